@@ -1,0 +1,7 @@
+"""``python -m refsgd``."""
+
+import sys
+
+from refsgd.cli import main
+
+sys.exit(main())

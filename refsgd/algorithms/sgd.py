@@ -1,0 +1,135 @@
+"""The update rule that every algorithm applies: stochastic gradient descent with momentum and weight decay.
+
+In the form of PyTorch::
+
+    g <- g + weight_decay * x
+    v <- momentum * v + g
+    x <- x - lr(t) * v
+
+where t counts the updates of this copy of the parameters.  All scalars are float32, so that slicing the
+vector over servers never changes a bit.
+
+References
+----------
+Robbins and Monro, "A stochastic approximation method", 1951; Polyak, "Some methods of speeding up the
+convergence of iteration methods", 1964.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from refsgd.effects import Array
+
+Schedule = Callable[[int], float]
+
+
+def constant(t: int) -> float:
+    """The learning rate never changes."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiply the learning rate by `factor` after each `every` updates (of the server that applies them).
+
+    Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
+    synchronous one.  Source: the adaptive rate "based on the number of weight updates" of Jia et al., IPCCC 2020.
+    """
+
+    every: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 < self.factor <= 1:
+            raise ValueError(f"schedule step({self.every},{self.factor}); expected every >= 1 and 0 < factor <= 1")
+
+    def __call__(self, t: int) -> float:
+        return float(self.factor ** (t // self.every))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read ``constant`` or ``step(every,factor)``; raises ValueError on anything else."""
+    if text == "constant":
+        return constant
+    if text.startswith("step(") and text.endswith(")"):
+        try:
+            every, factor = text[5:-1].split(",")
+            return StepDecay(int(every), float(factor))
+        except ValueError as error:
+            if "expected every" in str(error):
+                raise
+    raise ValueError(f"schedule {text!r} not understood; expected constant or step(every,factor), e.g. step(100,0.5)")
+
+
+@dataclass(frozen=True)
+class SGD:
+    """The rule and its constants; it has no state: `start` and `step` are pure functions.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate > 0 (0: communication only).
+    momentum : float
+        In [0, 1).
+    weight_decay : float
+        >= 0; part of the gradient, applied once per update.
+    schedule : callable
+        Factor of the learning rate at update t.
+
+    Examples
+    --------
+    >>> sgd, x = SGD(lr=0.5, momentum=0.5), np.ones(1, np.float32)
+    >>> x, v = sgd.step(x, sgd.start(x), np.ones(1, np.float32), t=0)
+    >>> x, v = sgd.step(x, v, np.ones(1, np.float32), t=1)
+    >>> float(x[0])
+    -0.25
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Schedule = constant
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < float("inf"):
+            raise ValueError(f"learning rate {self.lr}; expected a finite number >= 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum {self.momentum}; expected a number in [0, 1)")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight decay {self.weight_decay}; expected a finite number >= 0")
+
+    def rate(self, t: int) -> np.float32:
+        """The learning rate at update t."""
+        return np.float32(self.lr * self.schedule(t))
+
+    def start(self, x: Array) -> Array:
+        """The velocity before the first update: zeros of the shape of `x`."""
+        return np.zeros_like(x)
+
+    def step(self, x: Array, v: Array, g: Array, t: int) -> tuple[Array, Array]:
+        """Parameters and velocity after update t with gradient g; all of shape (d,)."""
+        if self.weight_decay:
+            g = g + np.float32(self.weight_decay) * x
+        if not self.momentum:
+            return x - self.rate(t) * g, v
+        v = np.float32(self.momentum) * v + g
+        return x - self.rate(t) * v, v
+
+
+def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
+    """The mean over all images, ``sum_i b_i g_i / sum_i b_i``, added in the order given.
+
+    The plain mean of means is wrong whenever the shares b_i differ.  The order is the workers', never that
+    of arrival: floating-point addition must not depend on the network.
+    """
+    total = sum(images)
+    if not total:
+        return np.zeros_like(gradients[0])
+    weighted = np.float32(images[0]) * gradients[0]
+    for g, b in zip(gradients[1:], images[1:], strict=True):
+        weighted = weighted + np.float32(b) * g
+    return weighted / np.float32(total)

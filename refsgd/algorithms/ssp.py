@@ -1,0 +1,168 @@
+"""Stale synchronous parallel SGD (SSP): run ahead of the slowest worker, but at most `staleness` clocks.
+
+A clock is one iteration.  A worker that has completed c clocks may start the next one only when every
+worker has completed c - s, s being the slack.  There are three ways to get a new model:
+
+* ``fresh``: the server answers each push with its newest model, once the bound allows it.  s = 0 waits as
+  BSP does, s = infinity is ASP.
+* ``lazy`` (Ho et al.): the worker computes on its cache, to which it adds its own updates, and asks for a new
+  copy only when the cache is older than c - s.  Fewest bytes, oldest parameters.
+* ``eager`` (ESSP, Dai et al.): as lazy, but the server sends its model to all when the slowest clock advances.
+
+Server, fresh::
+
+    on push g from w:  x = update(x, g);  clock[w] += 1
+    answer every waiting w with clock[w] <= min(clock) + s
+
+Quick facts
+-----------
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | bytes per worker and
+iteration: M up; M down (fresh), M / (s + 1) to M (lazy), M per advance of the slowest (eager) | clock gap: at most
+s started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates (fresh) | momentum: at
+the server | aggregation: sum, as Ho et al.: each push is applied with the full rate | deterministic: given
+the order of arrival
+
+What differs from the papers
+----------------------------
+Workers of Ho et al. send updates -lr * g that the server adds; here they send g and the server applies the
+rule, so that momentum can live there.  A cache adds its own updates as plain -lr * g, without momentum.
+
+References
+----------
+Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013,
+section 2: the bound and read-my-writes.  Dai et al., "High-performance distributed ML at scale through
+parameter server consistency models", AAAI 2015, section 3: eager SSP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Poll, Program, Recv, Send
+
+Refresh = Literal["fresh", "lazy", "eager"]
+
+
+class Read(NamedTuple):
+    """worker -> server: send me your slice once every worker has completed `clock` iterations."""
+
+    clock: float
+
+
+class Row(NamedTuple):
+    """server -> worker: a slice with all updates of the first `clock` iterations of every worker."""
+
+    x: Array
+    version: int  # updates applied to it so far
+    clock: int  # iterations completed by all workers
+    own: int  # iterations of the receiver that it contains
+
+
+def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, staleness: float) -> Program[Array]:
+    """Fresh: answer a worker once it is at most `staleness` clocks ahead of the slowest."""
+    v, clock = sgd.start(x), dict.fromkeys(workers, 0)  # gradients received from each worker
+    waiting = set()
+    for version in range(steps * len(workers)):
+        w, push = yield Recv(Push)
+        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
+        clock[w] += 1
+        waiting.add(w)
+        slowest = min(clock.values())
+        if clock[w] > slowest + staleness:
+            yield Mark("block", worker=w)
+        for w in [w for w in workers if w in waiting and clock[w] <= slowest + staleness]:
+            waiting.remove(w)
+            yield Send(w, Model(x, version + 1))
+    return x
+
+
+def row_server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, eager: bool) -> Program[Array]:
+    """Lazy: answer reads when the slowest clock allows; eager: send rows to all when it advances."""
+    v, clock, version = sgd.start(x), dict.fromkeys(workers, 0), 0
+    parked: dict[str, float] = {}
+    while version < steps * len(workers):
+        w, message = yield Recv(Push, Read)
+        before = min(clock.values())
+        if isinstance(message, Push):
+            x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+            clock[w], version = clock[w] + 1, version + 1
+        else:
+            parked[w] = message.clock
+            if message.clock > before:
+                yield Mark("block", worker=w)
+        slowest = min(clock.values())
+        ready = workers if eager and slowest > before else [w for w in workers if parked.get(w, np.inf) <= slowest]
+        for w in ready:
+            parked.pop(w, None)
+            yield Send(w, Row(x, version, slowest, clock[w]))
+    return x
+
+
+def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD, staleness: float,
+                 workers: int, eager: bool) -> Program[Array]:
+    """Compute on a cached model plus own updates; refresh it when its clock is older than c - staleness."""
+    x = problem.x0
+    cut = dict(zip(servers, slices(x.size, len(servers)), strict=True))
+    row = {s: Row(x[cut[s]], 0, 0, 0) for s in servers}
+    mine: dict[int, Array] = {}  # own steps that some row does not contain yet
+    for c in range(steps):
+        oldest = min(r.clock for r in row.values())
+        if oldest < c - staleness and eager:
+            yield Mark("block", worker=f"worker{rank}")
+        elif oldest < c - staleness:
+            for s in servers:
+                yield Send(s, Read(c - staleness))
+        while hit := (yield Poll(Row)) if oldest >= c - staleness else (yield Recv(Row)):
+            row[hit[0]] = hit[1]
+            oldest = min(r.clock for r in row.values())
+        mine = {t: step for t, step in mine.items() if t >= min(r.own for r in row.values())}
+        # Read-my-writes without double counting: the row, and only those own steps that it does not contain.
+        x = np.concatenate([sum((mine[t][cut[s]] for t in range(row[s].own, c)), start=row[s].x) for s in servers])
+        g: Array = yield Compute(problem.gradient, x, rank, c)
+        for s in servers:
+            yield Send(s, Push(g[cut[s]], problem.images(rank, c), row[s].version + c - row[s].own))
+        mine[c] = -sgd.rate(c * workers) * g
+        yield Mark("clock", t=c)
+    return x
+
+
+def ssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
+        staleness: float = 3, refresh: Refresh = "fresh") -> Deployment:
+    """Deploy SSP.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers, servers : int
+        n and K, at least 1.
+    steps : int
+        Iterations (clocks) of each worker, >= 0.
+    sgd : SGD
+    rotated : bool
+        Worker i begins with server i (fresh): where every worker's node has a server.
+    staleness : int or inf
+        Slack s >= 0 in clocks; inf never blocks.
+    refresh : {"fresh", "lazy", "eager"}
+        When a worker gets a new model.
+    """
+    if not staleness >= 0:
+        raise ValueError(f"staleness {staleness}; expected a number of clocks >= 0, or inf")
+    if refresh not in ("fresh", "lazy", "eager"):
+        raise ValueError(f"refresh {refresh!r}; expected fresh, lazy or eager")
+    ws, ss = names(workers, servers)
+    deployment = {}
+    for i, w in enumerate(ws):
+        caching = cache_worker(i, ss, problem, steps, sgd, staleness, workers, refresh == "eager")
+        deployment[w] = Node(worker(i, ss, problem, steps, rotated) if refresh == "fresh" else caching)
+    for k, (s, cut) in enumerate(zip(ss, slices(problem.x0.size, servers), strict=True)):
+        x = problem.x0[cut]
+        rows = row_server(k, ws, x, steps, sgd, refresh == "eager")
+        deployment[s] = Node(server(k, ws, x, steps, sgd, staleness) if refresh == "fresh" else rows)
+    return deployment

@@ -1,0 +1,78 @@
+"""Readers of the files in which the data sets are published. They trust nothing that a file says about itself."""
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refsgd.data.errors import DataError
+
+Bytes = NDArray[np.uint8]
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read a gzipped IDX file of bytes, the format of MNIST.
+
+    Parameters
+    ----------
+    path : Path
+        Big-endian: magic number 0x0800 + dimensions, one 32-bit length for each dimension, then the bytes.
+    dimensions : int
+        Expected: 3 for images, 1 for labels.
+
+    Returns
+    -------
+    uint8 array with that many dimensions
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, has another magic number, or another length than it says.
+    """
+    try:
+        with gzip.open(path) as file:
+            raw = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        found = "ends too early" if isinstance(error, EOFError) else str(error)
+        raise DataError(f"{path}: {found}, expected a complete gzip file") from None
+    header = 4 + 4 * dimensions
+    magic = 0x0800 + dimensions
+    if len(raw) < header:
+        raise DataError(f"{path}: {len(raw)} bytes, expected a header of {header}")
+    found_magic, *lengths = (int(v) for v in np.frombuffer(raw, ">u4", 1 + dimensions))
+    if found_magic != magic:
+        raise DataError(f"{path}: magic number {found_magic}, expected {magic}")
+    size = int(np.prod(lengths, dtype=object))
+    if len(raw) != header + size:
+        shape = " x ".join(map(str, lengths))
+        raise DataError(f"{path}: {len(raw) - header} bytes after the header, expected {size} ({shape})")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(lengths)
+
+
+def read_digits(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read scikit-learn's gzipped digits: a line of 64 pixels (0 to 16) and a label for each image.
+
+    Returns
+    -------
+    images : float32, shape (n, 8, 8, 1), values 0 to 16
+    labels : int64, shape (n,)
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or holds something else.
+    """
+    try:
+        with gzip.open(path, "rt") as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.float32, ndmin=2)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise DataError(f"{path}: {str(error).splitlines()[0]}, expected gzipped lines of 65 numbers") from None
+    if table.shape[1] != 65:
+        raise DataError(f"{path}: {table.shape[1]} numbers a line, expected 65")
+    pixels, labels = table[:, :64], table[:, 64]
+    if not (np.all((pixels >= 0) & (pixels <= 16)) and np.all(np.isin(labels, range(10)))):
+        raise DataError(f"{path}: values that are no pixel or label, expected pixels 0 to 16 and labels 0 to 9")
+    return pixels.reshape(-1, 8, 8, 1), labels.astype(np.int64)

@@ -1,0 +1,182 @@
+"""The whole language of a distributed algorithm: what a program may ask of the world.
+
+A program is a generator.  It yields one of the effects below and is sent the answer::
+
+    g = yield Compute(gradient, x, rank, t)      # takes time; others may run meanwhile
+    yield Send("server0", Push(g, version))      # never waits
+    src, model = yield Recv(Model)               # waits for a message of this class
+
+Four rules make one text run step by step, in virtual time and as real processes:
+
+1. Every ``yield`` is a point where other programs may run, and nothing else is.
+2. Programs of different nodes share nothing; programs of one node may share a plain object.
+3. An array that has crossed a ``yield`` is read-only from then on: rebind ``x = x - lr * g``.
+4. A program reads no clock, no random generator, no file: randomness is `Choose`, and a stochastic
+   gradient is a pure function of (x, rank, step).
+
+Examples
+--------
+The reader can be the runtime:
+
+>>> def hello():
+...     answer = yield Compute(abs, -3)
+...     yield Send("peer1", answer)
+>>> program = hello()
+>>> effect = next(program)
+>>> program.send(effect.fn(*effect.args))
+Send(to='peer1', body=3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+ANY: str | None = None  #: the `src` of a receive that takes messages from everybody
+
+
+class _Built:
+    """Counts effects, so that a runtime notices one that was built and never yielded."""
+
+    count = 0
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Compute:
+    """Answer ``fn(*args)``; takes time by its `kind`, priced by the machine.
+
+    `fn` is pure and its arguments are frozen, so the result is the one of the moment of the yield.
+    Kinds: ``"gradient"``, ``"update"`` (an optimiser's step), ``"reduction"``; others cost nothing.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kind: str
+
+    def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
+        _Built.count += 1
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kind", kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand a message over; never waits for the receiver.
+
+    The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
+    said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools and
+    None: its class is its tag.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
+    """
+
+    to: str
+    body: Any
+
+    def __post_init__(self) -> None:
+        _Built.count += 1
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Recv:
+    """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
+
+    Others stay in the inbox.  Messages that arrive at one moment: lowest source, then sending order.
+    In a responder it raises `RunEnded` once nothing can arrive any more.  At least one class must be
+    named: the receiver builds the class that its own Recv names, nothing is looked up by a name.
+    """
+
+    kinds: tuple[type, ...]
+    src: str | None
+
+    def __init__(self, *kinds: type, src: str | None = ANY) -> None:
+        _Built.count += 1
+        if not kinds:
+            raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
+        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "src", src)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Poll(Recv):
+    """As `Recv` without waiting: ``(src, body)`` or None, which promises nothing about what is under way."""
+
+    def __init__(self, *kinds: type, src: str | None = ANY) -> None:
+        Recv.__init__(self, *kinds, src=src)
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Answer one of `options`, with probabilities `p` (uniform if None): the only randomness of a program.
+
+    Drawn from the program's own seeded stream; branched on by the explorer.
+    """
+
+    options: Sequence[Any]
+    p: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        _Built.count += 1
+        if not self.options:
+            raise ValueError("Choose() got no options")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Mark:
+    """Tell observers a fact; takes no time and must not influence the run.
+
+    The names are an interface: ``update`` (slice, version, reads, x) at every update of parameters, where
+    `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient;
+    ``clock`` (t) when a worker ends iteration t; ``block`` (worker) when a server withholds an answer to
+    keep a bound; ``drop`` (worker, t, reason) when work is discarded.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+
+    def __init__(self, name: str, **values: Any) -> None:
+        _Built.count += 1
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "values", values)
+
+
+Effect = Compute | Send | Recv | Poll | Choose | Mark
+R = TypeVar("R")
+Program = Generator[Effect, Any, R]
+
+
+class RunEnded(Exception):
+    """Raised in a responder at its `Recv` when every main program has returned and nothing is under way."""
+
+
+@dataclass(slots=True)
+class Node:
+    """The programs of one node: a `main`, which the run waits for, and `responders`, which serve until its end."""
+
+    main: Program[Any]
+    responders: Sequence[Program[Any]] = field(default_factory=tuple)
+
+
+Deployment = Mapping[str, Node]  #: node name ("worker0", "server0", "peer0", ...) to its programs
+Factory = Callable[[], Deployment]  #: builds a fresh deployment; calling a generator function runs nothing
+
+
+class Died(NamedTuple):
+    """What a program that lists it in a `Recv` is told of a death which the run survives."""
+
+    node: str
+
+
+def payload_bytes(body: Any) -> int:
+    """Bytes of a message that count: its arrays and numpy scalars (not Python ints, floats, bools, None).
+
+    Examples
+    --------
+    >>> payload_bytes((np.zeros(10, np.float32), 3, np.float32(0.5)))
+    44
+    """
+    return sum(getattr(value, "nbytes", 0) for value in body)

@@ -1,0 +1,391 @@
+"""How long things take: one description, read by formulas, by the simulator and by paced processes.
+
+A `Machine` prices what programs do: a `Law` for the time of one gradient, seconds of an update, and links
+with a latency and a bandwidth.  It knows no algorithm.
+
+Links hang on a switch that never blocks.  A node's outgoing and its incoming link each serve one message
+at a time, first come first served, cut-through.  A message of m bytes::
+
+    start   = max(now, out_free);   out_free = start + m / bandwidth
+    arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
+
+and an incoming link serves in the order in which heads (start + latency) arrive.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Samples = npt.NDArray[np.float64]
+
+
+def _sigma2(cv: float) -> float:
+    """Variance of log T of a log-normal law with coefficient of variation `cv`."""
+    return math.log1p(cv * cv)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One family of laws: names of its parameters, mean, variance, distribution function and sampler."""
+
+    parameters: tuple[str, ...]
+    mean: Callable[..., float]
+    variance: Callable[..., float]
+    cdf: Callable[..., Any]
+    sample: Callable[..., Any]
+    check: Callable[..., bool]
+    help: str
+
+
+def _straggler_parts(mean: float, p: float, factor: float) -> tuple[float, float]:
+    fast = mean / (1 - p + p * factor)
+    return fast, fast * factor
+
+
+FAMILIES: dict[str, _Family] = {
+    "fixed": _Family(
+        ("mean",), lambda m: m, lambda m: 0.0,
+        lambda t, m: np.where(t >= m, 1.0, 0.0), lambda r, k, m: np.full(k, m), lambda m: m >= 0,
+        "fixed(mean): always the same"),
+    "exponential": _Family(
+        ("mean",), lambda m: m, lambda m: m * m,
+        lambda t, m: -np.expm1(-np.maximum(t, 0) / m), lambda r, k, m: r.exponential(m, k), lambda m: m > 0,
+        "exponential(mean): memoryless"),
+    "shifted": _Family(
+        ("mean", "floor"), lambda m, f: m, lambda m, f: (m - f) ** 2,
+        lambda t, m, f: -np.expm1(-np.maximum(t - f, 0) / (m - f)), lambda r, k, m, f: f + r.exponential(m - f, k),
+        lambda m, f: 0 <= f < m, "shifted(mean,floor): at least floor seconds, then exponential"),
+    "uniform": _Family(
+        ("low", "high"), lambda a, c: (a + c) / 2, lambda a, c: (c - a) ** 2 / 12,
+        lambda t, a, c: np.clip((t - a) / (c - a), 0, 1), lambda r, k, a, c: r.uniform(a, c, k),
+        lambda a, c: 0 <= a < c, "uniform(low,high)"),
+    "lognormal": _Family(
+        ("mean", "cv"), lambda m, cv: m, lambda m, cv: (m * cv) ** 2,
+        lambda t, m, cv: special.ndtr(
+            (np.log(np.maximum(t, 1e-300)) - math.log(m) + _sigma2(cv) / 2) / math.sqrt(_sigma2(cv))),
+        lambda r, k, m, cv: r.lognormal(math.log(m) - _sigma2(cv) / 2, math.sqrt(_sigma2(cv)), k),
+        lambda m, cv: m > 0 and cv > 0, "lognormal(mean,cv): cv = standard deviation / mean"),
+    "gamma": _Family(
+        ("mean", "shape"), lambda m, k: m, lambda m, k: m * m / k,
+        lambda t, m, k: special.gammainc(k, np.maximum(t, 0) * k / m), lambda r, n, m, k: r.gamma(k, m / k, n),
+        lambda m, k: m > 0 and k > 0, "gamma(mean,shape): an integer shape is Erlang's law"),
+    "normal": _Family(
+        ("mean", "sd"), lambda m, s: m * special.ndtr(m / s) + s * math.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi),
+        lambda m, s: _normal_variance(m, s),
+        lambda t, m, s: np.where(t < 0, 0.0, special.ndtr((np.asarray(t) - m) / s)),
+        lambda r, k, m, s: np.maximum(r.normal(m, s, k), 0.0), lambda m, s: m > 0 and s > 0,
+        "normal(mean,sd), cut at 0: a negative draw counts as 0"),
+    "pareto": _Family(
+        ("mean", "index"), lambda m, a: m, lambda m, a: m * m / (a * (a - 2)) if a > 2 else math.inf,
+        lambda t, m, a: np.where(t < m * (a - 1) / a, 0.0, 1 - (m * (a - 1) / a / np.maximum(t, 1e-300)) ** a),
+        lambda r, k, m, a: m * (a - 1) / a * (1 + r.pareto(a, k)), lambda m, a: m > 0 and a > 1,
+        "pareto(mean,index): heavy tail; index > 1, else there is no mean"),
+    "straggler": _Family(
+        ("mean", "p", "factor"), lambda m, p, f: m,
+        lambda m, p, f: _straggler_parts(m, p, f)[0] ** 2 * (1 - p + p * f * f) - m * m,
+        lambda t, m, p, f: np.where(t >= _straggler_parts(m, p, f)[0], 1 - p, 0.0)
+        + np.where(t >= _straggler_parts(m, p, f)[1], p, 0.0),
+        lambda r, k, m, p, f: np.where(r.random(k) < p, _straggler_parts(m, p, f)[1], _straggler_parts(m, p, f)[0]),
+        lambda m, p, f: m > 0 and 0 <= p <= 1 and f >= 1,
+        "straggler(mean,p,factor): with probability p an iteration is factor times as long; mean is over all"),
+}
+
+
+def _normal_variance(m: float, s: float) -> float:
+    a = m / s
+    first = FAMILIES["normal"].mean(m, s)
+    second = (m * m + s * s) * special.ndtr(a) + m * s * math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
+    return float(second - first * first)
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of a compute time in seconds, e.g. ``Law.parse("exponential(0.02)")``.
+
+    Parameters
+    ----------
+    family : str
+        A key of `FAMILIES`, or "empirical".
+    parameters : tuple of float
+        As the family's help says; the first is the mean in seconds, except for ``uniform(low,high)``.
+        For "empirical": the observed durations [s].
+
+    Examples
+    --------
+    >>> law = Law.parse("exponential(0.02)")
+    >>> law.mean, round(float(law.cdf(0.02)), 3)
+    (0.02, 0.632)
+    """
+
+    family: str
+    parameters: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.family == "empirical":
+            if not self.parameters or min(self.parameters) < 0 or not all(map(math.isfinite, self.parameters)):
+                raise ValueError("law empirical: expected at least one finite duration >= 0")
+            return
+        known = FAMILIES.get(self.family)
+        if known is None:
+            raise ValueError(f"law {self.family!r} is unknown; expected one of {', '.join(FAMILIES)}")
+        bad = not all(map(math.isfinite, self.parameters)) or len(self.parameters) != len(known.parameters)
+        if bad or not known.check(*self.parameters):
+            raise ValueError(f"law {self} is outside its domain; expected {known.help}")
+
+    @classmethod
+    def parse(cls, text: str) -> Law:
+        """Read ``name(number,...)``; a bare number is ``fixed``.  Raises ValueError naming what was expected."""
+        text = text.strip()
+        try:
+            return cls("fixed", (float(text),))
+        except ValueError as error:
+            if "outside" in str(error):
+                raise
+        match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", text)
+        if not match:
+            raise ValueError(f"law {text!r} not understood; expected e.g. exponential(0.02) or fixed(0.02)")
+        try:
+            numbers = tuple(float(part) for part in match[2].split(","))
+        except ValueError:
+            raise ValueError(f"law {text!r}: expected numbers between the brackets, e.g. exponential(0.02)") from None
+        return cls(match[1], numbers)
+
+    def __str__(self) -> str:
+        return f"{self.family}({','.join(f'{p:g}' for p in self.parameters)})"
+
+    @property
+    def mean(self) -> float:
+        """E[T] in seconds."""
+        if self.family == "empirical":
+            return float(np.mean(self.parameters))
+        return float(FAMILIES[self.family].mean(*self.parameters))
+
+    @property
+    def variance(self) -> float:
+        """Var[T] in seconds squared; infinite for a Pareto index of at most 2."""
+        if self.family == "empirical":
+            return float(np.var(self.parameters))
+        return float(FAMILIES[self.family].variance(*self.parameters))
+
+    def cdf(self, t: Any) -> Any:
+        """P(T <= t) for t in seconds, elementwise."""
+        if self.family == "empirical":
+            return np.searchsorted(np.sort(self.parameters), t, side="right") / len(self.parameters)
+        return FAMILIES[self.family].cdf(np.asarray(t, float), *self.parameters)
+
+    def sample(self, rng: np.random.Generator, count: int) -> Samples:
+        """Draw `count` durations [s], shape (count,)."""
+        if self.family == "empirical":
+            return rng.choice(np.asarray(self.parameters, float), count)
+        return np.asarray(FAMILIES[self.family].sample(rng, count, *self.parameters), float)
+
+    def scaled(self, factor: float) -> Law:
+        """The law of factor * T."""
+        if factor == 1:
+            return self
+        in_seconds = {"uniform": 2, "shifted": 2, "normal": 2, "empirical": len(self.parameters)}.get(self.family, 1)
+        return Law(self.family, tuple(p * factor if i < in_seconds else p for i, p in enumerate(self.parameters)))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster in numbers.
+
+    Parameters
+    ----------
+    compute : Law, str or None
+        Seconds of one gradient; None: nothing is paced, real processes run as fast as they can.
+    latency : float
+        Seconds until the first byte of a message arrives, >= 0.
+    bandwidth : float
+        Bytes per second of each node's link, each direction; > 0, may be infinite.
+    update : float or Law or str
+        Seconds of one update at a server (or of a worker's own), >= 0.
+    reduction : float
+        Seconds per byte that is reduced in a collective (gamma), >= 0.
+    speeds : tuple of float
+        Speed of worker i relative to the law, e.g. (1, 1, 4); missing ones are 1.
+    collocated : bool
+        Server k lives on the node of worker k mod n; what they say to each other never enters the network.
+    cores : int or None
+        Programs of one node that can compute at the same time; None: all of them.
+
+    Examples
+    --------
+    >>> Machine(compute="exponential(0.02)", latency=0.001).compute.mean
+    0.02
+    """
+
+    compute: Law | None = None
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    update: Law | None = None
+    reduction: float = 0.0
+    speeds: tuple[float, ...] = ()
+    collocated: bool = False
+    cores: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "update"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)):
+                value = Law("fixed", (float(value),)) if value or name == "compute" else None
+            object.__setattr__(self, name, Law.parse(value) if isinstance(value, str) else value)
+        object.__setattr__(self, "speeds", tuple(float(s) for s in self.speeds))
+        if not self.latency >= 0 or math.isinf(self.latency):
+            raise ValueError(f"latency {self.latency} s; expected a finite number of seconds >= 0")
+        if not self.bandwidth > 0:
+            raise ValueError(f"bandwidth {self.bandwidth} bytes/s; expected a number > 0 (inf: unlimited)")
+        if not self.reduction >= 0:
+            raise ValueError(f"reduction {self.reduction} s/byte; expected a number >= 0")
+        if any(not s > 0 or math.isinf(s) for s in self.speeds):
+            raise ValueError(f"speeds {self.speeds}; expected finite numbers > 0")
+        if self.cores is not None and self.cores < 1:
+            raise ValueError(f"cores {self.cores}; expected at least 1, or None")
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The machine as it is: no pacing, no emulated link."""
+        return cls()
+
+    @property
+    def paced(self) -> bool:
+        """Whether compute times are drawn (and real processes sleep until a drawn time is over)."""
+        return self.compute is not None
+
+    @property
+    def linked(self) -> bool:
+        """Whether messages take time."""
+        return self.latency > 0 or not math.isinf(self.bandwidth)
+
+    def speed(self, node: str) -> float:
+        """Speed factor of a node, by the number at the end of its name; servers have 1."""
+        rank = rank_of(node)
+        return self.speeds[rank] if not node.startswith("server") and rank < len(self.speeds) else 1.0
+
+    def law(self, node: str, kind: str) -> Law | None:
+        """The law of a `Compute` of this kind on this node; None if it costs nothing."""
+        law = {"gradient": self.compute, "update": self.update}.get(kind)
+        return law.scaled(1 / self.speed(node)) if law is not None else None
+
+    def hosts(self, nodes: Iterable[str]) -> dict[str, str]:
+        """On which host each node lives: its own, or a worker's for a server when collocated."""
+        names = list(nodes)
+        workers = [name for name in names if not name.startswith("server")]
+        place = {name: name for name in names}
+        if self.collocated and workers:
+            for name in names:
+                if name.startswith("server"):
+                    place[name] = workers[rank_of(name) % len(workers)]
+        return place
+
+    def with_(self, **changes: Any) -> Machine:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values; `from_json` reads it back."""
+        out = asdict(self)
+        for name in ("compute", "update"):
+            law: Law | None = getattr(self, name)
+            if law is not None:
+                out[name] = {"family": law.family, "parameters": list(law.parameters)}
+        out["bandwidth"] = None if math.isinf(self.bandwidth) else self.bandwidth
+        out["speeds"] = list(self.speeds)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key."""
+        known = {f.name for f in fields(cls)}
+        unknown = set(data) - known
+        if unknown:
+            raise ValueError(f"machine: unknown keys {sorted(unknown)}; expected some of {sorted(known)}")
+        values = dict(data)
+        for name in ("compute", "update"):
+            if isinstance(values.get(name), Mapping):
+                values[name] = Law(values[name]["family"], tuple(values[name]["parameters"]))
+        if values.get("bandwidth", 0) is None:
+            values["bandwidth"] = math.inf
+        return cls(**values)
+
+    def __str__(self) -> str:
+        parts = [f"compute {self.compute} s" if self.compute else "unpaced"]
+        parts.append(f"latency {self.latency * 1e3:g} ms")
+        parts.append("bandwidth unlimited" if math.isinf(self.bandwidth) else f"bandwidth {self.bandwidth / 1e6:g} MB/s")
+        if self.update is not None:
+            parts.append(f"update {self.update} s")
+        if self.reduction:
+            parts.append(f"reduction {self.reduction:g} s/byte")
+        if self.speeds:
+            parts.append(f"speeds {','.join(f'{s:g}' for s in self.speeds)}")
+        if self.collocated:
+            parts.append("servers collocated")
+        return ", ".join(parts)
+
+
+def rank_of(node: str) -> int:
+    """The number at the end of a node's name, 0 if there is none."""
+    match = re.search(r"(\d+)$", node)
+    return int(match[1]) if match else 0
+
+
+class Draws:
+    """The random streams of one program: the same seed gives the same draws in every runtime.
+
+    A drawn duration is a pure function of (seed, node, program, kind, index); choices have a stream of their own.
+
+    Parameters
+    ----------
+    machine : Machine
+    seed : int
+        The run's seed, >= 0.
+    node : str
+        Name of the node.
+    program : int
+        0 for the main program, 1, 2, ... for its responders.
+    """
+
+    BLOCK = 256  # durations are drawn in blocks of fixed length: the index alone decides which one is next
+
+    def __init__(self, machine: Machine, seed: int, node: str, program: int = 0) -> None:
+        self._machine, self._node = machine, node
+        self._key = [seed, zlib.crc32(node.encode()), program]
+        self._pending: dict[str, list[float]] = {}
+        self._streams: dict[str, np.random.Generator] = {}
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        if purpose not in self._streams:
+            key = [*self._key, zlib.crc32(purpose.encode())]
+            self._streams[purpose] = np.random.default_rng(np.random.SeedSequence(key))
+        return self._streams[purpose]
+
+    def duration(self, kind: str, nbytes: int = 0) -> float:
+        """Seconds of the next `Compute` of this kind (`nbytes`: of its arguments, for a reduction)."""
+        if kind == "reduction":
+            return self._machine.reduction * nbytes
+        pending = self._pending.get(kind)
+        if not pending:
+            law = self._machine.law(self._node, kind)
+            if law is None:
+                return 0.0
+            if law.family == "fixed":
+                return law.parameters[0]
+            self._pending[kind] = pending = law.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
+        return pending.pop()
+
+    def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
+        """One of the options, with probabilities `p` or uniformly."""
+        stream = self._stream("choose")
+        if p is None:
+            return options[int(stream.integers(len(options)))]
+        return options[int(stream.choice(len(options), p=np.asarray(p, float)))]

@@ -1,0 +1,1 @@
+"""Small convolutional networks: readable definitions, fast kernels, one flat vector of parameters."""

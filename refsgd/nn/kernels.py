@@ -1,0 +1,333 @@
+"""Compiled kernels: what `refsgd.nn.layers` defines, in float32, at the speed of the machine.
+
+Kernels take addresses, sizes and strides (in bytes unless said otherwise) and check nothing: `refsgd.nn.plan`
+is their only caller, and the tests hold each of them to its twin in `refsgd.nn.layers`. They release the
+interpreter lock, use one thread, and add in an order that depends on the shapes alone.
+
+Shared letters: b images, c input channels, o output channels, w weights, d* gradients.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from refsgd.nn.vector import (
+    LANES,
+    ROWS,
+    VECTORS,
+    floats,
+    make_dots,
+    make_sparse,
+    make_sparse_narrow,
+    make_tile,
+)
+
+# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
+kernel: Any = numba.njit(
+    cache=True, nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"}
+)
+
+carray: Any = numba.carray  # type: ignore[attr-defined]
+
+_HALF = ROWS // 2
+_tile_full_wide, _tile_full_one = make_tile(ROWS, VECTORS), make_tile(ROWS, 1)
+_tile_half_wide, _tile_half_one = make_tile(_HALF, VECTORS), make_tile(_HALF, 1)
+_tile_row_wide, _tile_row_one = make_tile(1, VECTORS), make_tile(1, 1)
+_dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
+_sparse_1, _sparse_2, _sparse_3, _sparse_4 = (make_sparse(v, inputs=True) for v in (1, 2, 3, 4))
+_sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in (1, 3, 5))
+
+_BLOCK = LANES * VECTORS
+_NO_FLOOR = np.float32(-np.inf)
+_ZERO = np.float32(0)
+# Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
+_FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
+
+
+@kernel
+def _product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+    """``c = max(start + a w, floor)`` for m x n outputs; see `make_tile` for the meaning of the strides."""
+    for first in range(0, n, _BLOCK):
+        left = n - first
+        wide = left > LANES
+        lanes = min(left - LANES, LANES) if wide else left
+        panel, target, begin = w + 4 * first, c + 4 * first, start + 4 * first
+        k = 0
+        while k < m:
+            p, q, s = a + k * am, target + k * cm, begin + k * sm
+            if m - k >= ROWS:
+                if wide:
+                    _tile_full_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_full_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += ROWS
+            elif m - k >= _HALF:
+                if wide:
+                    _tile_half_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_half_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += _HALF
+            else:
+                if wide:
+                    _tile_row_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_row_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += 1
+
+
+@kernel
+def convolve(b, rows, columns, x, xn, xr, xc, taps, tr, run, w, bias, o, y, yn, yr, yc, floor):  # type: ignore[no-untyped-def]
+    """``y[n, r, c, :] = max(bias + sum over taps of x w, floor)``.
+
+    ``rows x columns`` outputs an image, ``xn, xr, xc`` strides of the input from one image, output row, output
+    column to the next; ``taps`` rows of ``run`` consecutive floats, ``tr`` apart; ``w`` of shape (taps, run, o).
+    A linear layer is one image with a row of b columns.
+    """
+    for n in range(b):
+        for r in range(rows):
+            _product(
+                columns, o, x + n * xn + r * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4,
+                y + n * yn + r * yr, yc, bias, 0, floor,
+            )  # fmt: skip
+
+
+@kernel
+def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr, yc, o, dw):  # type: ignore[no-untyped-def]
+    """``dw += x * dy`` summed over images and positions; sizes and strides as in `convolve`."""
+    for n in range(b):
+        for t in range(taps):
+            g = dw + t * run * o * 4
+            _product(
+                run, o, x + n * xn + t * tr, 4, rows, xr, columns, xc, dy + n * yn, yr, yc,
+                g, o * 4, g, o * 4, _NO_FLOOR,
+            )  # fmt: skip
+
+
+@kernel
+def convolve_pool(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, bias, o, scratch, y, yn, yr, winner
+):
+    """`convolve`, relu and 2x2 max-pooling at once: y of shape (b, rows // 2, columns // 2, o), strides yn and yr.
+
+    ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window was taken, or that none was positive.
+    ``scratch`` holds two rows of the convolution, which never leaves the cache; relu comes after the maximum,
+    which is the same and less work. An odd last row or column fills no window and is not computed.
+    """
+    half = columns // 2
+    row = 2 * half * o * 4
+    for n in range(b):
+        for r in range(rows // 2):
+            for k in range(2):
+                _product(
+                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4,
+                    scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
+                )  # fmt: skip
+            first = (n * (rows // 2) + r) * half * o
+            for c in range(half):
+                p = scratch + 2 * c * o * 4
+                p0, p1 = carray(floats(p), (o,)), carray(floats(p + o * 4), (o,))
+                p2, p3 = carray(floats(p + row), (o,)), carray(floats(p + row + o * 4), (o,))
+                out = carray(floats(y + n * yn + r * yr + c * o * 4), (o,))
+                where = winner[first + c * o : first + (c + 1) * o]
+                for k in range(o):
+                    v0, v1, v2, v3 = p0[k], p1[k], p2[k], p3[k]
+                    m = max(max(v0, v1), max(v2, v3))
+                    i = _FIRST if v0 == m else (_SECOND if v1 == m else (_THIRD if v2 == m else _FOURTH))
+                    where[k] = _NOWHERE if m <= _ZERO else i
+                    out[k] = _ZERO if m <= _ZERO else m
+
+
+@kernel
+def _live(dy, gr, winner, o, k, rows, columns, pixel, row, offsets, values):  # type: ignore[no-untyped-def]
+    """List the windows of channel k that carry gradient: offsets of their winners' patches, and the gradients."""
+    count, total = 0, _ZERO
+    for r in range(rows):
+        gradient = carray(floats(dy + r * gr), (columns, o))
+        for c in range(columns):
+            p: Any = np.int64(winner[(r * columns + c) * o + k])
+            g = gradient[c, k]
+            offsets[count] = (2 * r + (p >> 1)) * row + (2 * c + (p & 1)) * pixel
+            live = p < 4
+            g = g if live else _ZERO
+            values[count] = g
+            total += g
+            count += live  # without a branch: a dead entry is overwritten by the next
+    return count, total
+
+
+@kernel
+def pool_convolve_backward(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, run, w, o, dy, gn, gr, winner, dw, db, dx, offsets, values
+):
+    """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
+
+    ``rows x columns`` outputs of the pooling; ``w`` and ``dw`` of shape (o, taps, run), the transpose of the
+    layer's; dx has the strides of x, must be 0, and is skipped if its address is 0.
+    """
+    at, vals = offsets.ctypes.data, values.ctypes.data
+    size = rows * columns * o
+    bias = carray(floats(db), (o,))
+    for n in range(b):
+        where = winner[n * size : (n + 1) * size]
+        for k in range(o):
+            count, total = _live(dy + n * gn, gr, where, o, k, rows, columns, xc, xr, offsets, values)
+            bias[k] += total
+            mine = dw + k * taps * run * 4
+            if dx == 0:
+                _sparse_weights(taps, run, mine, x + n * xn, xr, at, vals, count)
+            else:
+                shift = w - dw
+                for t in range(taps):
+                    p = mine + t * run * 4
+                    _sparse_row(run, p, x + n * xn + t * xr, p + shift, dx + n * xn + t * xr, at, vals, count)
+
+
+@kernel
+def _sparse_row(run, dw, x, w, dx, at, values, count):  # type: ignore[no-untyped-def]
+    done = 0
+    while done < run:
+        left, q = run - done, 4 * done
+        vectors = min((left + LANES - 1) // LANES, 4)
+        lanes = min(left - (vectors - 1) * LANES, LANES)
+        if vectors == 4:
+            _sparse_4(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        elif vectors == 3:
+            _sparse_3(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        elif vectors == 2:
+            _sparse_2(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        else:
+            _sparse_1(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        done += vectors * LANES
+
+
+@kernel
+def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no-untyped-def]
+    for done in range(0, run, LANES):
+        lanes, q = min(run - done, LANES), 4 * done
+        t = 0
+        while t < taps:
+            target, source = dw + t * run * 4 + q, x + t * xr + q
+            if taps - t >= 5:
+                _sparse_rows_5(target, run * 4, source, xr, at, values, count, lanes)
+                t += 5
+            elif taps - t >= 3:
+                _sparse_rows_3(target, run * 4, source, xr, at, values, count, lanes)
+                t += 3
+            else:
+                _sparse_rows_1(target, run * 4, source, xr, at, values, count, lanes)
+                t += 1
+
+
+@kernel
+def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def]
+    """``dx = dy @ w.T`` for ``w`` of shape (inputs, outputs), as scalar products along the rows of w."""
+    for k in range(0, inputs, 4):
+        n = 0
+        while n < b:
+            p, q, t = dy + n * outputs * 4, w + k * outputs * 4, dx + (n * inputs + k) * 4
+            if b - n >= 4 and inputs - k >= 4:
+                _dots_wide(p, outputs * 4, q, outputs * 4, outputs, t, inputs * 4)
+                n += 4
+            else:
+                for i in range(min(inputs - k, 4)):
+                    _dots_one(p, 0, q + i * outputs * 4, 0, outputs, t + 4 * i, 0)
+                n += 1
+
+
+@kernel
+def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
+    """``t = a.T``, or ``t += a.T``, for ``a`` of shape (rows, columns)."""
+    source, target = carray(floats(a), (rows, columns)), carray(floats(t), (columns, rows))
+    for first in range(0, columns, 16):  # by blocks, so that the lines of both stay in the cache
+        for r in range(rows):
+            for c in range(first, min(first + 16, columns)):
+                if accumulate:
+                    target[c, r] += source[r, c]
+                else:
+                    target[c, r] = source[r, c]
+
+
+@kernel
+def copy_images(b, rows, run, source, sn, sr, target, tn, tr):  # type: ignore[no-untyped-def]
+    """Copy b images of ``rows`` rows of ``run`` floats between buffers with different borders."""
+    for n in range(b):
+        for r in range(rows):
+            from_row = carray(floats(source + n * sn + r * sr), (run,))
+            to_row = carray(floats(target + n * tn + r * tr), (run,))
+            for k in range(run):
+                to_row[k] = from_row[k]
+
+
+@kernel
+def zero(address, count):  # type: ignore[no-untyped-def]
+    """Set ``count`` floats to 0."""
+    target = carray(floats(address), (count,))
+    for k in range(count):
+        target[k] = _ZERO
+
+
+@kernel
+def zero_border(b, height, width, c, pad, x, xn, xr):  # type: ignore[no-untyped-def]
+    """Set the ``pad`` pixels around each image to 0; x is the address of the first pixel inside."""
+    for n in range(b):
+        for r in range(-pad, height + pad):
+            row = x + n * xn + r * xr
+            if r < 0 or r >= height:
+                zero(row - pad * c * 4, (width + 2 * pad) * c)
+            else:
+                zero(row - pad * c * 4, pad * c)
+                zero(row + width * c * 4, pad * c)
+
+
+@kernel
+def relu_backward(b, rows, columns, o, y, yn, yr, dy, gn, gr, db):  # type: ignore[no-untyped-def]
+    """``dy = 0 where y <= 0``, in place, and ``db += sum of dy``; y and dy may have different borders."""
+    bias = carray(floats(db), (o,))
+    for n in range(b):
+        for r in range(rows):
+            for c in range(columns):
+                value = carray(floats(y + n * yn + r * yr + c * o * 4), (o,))
+                gradient = carray(floats(dy + n * gn + r * gr + c * o * 4), (o,))
+                for k in range(o):
+                    g = gradient[k] if value[k] > _ZERO else _ZERO
+                    gradient[k] = g
+                    bias[k] += g
+
+
+@kernel
+def bias_backward(b, rows, columns, o, dy, gn, gr, db):  # type: ignore[no-untyped-def]
+    """``db += sum of dy`` over images and positions."""
+    bias = carray(floats(db), (o,))
+    for n in range(b):
+        for r in range(rows):
+            for c in range(columns):
+                gradient = carray(floats(dy + n * gn + r * gr + c * o * 4), (o,))
+                for k in range(o):
+                    bias[k] += gradient[k]
+
+
+@kernel
+def softmax_cross_entropy(b, classes, z, labels, share, dz):  # type: ignore[no-untyped-def]
+    """Sum of the cross-entropies over b images, number classified rightly; ``dz = share * (softmax - onehot)``."""
+    loss, right = 0.0, 0
+    for n in range(b):
+        score = carray(floats(z + n * classes * 4), (classes,))
+        gradient = carray(floats(dz + n * classes * 4), (classes,))
+        label, best = labels[n], 0
+        for k in range(classes):
+            if score[k] > score[best]:
+                best = k
+        right += best == label
+        total = _ZERO
+        for k in range(classes):
+            e = np.exp(score[k] - score[best])
+            gradient[k] = e
+            total += e
+        loss += np.log(total) - (score[label] - score[best])
+        scale = share / total
+        for k in range(classes):
+            gradient[k] *= scale
+        gradient[label] -= share
+    return loss, right

@@ -1,0 +1,260 @@
+"""The innermost loops of the kernels, written as LLVM vectors.
+
+numba compiles plain loops over one output at a time; a matrix product is only fast if a small tile of outputs stays in vector registers
+while the inputs stream past. The compilers do not find that form by themselves, so it is emitted here, as functions that numba inlines.
+
+Every pointer is an address (int64, from ``array.ctypes.data`` or a plan), every stride counts bytes, and all numbers are float32.
+LLVM splits vectors that a processor does not have, so the code is right on any CPU; `LANES` and `TILE` only make it fast on this one.
+
+numba's disk cache does not see changes in this file: touch `refsgd.nn.kernels` after editing it.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding  # type: ignore[import-untyped]
+from llvmlite import ir
+from numba import types as _types
+from numba.core import cgutils as _cgutils
+from numba.extending import intrinsic as _intrinsic
+
+# numba carries annotations for some of its functions only.
+types: Any = _types
+cgutils: Any = _cgutils
+intrinsic: Any = _intrinsic
+
+
+def _processor() -> tuple[int, int, int]:
+    """Lanes of a vector, and rows and vectors of a tile: rows * vectors sums and some operands must fit in the registers."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 8, 2  # 32 registers of 16
+    if features.get("avx"):
+        return 8, 4, 2  # 16 registers of 8
+    return 4, 4, 2  # SSE and NEON: 16 or 32 registers of 4
+
+
+LANES, ROWS, VECTORS = _processor()
+
+_i1, _i32, _i64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_vector = ir.VectorType(_f32, LANES)
+_zero = ir.Constant(_vector, [0.0] * LANES)
+
+
+def _pointer(b: Any, address: Any, kind: Any) -> Any:
+    return b.inttoptr(address, kind.as_pointer())
+
+
+def _scalar(b: Any, address: Any) -> Any:
+    return b.load(_pointer(b, address, _f32), align=4)
+
+
+def _splat(b: Any, value: Any, kind: Any = _vector) -> Any:
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = b.insert_element(undefined, value, _i32(0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_i32, LANES), [0] * LANES))
+
+
+def _mask(b: Any, lanes: Any) -> Any:
+    """The first ``lanes`` lanes, as a vector of booleans."""
+    kind = ir.VectorType(_i64, LANES)
+    return b.icmp_unsigned("<", ir.Constant(kind, list(range(LANES))), _splat(b, lanes, kind))
+
+
+def _load(b: Any, address: Any, mask: Any = None) -> Any:
+    pointer = _pointer(b, address, _vector)
+    if mask is None:
+        return b.load(pointer, align=4)
+    kind = ir.FunctionType(_vector, [pointer.type, _i32, mask.type, _vector])
+    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
+    return b.call(function, [pointer, _i32(4), mask, _zero])
+
+
+def _store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
+    pointer = _pointer(b, address, _vector)
+    if mask is None:
+        b.store(value, pointer, align=4)
+        return
+    kind = ir.FunctionType(ir.VoidType(), [_vector, pointer.type, _i32, mask.type])
+    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
+    b.call(function, [value, pointer, _i32(4), mask])
+
+
+def _multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
+    # "contract" lets LLVM use one fused instruction where the processor has it; nothing is reordered.
+    return b.fadd(b.fmul(x, y, flags=("contract",)), z, flags=("contract",))
+
+
+def _variables(b: Any, count: int) -> list[Any]:
+    return [cgutils.alloca_once(b, _vector) for _ in range(count)]
+
+
+def make_tile(rows: int, vectors: int) -> Any:
+    """An intrinsic that computes one tile of a matrix product whose operands lie anywhere.
+
+    ``tile(a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes)`` computes, for m < rows and n < columns,
+
+        c[m, n] = max(start[m, n] + sum_{i < ni, j < nj} a[m*am + i*ai + j*aj] * w[i*wi + j*wj + n], floor)
+
+    with ``columns = (vectors - 1) * LANES + lanes``; ``c`` has row stride ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate)
+    row stride ``sm``. One such tile is a piece of a convolution, of its weight gradient or of a linear layer, depending on the strides.
+    """
+
+    @intrinsic
+    def tile(context, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes = arguments
+            masks = [None] * (vectors - 1) + [_mask(b, lanes)]
+            sums = [_variables(b, vectors) for _ in range(rows)]
+
+            def each_vector(address: Any) -> Any:
+                return [(v, b.add(address, _i64(4 * LANES * v)), masks[v]) for v in range(vectors)]
+
+            for m in range(rows):
+                for v, address, mask in each_vector(b.add(start, b.mul(sm, _i64(m)))):
+                    b.store(_load(b, address, mask), sums[m][v])
+            offsets = [b.mul(am, _i64(m)) for m in range(rows)]
+            with cgutils.for_range(b, ni) as outer:
+                row = b.add(a, b.mul(outer.index, ai))
+                base = [b.add(row, offset) for offset in offsets]
+                weights = b.add(w, b.mul(outer.index, wi))
+                with cgutils.for_range(b, nj) as inner:
+                    here = b.add(weights, b.mul(inner.index, wj))
+                    loaded = [_load(b, address, mask) for _, address, mask in each_vector(here)]
+                    step = b.mul(inner.index, aj)
+                    for m in range(rows):
+                        value = _splat(b, _scalar(b, b.add(base[m], step)))
+                        for v in range(vectors):
+                            b.store(_multiply_add(b, value, loaded[v], b.load(sums[m][v])), sums[m][v])
+            least = _splat(b, floor)
+            for m in range(rows):
+                for v, address, mask in each_vector(b.add(c, b.mul(cm, _i64(m)))):
+                    total = b.load(sums[m][v])
+                    # Written so that a NaN passes through instead of becoming the floor.
+                    total = b.select(b.fcmp_ordered("<", total, least), least, total)
+                    _store(b, total, address, mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 13, types.float32, types.int64), generate
+
+    return tile
+
+
+def make_dots(rows: int, columns: int) -> Any:
+    """An intrinsic for a tile of scalar products: ``c[m, n] = sum_{k < count} a[m*am + k] * w[n*wn + k]``.
+
+    ``dots(a, am, w, wn, count, c, cm)``. It multiplies by a transposed matrix without transposing it.
+    """
+
+    @intrinsic
+    def dots(context, a, am, w, wn, count, c, cm):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            a, am, w, wn, count, c, cm = arguments
+            sums = [_variables(b, columns) for _ in range(rows)]
+            for row in sums:
+                for total in row:
+                    b.store(_zero, total)
+
+            def add(offset: Any, mask: Any) -> None:
+                left = [_load(b, b.add(b.add(a, b.mul(am, _i64(m))), offset), mask) for m in range(rows)]
+                right = [_load(b, b.add(b.add(w, b.mul(wn, _i64(n))), offset), mask) for n in range(columns)]
+                for m in range(rows):
+                    for n in range(columns):
+                        b.store(_multiply_add(b, left[m], right[n], b.load(sums[m][n])), sums[m][n])
+
+            whole = b.udiv(count, _i64(LANES))
+            with cgutils.for_range(b, whole) as loop:
+                add(b.mul(loop.index, _i64(4 * LANES)), None)
+            rest = b.urem(count, _i64(LANES))
+            with b.if_then(b.icmp_unsigned(">", rest, _i64(0))):
+                add(b.mul(whole, _i64(4 * LANES)), _mask(b, rest))
+            kind = ir.FunctionType(_f32, [_f32, _vector])
+            reduce = cgutils.get_or_insert_function(b.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+            for m in range(rows):
+                for n in range(columns):
+                    total = b.call(reduce, [_f32(0.0), b.load(sums[m][n])], fastmath=("reassoc",))
+                    address = b.add(b.add(c, b.mul(cm, _i64(m))), _i64(4 * n))
+                    b.store(total, _pointer(b, address, _f32), align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), generate
+
+    return dots
+
+
+def make_sparse(vectors: int, inputs: bool) -> Any:
+    """An intrinsic for one row of taps of a convolution whose output gradient has few entries ``g_p`` at offsets ``o_p``.
+
+    ``sparse(dw, x, w, dx, offsets, values, count, lanes)`` computes ``dw[k] += sum_p g_p * x[o_p + k]`` and, if ``inputs``, for
+    every p in turn ``dx[o_p + k] += g_p * w[k]``, where k runs over ``(vectors - 1) * LANES + lanes`` consecutive floats.
+    """
+
+    @intrinsic
+    def sparse(context, dw, x, w, dx, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            dw, x, w, dx, offsets, values, count, lanes = arguments
+            masks = [None] * (vectors - 1) + [_mask(b, lanes)]
+
+            def each_vector(address: Any) -> Any:
+                return [(v, b.add(address, _i64(4 * LANES * v)), masks[v]) for v in range(vectors)]
+
+            sums = _variables(b, vectors)
+            for v, address, mask in each_vector(dw):
+                b.store(_load(b, address, mask), sums[v])
+            weights = [_load(b, address, mask) for _, address, mask in each_vector(w)] if inputs else []
+            with cgutils.for_range(b, count) as loop:
+                offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, _i64(8))), _i64))
+                g = _splat(b, _scalar(b, b.add(values, b.mul(loop.index, _i64(4)))))
+                for v, address, mask in each_vector(b.add(x, offset)):
+                    b.store(_multiply_add(b, g, _load(b, address, mask), b.load(sums[v])), sums[v])
+                if inputs:
+                    for v, address, mask in each_vector(b.add(dx, offset)):
+                        _store(b, _multiply_add(b, g, weights[v], _load(b, address, mask)), address, mask)
+            for v, address, mask in each_vector(dw):
+                _store(b, b.load(sums[v]), address, mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return sparse
+
+
+def make_sparse_narrow(rows: int) -> Any:
+    """As `make_sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums hide the latency.
+
+    ``sparse(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of ``x`` at ``r*xr``.
+    """
+
+    @intrinsic
+    def sparse(context, dw, wr, x, xr, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            dw, wr, x, xr, offsets, values, count, lanes = arguments
+            mask = _mask(b, lanes)
+            sums = _variables(b, rows)
+            to = [b.add(dw, b.mul(wr, _i64(r))) for r in range(rows)]
+            source = [b.add(x, b.mul(xr, _i64(r))) for r in range(rows)]
+            for r in range(rows):
+                b.store(_load(b, to[r], mask), sums[r])
+            with cgutils.for_range(b, count) as loop:
+                offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, _i64(8))), _i64))
+                g = _splat(b, _scalar(b, b.add(values, b.mul(loop.index, _i64(4)))))
+                for r in range(rows):
+                    value = _load(b, b.add(source[r], offset), mask)
+                    b.store(_multiply_add(b, g, value, b.load(sums[r])), sums[r])
+            for r in range(rows):
+                _store(b, b.load(sums[r]), to[r], mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return sparse
+
+
+@intrinsic
+def floats(context, address):  # type: ignore[no-untyped-def]
+    """The address as a pointer to float32, for `numba.carray`."""
+
+    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+        return _pointer(b, arguments[0], _f32)
+
+    return types.CPointer(types.float32)(types.int64), generate

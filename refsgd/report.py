@@ -1,0 +1,111 @@
+"""Results as tables and plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from refsgd.experiment import Comparison, Row
+from refsgd.result import Result
+
+SIGN = {"exact": "", "approximation": "~", "bound": "≤"}
+
+
+def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
+    found = row.predicted.get(key)
+    if found is None:
+        return "-"
+    return ("≥" if found.get("side") == "lower" else SIGN[found["kind"]]) + pattern.format(found["value"] * scale)
+
+
+def _cells(row: Row, pattern: str, key: str, scale: float, seen: Any) -> str:
+    lines = [_predicted(row, key, scale, pattern)]
+    lines += [pattern.format(seen(r) * scale) if r is not None else "-" for r in (row.simulated, row.measured)]
+    return "\n".join(lines)
+
+
+def label(row: Row) -> str:
+    """An algorithm with its options, e.g. ``ssp staleness=3``."""
+    return " ".join([row.algorithm, *(f"{k}={v}" for k, v in row.options.items())])
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds."""
+    table = Table(title=f"{comparison.machine}", title_justify="left", caption="staleness in updates; ~ approximation, ≤ ≥ bound",
+                  caption_justify="left", show_lines=True)
+    for name in ("algorithm", "", "test\naccuracy", "ms per\niteration", "images/s", "staleness\nmean", "\nmax", "idle", "MB sent"):
+        table.add_column(name, justify="left" if name in ("algorithm", "") else "right", no_wrap=name != "algorithm")
+    for row in comparison.rows:
+        accuracies = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in (row.simulated, row.measured)]
+        best = row.measured or row.simulated
+        head = f"{label(row)}\n{best.workers} worker{'s' if best.workers > 1 else ''}, {best.steps} steps" if best else label(row)
+        table.add_row(
+            head, "predicted\nsimulated\nmeasured", "\n".join(["-", *accuracies]),
+            _cells(row, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),
+            _cells(row, "{:.0f}", "images_per_second", 1, lambda r: r.measured["images_per_second"]),
+            _cells(row, "{:.2f}", "staleness_mean", 1, lambda r: r.measured["staleness"]["mean"]),
+            _cells(row, "{:.0f}", "staleness_max", 1, lambda r: r.measured["staleness"]["max"]),
+            _cells(row, "{:.1%}", "idle_ratio", 1, lambda r: r.measured["idle_ratio"]),
+            _cells(row, "{:.3f}", "bytes_sent", 1e-6, lambda r: sum(r.measured["bytes_sent"].values())),
+        )
+    return table
+
+
+def prediction_table(predictions: Mapping[str, Any]) -> Table:
+    """One line per figure: value, kind, its terms, the formula."""
+    table = Table(show_lines=True)
+    for name in ("figure", "value", "kind", "terms", "formula"):
+        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
+    for key, p in predictions.items():
+        terms = "\n".join(f"{name}: {value:.6g}" for name, value in p.terms.items())
+        table.add_row(key, f"{p.value:.6g} {p.unit}", p.kind, terms, p.formula)
+    return table
+
+
+def time_to(result: Result, accuracy: float) -> float | None:
+    """Seconds until the test accuracy first reached a value, None if it never did."""
+    for seconds, _, _, _, reached in result.history:
+        if reached >= accuracy:
+            return float(seconds)
+    return None
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What the comparison shows, in a few plain sentences."""
+    results = {label(row): row.measured or row.simulated for row in comparison.rows}
+    seen = {name: r for name, r in results.items() if r is not None}
+    out = []
+    many = {name: r for name, r in seen.items() if r.workers > 1}
+    if many:
+        idlest = max(many, key=lambda name: many[name].measured["idle_ratio"])
+        m = many[idlest].measured
+        cause = max(m["idle_by_cause"], key=lambda c: m["idle_by_cause"][c])
+        busiest = min(many, key=lambda name: many[name].measured["idle_ratio"])
+        out.append(f"Workers of {idlest} are idle {m['idle_ratio']:.0%} of the time, most of it {cause}; "
+                   f"those of {busiest} {many[busiest].measured['idle_ratio']:.0%}.")
+        stalest = max(many, key=lambda name: many[name].measured["staleness"]["mean"])
+        s = many[stalest].measured["staleness"]
+        if s["max"]:
+            out.append(f"The price is age: a gradient of {stalest} misses {s['mean']:.1f} updates on average and up to {s['max']}.")
+    accuracies = {name: r.accuracy["test"] for name, r in seen.items() if r.accuracy}
+    if accuracies:
+        goal = 0.01 * int(100 * min(max(h[4] for h in r.history) for r in seen.values() if r.history))
+        times = {name: t for name, r in seen.items() if (t := time_to(r, goal)) is not None}
+        if times:
+            first = min(times, key=lambda name: times[name])
+            out.append(f"{first} is the first to reach {goal:.0%} test accuracy, after {times[first]:.2f} s"
+                       + "".join(f"; {name} after {t:.2f} s" for name, t in times.items() if name != first) + ".")
+    if comparison.runtime != "simulator":
+        both = [row for row in comparison.rows if row.simulated and row.measured]
+        off = {label(row): row.measured.measured["seconds"] / row.simulated.measured["seconds"] - 1  # type: ignore[union-attr]
+               for row in both if row.simulated.measured["seconds"]}  # type: ignore[union-attr]
+        if off:
+            worst = max(off, key=lambda name: abs(off[name]))
+            out.append(f"Processes took {off[worst]:+.1%} of the simulated time at most ({worst}).")
+        same = [label(row) for row in both
+                if row.simulated.parameters_sha256 == row.measured.parameters_sha256]  # type: ignore[union-attr]
+        if same:
+            out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    return out

@@ -1,0 +1,201 @@
+"""What a run returns: figures, a history, hashes; as text, as JSON, as rich HTML."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Array
+from refsgd.machine import Machine
+from refsgd.trace import Run, Trace
+
+FORMAT = 1  #: version of the JSON format
+
+
+def parameters_sha256(x: Array) -> str:
+    """SHA-256 of parameters as little-endian float32: equal hashes mean equal bits."""
+    return hashlib.sha256(np.ascontiguousarray(x, "<f4").tobytes()).hexdigest()
+
+
+def schedule_sha256(trace: Trace) -> str:
+    """SHA-256 of the schedule: what every receive, poll and choice of every program returned, in its order."""
+    digest = hashlib.sha256()
+    for node in trace.nodes:
+        for e in trace.events:
+            if e.node == node and e.kind in ("receive", "poll", "choose"):
+                what = (e.node, e.program, e.kind, e.data.get("src"), e.data.get("number"), str(e.data.get("option")))
+                digest.update(repr(what).encode())
+    return digest.hexdigest()
+
+
+def replicas(run: Run) -> tuple[list[Array], list[Array]]:
+    """What servers and what workers returned, as vectors; a returned object stands for its attribute ``x``."""
+    servers: list[Array] = []
+    workers: list[Array] = []
+    for node in run.trace.nodes:  # slices are joined in server order, not in the order in which servers ended
+        x = getattr(run.values.get(node), "x", run.values.get(node))
+        if isinstance(x, np.ndarray):
+            (servers if node.startswith("server") else workers).append(x)
+    return servers, workers
+
+
+def average(vectors: Sequence[Array]) -> Array:
+    """The mean of replicas, as x_0 + mean(x_i - x_0): equal replicas give the same bits."""
+    first = vectors[0]
+    if len(vectors) == 1:
+        return first
+    return np.asarray(first + np.sum([x - first for x in vectors[1:]], axis=0) / first.dtype.type(len(vectors)))
+
+
+def final_parameters(run: Run) -> Array:
+    """The parameters that are evaluated: the servers' slices joined, else the mean of the replicas; (d,)."""
+    servers, workers = replicas(run)
+    if servers:
+        return np.concatenate(servers)
+    if not workers:
+        raise ValueError("no main program returned parameters; expected an array (or an object with .x) from each")
+    return average(workers)
+
+
+def measure(trace: Trace, batch: int) -> dict[str, Any]:
+    """The figures of a trace under the keys of the public JSON format."""
+    taus = [tau for _, tau in trace.staleness]
+    rate = trace.iteration_rate  # of all workers together, each until its own end
+    overrun = [t.get("overrun_ratio", 0.0) for t in trace.lateness.values()]
+    return {
+        "seconds": trace.seconds,
+        "seconds_per_iteration": len(trace.workers) / rate if rate else 0.0,
+        "images_per_second": batch * rate,
+        "updates": max(trace.updates.values(), default=0),
+        "bytes_sent": dict(trace.bytes_sent),
+        "messages": trace.messages,
+        "staleness": {"mean": float(np.mean(taus)) if taus else 0.0, "max": max(taus, default=0),
+                      "histogram": {str(k): v for k, v in trace.staleness_histogram.items()}, "unit": "updates"},
+        "clock_gap": {"max": trace.clock_gap},
+        "lead": {"max": trace.lead},
+        "idle_ratio": trace.idle_ratio,
+        "idle_by_cause": dict(trace.idle_by_cause),
+        "overrun_ratio": max(overrun, default=0.0),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything one run says.
+
+    Attributes
+    ----------
+    algorithm, runtime : str
+    options, problem : dict
+        The algorithm's own options; what was trained on what.
+    machine : Machine
+    workers, servers, steps, seed : int
+    measured : dict
+        Figures of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness, idleness.
+    predicted : dict
+        The same keys where a formula exists, each with value, kind, terms and the formula.
+    history : list of [seconds, updates, images, loss, test accuracy]
+    accuracy : dict
+        "train" and "test", in [0, 1]; empty where the problem has no classes.
+    loss, consensus_distance : float
+        At the final parameters; mean squared distance of the workers' replicas from their mean.
+    parameters_sha256, schedule_sha256 : str
+    trace : Trace or None
+        Not part of the JSON.
+    parameters : ndarray or None
+        The evaluated parameters, (d,) float32; not part of the JSON.
+    """
+
+    algorithm: str
+    options: dict[str, Any]
+    problem: dict[str, Any]
+    machine: Machine
+    runtime: str
+    workers: int
+    servers: int
+    steps: int
+    seed: int
+    measured: dict[str, Any]
+    predicted: dict[str, Any]
+    history: list[list[float]]
+    accuracy: dict[str, float]
+    loss: float
+    consensus_distance: float
+    parameters_sha256: str
+    schedule_sha256: str
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+    parameters: Array | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The public JSON format, version 1, as a dictionary."""
+        from refsgd import __version__
+
+        out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
+        for f in fields(self):
+            if f.name not in ("trace", "parameters"):
+                out[f.name] = getattr(self, f.name)
+        out["machine"] = self.machine.to_json()
+        return out
+
+    def to_json(self) -> str:
+        """The result as JSON; `from_json` reads it back."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """Read what `to_json` wrote; raises ValueError naming what was found otherwise."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error}; expected a result written by refsgd") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"result format {found!r}; expected {FORMAT}")
+        names = [f.name for f in fields(cls) if f.name not in ("trace", "parameters")]
+        missing = [n for n in names if n not in data]
+        if missing:
+            raise ValueError(f"result without {', '.join(missing)}; expected all keys of format {FORMAT}")
+        values = {n: data[n] for n in names}
+        values["machine"] = Machine.from_json(values["machine"])
+        return cls(**values)
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        m = self.measured
+        options = "".join(f" {k}={v}" for k, v in self.options.items())
+        lines = [
+            f"{self.algorithm}{options}: {self.workers} workers, {self.servers} servers, {self.steps} steps, "
+            f"{self.runtime}, seed {self.seed}",
+            f"machine    {self.machine}",
+            f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
+            f"{self.problem.get('parameters')} parameters, batch {self.problem.get('batch')}",
+        ]
+        if self.accuracy:
+            lines.append(f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, loss {self.loss:.4f}")
+        else:
+            lines.append(f"loss       {self.loss:.6g}")
+        causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
+        lines += [
+            f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "
+            f"{m['images_per_second']:.0f} images/s",
+            f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
+            f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
+            f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
+            f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all",
+            f"parameters {self.parameters_sha256[:16]}, schedule {self.schedule_sha256[:16]}",
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions as JSON values."""
+    return {key: prediction.to_json() for key, prediction in predicted.items()}

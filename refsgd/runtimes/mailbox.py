@@ -1,0 +1,60 @@
+"""Selective receive: the one inbox that every runtime uses."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any, NamedTuple
+
+_tags: dict[type, int] = {}
+
+
+def tag_of(kind: type) -> int:
+    """A message class as a number: the CRC-32 of its qualified name and fields.
+
+    The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the wire.
+    """
+    if kind not in _tags:
+        names = ",".join(getattr(kind, "_fields", ()))
+        _tags[kind] = zlib.crc32(f"{kind.__qualname__}({names})".encode())
+    return _tags[kind]
+
+
+class Letter(NamedTuple):
+    """A message that has arrived.
+
+    `body` is the message itself, or the plain sequence of its fields when it came over a wire; `number`
+    counts the messages of the channel (src, receiver) from 0.
+    """
+
+    src: str
+    tag: int
+    body: Any
+    number: int
+    arrival: float
+    nbytes: int
+
+
+class Mailbox:
+    """Letters in order of arrival; `take` removes the earliest that matches."""
+
+    def __init__(self) -> None:
+        self.letters: deque[Letter] = deque()
+
+    def put(self, letter: Letter) -> None:
+        """Add a letter behind those that have arrived."""
+        self.letters.append(letter)
+
+    def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Letter, Any] | None:
+        """The earliest letter of one of these classes from `src` (None: anybody) and its body, or None."""
+        for i, letter in enumerate(self.letters):
+            if src is not None and letter.src != src:
+                continue
+            for kind in kinds:
+                if letter.tag == tag_of(kind):
+                    del self.letters[i]
+                    return letter, letter.body if type(letter.body) is kind else kind._make(letter.body)  # type: ignore[attr-defined]
+        return None
+
+    def __len__(self) -> int:
+        return len(self.letters)

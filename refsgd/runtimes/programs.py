@@ -1,0 +1,45 @@
+"""What runtimes do with a suspended program: freeze what crossed its yield, and say where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Compute, Recv
+
+
+def freeze(values: Any) -> None:
+    """Make the arrays in `values` read-only: they have crossed a yield."""
+    for value in values:
+        if type(value) is np.ndarray:
+            value.flags.writeable = False
+        elif type(value) in (list, tuple):
+            freeze(value)
+        elif type(value) is dict:
+            freeze(value.values())
+
+
+def innermost(program: Any) -> Any:
+    """The generator that is suspended at a primitive effect, below every ``yield from``."""
+    while getattr(program, "gi_yieldfrom", None) is not None and hasattr(program.gi_yieldfrom, "gi_frame"):
+        program = program.gi_yieldfrom
+    return program
+
+
+def line_of(program: Any) -> str:
+    """``file:line in function`` of a suspended program, for errors."""
+    inner = innermost(program)
+    if inner.gi_frame is None:
+        return f"the end of {inner.gi_code.co_name}"
+    return f"{inner.gi_code.co_filename}:{inner.gi_frame.f_lineno} in {inner.gi_code.co_name}"
+
+
+def describe(effect: Any) -> str:
+    """What a program is doing or waiting for, in a few words."""
+    if isinstance(effect, Recv):
+        kinds = " or ".join(k.__name__ for k in effect.kinds)
+        return f"Recv({kinds}" + (f" from {effect.src})" if effect.src else ")")
+    if isinstance(effect, Compute):
+        return f"Compute({effect.kind})"
+    return type(effect).__name__ if effect is not None else "nothing (not started)"

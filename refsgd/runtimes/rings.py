@@ -1,0 +1,184 @@
+"""Transport over shared memory: one byte ring per ordered pair of hosts, in an anonymous mapping made before the fork.
+
+Waking needs no flags and no fences: whoever publishes bytes, or frees half a ring, rings the other side's
+bell, which remembers; whoever sleeps silences its bell first and looks at the rings afterwards.  A ring's two
+counters are aligned 8-byte words with one writer each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from refsgd.runtimes.board import Bell, anonymous, wait_for
+from refsgd.runtimes.wire import Frame, Incoming, Outgoing, decoder, encode
+
+RING_BYTES = 1 << 20  # measured best at 4 kB to 45 MB a message: smaller ones stall, larger ones leave the cache
+
+
+class Segment:
+    """The memory and the bells of all hosts; n * n rings are affordable because untouched pages cost nothing.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+    nodes : mapping of str to sequence of int
+        For each host the places, in the deployment's order, of the nodes that live there.
+    ring : int
+        Bytes of one ring.
+    """
+
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, Sequence[int]], ring: int = RING_BYTES) -> None:
+        self.hosts, self.nodes, self.ring = list(hosts), nodes, ring
+        self.bells = {host: Bell() for host in hosts}
+        n = self._n = len(self.hosts)
+        control = -(-16 * n * n // 4096) * 4096
+        self._map = anonymous(control + n * n * ring)
+        self._view = memoryview(self._map)
+        self.words = self._view[: 16 * n * n].cast("Q")
+        self._data = self._view[control:]
+
+    def tail(self, src: int, to: int) -> int:
+        """Index of the count of bytes written, by `src`; those of all rings into one host are neighbours."""
+        return to * self._n + src
+
+    def head(self, src: int, to: int) -> int:
+        """Index of the count of bytes read, by `to`."""
+        return self._n * self._n + src * self._n + to
+
+    def bytes_of(self, src: int, to: int) -> memoryview:
+        """The ring from `src` to `to`."""
+        at = (src * self._n + to) * self.ring
+        return self._data[at : at + self.ring]
+
+    def connect(self, host: str) -> Rings:
+        """The transport of one host; called in its process."""
+        return Rings(self, host)
+
+    def forked(self) -> None:
+        """All processes have been started: nothing to give back yet."""
+
+    def close(self) -> None:
+        """Give memory and bells back; in the launcher, when no process uses them any more."""
+        for bell in self.bells.values():
+            bell.close()
+        self._data.release()
+        self.words.release()
+        self._view.release()
+        self._map.close()
+
+
+class Rings:
+    """One host's end of the rings to and from all others."""
+
+    def __init__(self, segment: Segment, host: str) -> None:
+        me, hosts = segment.hosts.index(host), segment.hosts
+        self._bell = segment.bells[host]
+        self._bells = segment.bells
+        self._out: dict[str, Outgoing] = {}
+        self._in: list[Incoming | None] = []
+        self._frames: list[Frame] = []
+        for k, other in enumerate(hosts):
+            if k == me:
+                self._in.append(None)
+                continue
+            self._out[other] = Outgoing(_writer(segment, me, k))
+            parts = decoder(self._frames.append, segment.nodes[other], segment.nodes[host])
+            self._in.append(Incoming(_reader(segment, k, me, segment.bells[other]), parts))
+        row = segment.tail(0, me)
+        self._tails = segment.words[row : row + len(hosts)]
+        self._seen = [0] * len(hosts)
+        self._stalled: set[str] = set()
+
+    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Write a message, or queue what does not fit; never waits."""
+        out = self._out[host]
+        if out.post(encode(body, src, to, number, stamp)):
+            self._bells[host].ring()
+        if out.nbytes:
+            self._stalled.add(host)
+
+    def take(self) -> list[Frame]:
+        """Move bytes both ways; the messages that are now complete, each channel's in order."""
+        if self._stalled:
+            for host in sorted(self._stalled):
+                out = self._out[host]
+                if out.flush():
+                    self._bells[host].ring()
+                if not out.nbytes:
+                    self._stalled.discard(host)
+        tails = self._tails.tolist()
+        if tails == self._seen:
+            return []
+        for incoming, new, old in zip(self._in, tails, self._seen):
+            if new != old and incoming is not None:
+                incoming.pump()
+        self._seen = tails  # what was published since is seen next time: the tail differs again
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
+        ready = wait_for([self._bell.fileno(), *others], timeout)
+        if self._bell.fileno() in ready:
+            self._bell.drain()
+            ready.remove(self._bell.fileno())
+        return ready
+
+    def knock(self) -> None:
+        """End a `wait`, from another thread."""
+        self._bell.ring()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes in the overflow queues."""
+        return sum(out.nbytes for out in self._out.values())
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with the process."""
+
+
+def _writer(segment: Segment, src: int, to: int) -> Callable[[memoryview], int]:
+    words, data, size = segment.words, segment.bytes_of(src, to), segment.ring
+    own, other = segment.tail(src, to), segment.head(src, to)
+    tail = 0
+
+    def write(view: memoryview) -> int:
+        nonlocal tail
+        n = min(len(view), size - (tail - words[other]))
+        if n:
+            at = tail % size
+            first = min(n, size - at)
+            data[at : at + first] = view[:first]
+            if n > first:
+                data[: n - first] = view[first:n]
+            tail += n
+            words[own] = tail  # published after the bytes; the bell's system call orders them on any processor
+        return n
+
+    return write
+
+
+def _reader(segment: Segment, src: int, to: int, bell: Bell) -> Callable[[memoryview], int]:
+    words, data, size = segment.words, segment.bytes_of(src, to), segment.ring
+    own, other = segment.head(src, to), segment.tail(src, to)
+    head = told = 0
+
+    def read_into(view: memoryview) -> int:
+        nonlocal head, told
+        n = min(len(view), words[other] - head)
+        if n:
+            at = head % size
+            first = min(n, size - at)
+            view[:first] = data[at : at + first]
+            if n > first:
+                view[first:n] = data[: n - first]
+            head += n
+            words[own] = head
+            if head - told >= size // 2:  # a stalled sender has a full ring ahead of us: we shall pass here
+                told = head
+                bell.ring()
+        return n
+
+    return read_into

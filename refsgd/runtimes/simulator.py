@@ -1,0 +1,356 @@
+"""Programs in virtual time: deterministic, an iterator of events, one effect a step.
+
+The heap holds what will happen, keyed (time, order, rank, sequence).  At one moment first programs go on
+whose computing has ended, then heads of messages reach incoming links, then messages arrive; ties go to the
+lower rank (a node's place in the deployment), then to the earlier one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from refsgd.effects import (
+    Choose,
+    Compute,
+    Deployment,
+    Factory,
+    Mark,
+    Poll,
+    Program,
+    Recv,
+    RunEnded,
+    Send,
+    _Built,
+    payload_bytes,
+)
+from refsgd.machine import Draws, Machine
+from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
+from refsgd.runtimes.programs import describe, freeze, innermost, line_of
+from refsgd.trace import Event, Run, Snapshots, Trace
+
+RESUME, HEAD, ARRIVE = range(3)
+
+
+class ForgottenYield(RuntimeError):
+    """A program built an effect and did not yield it."""
+
+
+class Deadlock(RuntimeError):
+    """No program can go on and some main program has not returned."""
+
+
+class Where(NamedTuple):
+    """Where a program stands: the line of its innermost frame, what it waits for, and its local variables."""
+
+    node: str
+    program: int
+    function: str
+    filename: str
+    line: int
+    waits_for: str
+    locals: dict[str, Any]
+
+
+class _Process:
+    """One program with its place in the world."""
+
+    __slots__ = ("draws", "index", "name", "node", "program", "since", "waiting")
+
+    def __init__(self, node: str, index: int, program: Program[Any], draws: Draws) -> None:
+        self.node, self.index, self.program, self.draws = node, index, program, draws
+        self.waiting: Any = None  # the effect that is not answered yet
+        self.since = 0.0
+        self.name = getattr(program, "__name__", "program")
+
+
+class Simulator:
+    """Runs a deployment in virtual time.
+
+    Parameters
+    ----------
+    deployment : Deployment or Factory
+        Node names and their programs, or the function that builds them.
+    machine : Machine
+        Prices computing and messages.
+    seed : int
+        Seed of the drawn durations and choices.
+    observe : int
+        At most so many evenly spaced parameter vectors of a node's marks are kept.
+
+    Raises
+    ------
+    Deadlock
+        While iterating, when nothing can happen and a main program has not returned.
+    ForgottenYield
+        When a program built an effect that it did not yield.
+
+    Examples
+    --------
+    >>> from refsgd.effects import Node
+    >>> def work():
+    ...     for t in range(2):
+    ...         yield Compute(abs, -t)
+    >>> sim = Simulator({"worker0": Node(work())}, Machine(compute="fixed(1)"))
+    >>> [(event.time, event.kind) for event in sim]
+    [(1.0, 'compute'), (2.0, 'compute'), (2.0, 'return')]
+    """
+
+    def __init__(self, deployment: Deployment | Factory, machine: Machine | None = None, seed: int = 0,
+                 observe: int = 64) -> None:
+        self.machine = machine = machine or Machine()
+        deployment = deployment() if callable(deployment) else deployment
+        self.nodes = list(deployment)
+        self.rank = {name: i for i, name in enumerate(self.nodes)}
+        self.host = machine.hosts(self.nodes)
+        self.now, self.events = 0.0, list[Event]()
+        self.values: dict[str, Any] = {}
+        self.seconds = 0.0
+        self._snapshots = {name: Snapshots(observe) for name in self.nodes}
+        self.boxes = {name: Mailbox() for name in self.nodes}
+        self._out_free, self._in_free = dict.fromkeys(self.nodes, 0.0), dict.fromkeys(self.nodes, 0.0)
+        self._cores: dict[str, list[float]] = {h: [0.0] * (machine.cores or 0) for h in self.host.values()}
+        self._byte_time = 1 / machine.bandwidth
+        self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence, self._read = 0, 0
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._current: tuple[_Process, Any] | None = None
+        self._closing = False
+        self.processes: list[_Process] = []
+        for name, node in deployment.items():
+            for index, program in enumerate([node.main, *node.responders]):
+                process = _Process(name, index, program, Draws(machine, seed, name, index))
+                self.processes.append(process)
+                self._at(0.0, RESUME, self.rank[name], self._resume, process, None)
+        self._of_node = {name: [p for p in self.processes if p.node == name] for name in self.nodes}
+
+    # -- the clock -----------------------------------------------------------------------------------------
+
+    def _at(self, time: float, order: int, rank: int, call: Callable[..., None], *args: Any) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, order, rank, self._sequence, call, args))
+
+    def advance(self) -> bool:
+        """Perform one effect or one happening; False when the run is over."""
+        if self._current is not None:
+            process, value = self._current
+            self._current = None
+            self._perform(process, value)
+        elif self._heap:
+            self.now, _, _, _, call, args = heapq.heappop(self._heap)
+            call(*args)
+        elif not self._closing:
+            self._close()
+        else:
+            return False
+        return True
+
+    def step(self) -> Event | None:
+        """The next event, or None when the run is over."""
+        return next(self, None)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while self._read == len(self.events):
+            if not self.advance():
+                raise StopIteration
+        self._read += 1
+        return self.events[self._read - 1]
+
+    def run(self) -> Run:
+        """Run to the end; the trace and the values that the main programs returned."""
+        while self.advance():
+            pass
+        self._read = len(self.events)
+        return Run(self.trace(), self.values)
+
+    def trace(self) -> Trace:
+        """The events so far as a `Trace`."""
+        return Trace(self.events, self.nodes, self.seconds or self.now, self.machine.latency, self.machine.bandwidth)
+
+    def where(self) -> list[Where]:
+        """Each program's current line, the effect it waits for, and its local variables."""
+        places = []
+        for p in self.processes:
+            inner = innermost(p.program)
+            if inner.gi_frame is None:
+                places.append(Where(p.node, p.index, p.name, inner.gi_code.co_filename, 0, "returned", {}))
+            else:
+                places.append(Where(p.node, p.index, inner.gi_code.co_name, inner.gi_code.co_filename,
+                                    inner.gi_frame.f_lineno, describe(p.waiting), inspect.getgeneratorlocals(inner)))
+        return places
+
+    # -- programs ------------------------------------------------------------------------------------------
+
+    def _record(self, process: _Process, kind: str, data: dict[str, Any]) -> None:
+        self.events.append(Event(self.now, process.node, process.index, kind, data))
+
+    def _resume(self, process: _Process, value: Any) -> None:
+        self._current = (process, value)
+
+    def _finish_compute(self, process: _Process, start: float, work: str, value: Any) -> None:
+        self._record(process, "compute", {"start": start, "work": work})
+        self._current = (process, value)
+
+    def _perform(self, process: _Process, value: Any) -> None:
+        """Send `value` into a program and act on the effect that it gives back."""
+        effect: Any
+        built = _Built.count
+        try:
+            if isinstance(value, RunEnded):
+                effect = process.program.throw(value)
+            else:
+                effect = process.program.send(value)
+        except StopIteration as stop:
+            self._returned(process, stop.value)
+            return
+        except RunEnded:
+            self._returned(process, None)
+            return
+        except Exception as error:
+            error.add_note(f"in program {process.name} of {process.node} at {self.now:.6g} s")
+            raise
+        if _Built.count > built + 1:
+            raise ForgottenYield(
+                f"{process.node}: {_Built.count - built} effects were built before {line_of(process.program)} and one "
+                "was yielded; write `yield` before each effect and `yield from` before each sub-program")
+        process.waiting = effect
+        kind = type(effect)
+        if kind is Compute:
+            self._compute(process, effect)
+        elif kind is Send:
+            self._send(process, effect)
+        elif kind is Recv:
+            process.since = self.now
+            self._receive(process)
+        elif kind is Poll:
+            self._poll(process, effect)
+        elif kind is Mark:
+            freeze(effect.values.values())
+            data = {"name": effect.name, **effect.values}
+            self._snapshots[process.node].add(data)
+            self._record(process, "mark", data)
+            self._current = (process, None)
+        elif kind is Choose:
+            option = process.draws.choose(effect.options, effect.p)
+            self._record(process, "choose", {"option": option})
+            self._current = (process, option)
+        else:
+            raise TypeError(f"{process.node}: {line_of(process.program)} yielded {effect!r}; expected an effect "
+                            "(a sub-program needs `yield from`)")
+
+    def _returned(self, process: _Process, value: Any) -> None:
+        process.waiting = None
+        self._record(process, "return", {})
+        if process.index == 0:
+            self.values[process.node] = value
+            self.seconds = max(self.seconds, self.now)
+
+    def _compute(self, process: _Process, effect: Compute) -> None:
+        freeze(effect.args)
+        try:
+            result = effect.fn(*effect.args)
+        except Exception as error:
+            error.add_note(f"in {describe(effect)} of {process.node}, yielded at {line_of(process.program)}")
+            raise
+        if effect.kind == "reduction":
+            duration = process.draws.duration("reduction", payload_bytes(effect.args[:1]))
+        else:
+            duration = process.draws.duration(effect.kind)
+        start = self.now
+        if self.machine.cores:
+            free = self._cores[self.host[process.node]]
+            start = max(start, heapq.heappop(free))
+            heapq.heappush(free, start + duration)
+        self._at(start + duration, RESUME, self.rank[process.node], self._finish_compute, process, start, effect.kind, result)
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _send(self, process: _Process, effect: Send) -> None:
+        src, to = process.node, effect.to
+        if to not in self.boxes:
+            raise ValueError(f"{src}: {line_of(process.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
+        freeze(effect.body)
+        nbytes = payload_bytes(effect.body)
+        number = self._numbers.get((src, to), 0)
+        self._numbers[src, to] = number + 1
+        here, there, start = self.host[src], self.host[to], self.now
+        rank = self.rank[src]
+        if here == there:
+            self._at(start, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
+        else:
+            start = max(start, self._out_free[here])
+            self._out_free[here] = start + nbytes * self._byte_time
+            if self._byte_time:
+                self._at(start + self.machine.latency, HEAD, rank, self._head, src, effect.body, number, to, nbytes)
+            else:
+                self._at(start + self.machine.latency, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
+        self._record(process, "send", {"to": to, "message": type(effect.body).__name__, "number": number,
+                                       "bytes": nbytes, "start": start})
+        self._current = (process, None)
+
+    def _head(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
+        """The head of a message reaches the receiver's incoming link, which serves in this order."""
+        there = self.host[to]
+        self._in_free[there] = max(self.now, self._in_free[there]) + nbytes * self._byte_time
+        self._at(self._in_free[there], ARRIVE, self.rank[src], self._arrive, src, body, number, to, nbytes)
+
+    def _arrive(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
+        self.boxes[to].put(Letter(src, tag_of(type(body)), body, number, self.now, nbytes))
+        for process in self._of_node[to]:
+            if type(process.waiting) is Recv and self._receive(process):
+                break
+
+    def _receive(self, process: _Process) -> bool:
+        effect = process.waiting
+        hit = self.boxes[process.node].take(effect.kinds, effect.src)
+        if hit is None:
+            if self._closing:
+                self._current = (process, RunEnded())
+            return False
+        letter, body = hit
+        process.waiting = None
+        self._record(process, "receive", {"src": letter.src, "message": type(body).__name__, "number": letter.number,
+                                          "bytes": letter.nbytes, "since": process.since, "arrival": letter.arrival})
+        self._current = (process, (letter.src, body))
+        return True
+
+    def _poll(self, process: _Process, effect: Poll) -> None:
+        hit = self.boxes[process.node].take(effect.kinds, effect.src)
+        data: dict[str, Any] = {"src": None}
+        if hit is not None:
+            letter, body = hit
+            data = {"src": letter.src, "message": type(body).__name__, "number": letter.number,
+                    "bytes": letter.nbytes, "arrival": letter.arrival}
+        self._record(process, "poll", data)
+        self._current = (process, (hit[0].src, hit[1]) if hit else None)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Nothing is under way: every main has returned and responders are told, or this is a deadlock."""
+        stuck = [p for p in self.processes if p.index == 0 and p.node not in self.values]
+        if stuck:
+            lines = "; ".join(f"{p.node} at {line_of(p.program)} waits for {describe(p.waiting)}" for p in stuck)
+            raise Deadlock(f"deadlock at {self.now:.6g} s: {lines}")
+        waiting = next((p for p in self.processes if type(p.waiting) is Recv), None)
+        if waiting is None:
+            self._closing = True
+            return
+        waiting.waiting = None
+        self._current = (waiting, RunEnded())
+
+
+def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed: int = 0, observe: int = 64) -> Run:
+    """Run a deployment to its end in virtual time; see `Simulator`.
+
+    Returns
+    -------
+    Run
+        The trace, with virtual seconds, and the values that main programs returned.
+    """
+    return Simulator(factory, machine, seed, observe).run()

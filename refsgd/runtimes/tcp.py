@@ -1,0 +1,343 @@
+"""Transport over TCP: one connection per pair of hosts, the frames, queue and decoder of `refsgd.runtimes.wire`.
+
+The launcher makes all listening sockets before the fork, so ports are known and no call can come too early;
+the host of higher place calls.  Before any payload both sides prove by challenge that they know the run's
+secret, which itself never travels; whoever cannot is dropped and logged.
+
+A lost connection raises nothing here: only the launcher can tell the culprit from its neighbours.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from refsgd.runtimes.board import Bell, wait_for
+from refsgd.runtimes.wire import Frame, Incoming, Outgoing, WireError, decoder, encode
+
+log = logging.getLogger("refsgd.tcp")
+
+HELLO = struct.Struct("<8sII32s")  #: magic, place of the caller, place of the called, the caller's challenge
+MAGIC = b"refsgd1\n"
+CHALLENGE, PROOF = 32, 32
+PATIENCE = 30.0  # seconds for all connections of a host
+CALL = 10.0  # seconds in which a caller must prove itself
+READ_BYTES = 1 << 16
+
+
+class HandshakeError(ConnectionError):
+    """The other side does not know the run's secret, or does not speak this protocol."""
+
+
+def _proof(secret: bytes, role: bytes, mine: bytes, theirs: bytes, places: tuple[int, int]) -> bytes:
+    """What only a holder of the secret can answer; `role` keeps one side's answer from serving the other."""
+    return hmac.digest(secret, role + mine + theirs + struct.pack("<II", *places), "sha256")
+
+
+class Listeners:
+    """The listening sockets, addresses, bells and the secret of a run.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+    nodes : mapping of str to sequence of int
+        For each host the places of the nodes that live there.
+    address : str
+        Where to listen; loopback unless told otherwise.
+    """
+
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, Sequence[int]], address: str = "127.0.0.1") -> None:
+        self.hosts, self.nodes, self.secret = list(hosts), nodes, os.urandom(32)
+        self.bells = {host: Bell() for host in hosts}
+        self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in hosts}
+        self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
+
+    def connect(self, host: str) -> Sockets:
+        """The transport of one host; called in its process, it waits until all its peers are connected."""
+        me = self.hosts.index(host)
+        for other, s in self.sockets.items():
+            if other != host:
+                s.close()
+        peers: dict[str, socket.socket] = {}
+        try:
+            for k, other in enumerate(self.hosts[:me]):
+                peers[other] = call(self.addresses[other], self.secret, me, k)
+            expected = {k: self.hosts[k] for k in range(me + 1, len(self.hosts))}
+            answered = answer(self.sockets[host], self.secret, me, set(expected))
+            peers |= {expected[k]: s for k, s in answered.items()}
+        finally:
+            self.sockets[host].close()
+        return Sockets(self, host, peers)
+
+    def forked(self) -> None:
+        """All processes have been started: the launcher needs the sockets no more."""
+        for s in self.sockets.values():
+            s.close()
+
+    def close(self) -> None:
+        """Give sockets and bells back."""
+        self.forked()
+        for bell in self.bells.values():
+            bell.close()
+
+
+# -- the handshake -----------------------------------------------------------------------------------------
+
+
+def call(address: tuple[str, int], secret: bytes, me: int, other: int, timeout: float = PATIENCE) -> socket.socket:
+    """Connect to a peer and prove the secret to each other.
+
+    Raises
+    ------
+    HandshakeError
+        If the peer proves nothing.
+    """
+    s = socket.create_connection(address, timeout=timeout)
+    try:
+        challenge = os.urandom(CHALLENGE)
+        s.sendall(HELLO.pack(MAGIC, me, other, challenge))
+        reply = _exactly(s, CHALLENGE + PROOF)
+        theirs, proof = reply[:CHALLENGE], reply[CHALLENGE:]
+        if not hmac.compare_digest(proof, _proof(secret, b"called", challenge, theirs, (me, other))):
+            raise HandshakeError(f"the process at {address[0]}:{address[1]} does not know the secret of this run")
+        s.sendall(_proof(secret, b"caller", challenge, theirs, (me, other)))
+    except BaseException:
+        s.close()
+        raise
+    return s
+
+
+def _exactly(s: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = s.recv(count - len(data))
+        if not more:
+            raise HandshakeError("the connection was closed during the handshake; the other side may have another secret")
+        data += more
+    return data
+
+
+def _receive_call(secret: bytes, me: int, expected: set[int], reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
+    """The called side: yields how many bytes it needs, is sent them, returns who called."""
+    hello = yield HELLO.size
+    magic, caller, called, theirs = HELLO.unpack(hello)
+    if magic != MAGIC:
+        raise HandshakeError("does not speak this protocol")
+    if called != me or caller not in expected:
+        raise HandshakeError(f"says it is {caller} and calls {called}")
+    mine = os.urandom(CHALLENGE)
+    reply(mine + _proof(secret, b"called", theirs, mine, (caller, me)))
+    proof = yield PROOF
+    if not hmac.compare_digest(proof, _proof(secret, b"caller", theirs, mine, (caller, me))):
+        raise HandshakeError("does not know the secret of this run")
+    return int(caller)
+
+
+class _Caller:
+    """One accepted connection on its way through the handshake; several are served at once, strangers too."""
+
+    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: set[int]) -> None:
+        s.setblocking(False)
+        self.socket, self.who, self.until = s, who, time.monotonic() + CALL
+        self._steps = _receive_call(secret, me, expected, lambda data: s.sendall(data))
+        self._wanted, self._data = next(self._steps), b""
+
+    def go_on(self) -> int | None:
+        """Read what is there; the caller's place once it has proved itself."""
+        try:
+            more = self.socket.recv(self._wanted - len(self._data))  # never a byte of the payload behind it
+        except BlockingIOError:
+            return None
+        if not more:
+            raise HandshakeError("closed the connection")
+        self._data += more
+        if len(self._data) == self._wanted:
+            try:
+                self._wanted, self._data = self._steps.send(self._data), b""
+            except StopIteration as stop:
+                return int(stop.value)
+        return None
+
+
+def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int],
+           timeout: float = PATIENCE) -> dict[int, socket.socket]:
+    """Accept until all expected peers have proved themselves; strangers are dropped and logged.
+
+    Raises
+    ------
+    TimeoutError
+        If some are missing after `timeout` seconds.
+    """
+    missing, found = set(expected), dict[int, socket.socket]()
+    pending: dict[int, _Caller] = {}
+    end = time.monotonic() + timeout
+    listener.setblocking(False)
+    try:
+        while missing:
+            if time.monotonic() > end:
+                raise TimeoutError(f"host {me} was not called by {sorted(missing)} within {timeout:g} s")
+            for fd in wait_for([listener.fileno(), *pending], 0.25):
+                if fd == listener.fileno():
+                    try:
+                        s, address = listener.accept()
+                    except (BlockingIOError, ConnectionError):
+                        continue
+                    pending[s.fileno()] = _Caller(s, f"{address[0]}:{address[1]}", secret, me, expected)
+                    continue
+                caller = pending[fd]
+                try:
+                    place = caller.go_on()
+                    if place is not None and place not in missing:
+                        raise HandshakeError(f"calls a second time as {place}")
+                except (OSError, HandshakeError) as error:
+                    _drop(pending.pop(fd), str(error))
+                    continue
+                if place is not None:
+                    found[place] = pending.pop(fd).socket
+                    missing.discard(place)
+            for fd in [fd for fd, caller in pending.items() if caller.until < time.monotonic()]:
+                _drop(pending.pop(fd), f"said nothing for {CALL:g} s")
+    except BaseException:
+        for s in found.values():
+            s.close()
+        raise
+    finally:
+        for stranger in pending.values():
+            _drop(stranger, "has not finished the handshake when all peers were there")
+    return found
+
+
+def _drop(caller: _Caller, why: str) -> None:
+    log.warning("refused a connection from %s: it %s", caller.who, why)
+    caller.socket.close()
+
+
+# -- the transport -----------------------------------------------------------------------------------------
+
+
+class Sockets:
+    """One host's connections to all others."""
+
+    def __init__(self, listeners: Listeners, host: str, peers: Mapping[str, socket.socket]) -> None:
+        self._bell, self._peers, self.closed = listeners.bells[host], peers, set[str]()
+        self._frames: list[Frame] = []
+        self._out: dict[str, Outgoing] = {}
+        self._in: dict[str, Incoming] = {}
+        self._stalled: set[str] = set()
+        self._host_of = {s.fileno(): other for other, s in peers.items()}
+        # One descriptor to sleep on; epoll's own timeout counts in milliseconds, so `wait` uses select on it.
+        self._poll = select.epoll()
+        self._poll.register(self._bell.fileno(), select.EPOLLIN)
+        for other, s in peers.items():
+            s.setblocking(False)
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._out[other] = Outgoing(self._writer(s, other))
+            parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[host])
+            self._in[other] = Incoming(self._reader(s, other), parts)
+            self._poll.register(s.fileno(), select.EPOLLIN)
+
+    def _lost(self, other: str) -> None:
+        if other not in self.closed:
+            self.closed.add(other)
+            self._stalled.discard(other)
+            self._poll.unregister(self._peers[other].fileno())
+
+    def _writer(self, s: socket.socket, other: str) -> Callable[[memoryview], int]:
+        def write(view: memoryview) -> int:
+            if other in self.closed:
+                return len(view)
+            try:
+                return s.send(view)
+            except BlockingIOError:
+                return 0
+            except OSError:
+                self._lost(other)
+                return len(view)  # dropped; the launcher knows more and will say
+
+        return write
+
+    def _reader(self, s: socket.socket, other: str) -> Callable[[memoryview], int]:
+        buffer = memoryview(bytearray(READ_BYTES))
+        at = end = 0
+
+        def receive(view: memoryview) -> int:
+            try:
+                n = s.recv_into(view)
+            except BlockingIOError:
+                return 0
+            except OSError:
+                n = 0
+            if not n:
+                self._lost(other)
+            return n
+
+        def read_into(view: memoryview) -> int:
+            nonlocal at, end
+            if at == end:
+                if len(view) >= READ_BYTES:
+                    return receive(view)  # a large array: straight to its place
+                at, end = 0, receive(buffer)
+            n = min(len(view), end - at)
+            view[:n] = buffer[at : at + n]
+            at += n
+            return n
+
+        return read_into
+
+    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Write a message, or queue what does not fit; never waits."""
+        out = self._out[host]
+        out.post(encode(body, src, to, number, stamp))
+        if out.nbytes and host not in self._stalled and host not in self.closed:
+            self._stalled.add(host)
+            self._poll.modify(self._peers[host].fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def take(self) -> list[Frame]:
+        """Move bytes both ways; the messages that are now complete, each channel's in order."""
+        for fd, event in self._poll.poll(0):
+            if fd == self._bell.fileno():
+                self._bell.drain()
+                continue
+            other = self._host_of[fd]
+            if event & select.EPOLLOUT and other in self._stalled:
+                self._out[other].flush()
+                if not self._out[other].nbytes and other not in self.closed:
+                    self._stalled.discard(other)
+                    self._poll.modify(fd, select.EPOLLIN)
+            if event & ~select.EPOLLOUT and other not in self.closed:
+                try:
+                    self._in[other].pump()
+                except WireError as error:
+                    raise WireError(f"from {other} came {error}") from None
+        if not self._frames:
+            return []
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
+        ready = wait_for([self._poll.fileno(), *others], timeout)
+        return [fd for fd in ready if fd != self._poll.fileno()]
+
+    def knock(self) -> None:
+        """End a `wait`, from another thread."""
+        self._bell.ring()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes in the overflow queues."""
+        return sum(out.nbytes for out in self._out.values())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._poll.close()
+        for s in self._peers.values():
+            s.close()

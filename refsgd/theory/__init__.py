@@ -1,0 +1,11 @@
+"""Closed forms of distributed SGD: how long, how many bytes, how stale, how idle, before anything runs.
+
+One file per phenomenon; every formula returns a `Prediction` (value, unit, kind, terms, formula, source,
+assumptions) and raises `DomainError` where its assumptions do not hold.  `predict` puts them together by
+algorithm.
+"""
+
+from refsgd.theory.predict import ALGORITHMS, Setting, predict
+from refsgd.theory.prediction import DomainError, Prediction
+
+__all__ = ["ALGORITHMS", "DomainError", "Prediction", "Setting", "predict"]

@@ -1,0 +1,395 @@
+"""What one exchange costs: seconds until the last node has its result, and bytes, of every pattern.
+
+All nodes start together.  A message of m bytes takes alpha + m beta uncontended (alpha the latency, beta = 1 /
+bandwidth); a node's outgoing and incoming link each serve one message at a time, full duplex, cut-through, on a
+switch that never blocks.  w = M beta is the whole vector on one link, gamma the seconds to reduce a byte.  A
+node forwards a message only when all of it has arrived.
+
+References
+----------
+Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005.
+Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
+Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: halving and doubling.
+Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", ParCo 35, 2009.
+Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018: the 2D torus.
+Jiang et al., "A unified architecture for accelerating distributed DNN training", OSDI 2020: servers beside workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count, check_time
+
+Order = Literal["index", "rotated"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    reduction: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_time("latency", self.latency)
+        check_time("reduction", self.reduction)
+        if not self.bandwidth > 0:
+            raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
+
+    def wire(self, nbytes: float) -> float:
+        """Seconds of a message of this size on a link, without the latency."""
+        return nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange: its time, bytes of the busiest node (the larger of in and out), bytes of all nodes together."""
+
+    time: Prediction
+    busiest: float
+    total: float
+
+
+def _exchange(value: float, kind: Kind, latency: float, wire: float, reduce: float, formula: str, source: str,
+              busiest: float, total: float, other: float = 0.0) -> Exchange:
+    terms = {"latency": latency, "wire": wire}
+    if reduce:
+        terms["reduction"] = reduce
+    if other:
+        terms["update"] = other
+    time = Prediction(value, "s", kind, terms, formula, source,
+                      "all start together; full duplex; non-blocking switch; first come first served",
+                      bound="upper" if kind == "bound" else "")
+    return Exchange(time, busiest, total)
+
+
+def _sizes(workers: int, nbytes: float) -> tuple[int, float]:
+    n = check_count("workers", workers)
+    if not nbytes >= 0 or math.isinf(nbytes):
+        raise DomainError(f"nbytes {nbytes}; the formula assumes a finite number of bytes >= 0")
+    return n, float(nbytes)
+
+
+def _none(source: str = "definition") -> Exchange:
+    return _exchange(0.0, "exact", 0.0, 0.0, 0.0, "one node: nothing is sent", source, 0.0, 0.0)
+
+
+def parameter_server(workers: int, nbytes: float, link: Link, *, servers: int = 1, order: Order = "index",
+                     collocated: bool = False, update: float = 0.0) -> Exchange:
+    """All workers push to K servers, which update when the last push is in, and answer all.
+
+    Parameters
+    ----------
+    workers, servers : int
+        n, K.
+    nbytes : float
+        M; each server holds M/K.
+    order : {"index", "rotated"}
+        Slices sent 0..K-1 and answers 1..n, or each sender starting with its own index.
+    collocated : bool
+        Server k lives with worker k; covered for K = 1 and for K = n, rotated.
+    update : float
+        Seconds of one update.
+
+    Notes
+    -----
+    Index order: server 0 is busy n w/K, each further server ends w/K later, and the last answer leaves (n-1) w/K
+    after the first and is followed by nothing: ((2n-1)/K + 1) w, for every n and K.  Rotated with n >= K: every
+    link is busy from the first moment, n w/K each way.  n < K: at most w each way.
+    """
+    n, m = _sizes(workers, nbytes)
+    k, u = check_count("servers", servers), check_time("update", update)
+    w, a = link.wire(m), link.latency
+    total, source = 2.0 * n * m, "Li et al. 2014; Jiang et al. 2020"
+    if collocated:
+        if k not in (1, n) or (k == n > 1 and order != "rotated"):
+            raise DomainError(f"{k} servers on the nodes of {n} workers, {order} order; the formula assumes one server, "
+                              "or a server on every node and rotated order")
+        if n == 1:
+            return _exchange(u, "exact", 0.0, 0.0, 0.0, "u: one node", source, 0.0, 0.0, u)
+        share = 2 * (n - 1) / k
+        busiest = (n - 1) * m if k == 1 else 2 * (n - 1) / n * m
+        return _exchange(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + 2 (n-1)/K w + u", source,
+                         busiest, 2.0 * (n - 1) * m, u)
+    busiest = max(m, n * m / k)
+    if order == "rotated":
+        share = 2 * max(n / k, 1.0)
+        return _exchange(2 * a + share * w + u, "exact" if n >= k else "bound", 2 * a, share * w, 0.0,
+                         "2 alpha + 2 max(n/K, 1) w + u", source, busiest, total, u)
+    share = (2 * n - 1) / k + 1
+    return _exchange(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + ((2n-1)/K + 1) w + u", source,
+                     busiest, total, u)
+
+
+def pull(workers: int, nbytes: float, link: Link, *, collocated: bool = False, asked: bool = False) -> Exchange:
+    """One server sends the model to all workers (a forward pass): n transfers, n-1 if one worker lives with it.
+
+    `asked`: a request without payload comes first and costs another latency.
+    """
+    n, m = _sizes(workers, nbytes)
+    remote = n - 1 if collocated else n
+    if not remote:
+        return _none()
+    latency = link.latency * (2 if asked else 1)
+    wire = remote * link.wire(m)
+    return _exchange(latency + wire, "exact", latency, wire, 0.0, "alpha + (n or n-1) w", "definition", remote * m, remote * m)
+
+
+def root_reduce(workers: int, nbytes: float, link: Link) -> Exchange:
+    """One root adds everybody's vector after the last arrival and sends the sum back (PSCPU with one root)."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    w, reduce = link.wire(m), (n - 1) * m * link.reduction
+    return _exchange(2 * link.latency + 2 * (n - 1) * w + reduce, "exact", 2 * link.latency, 2 * (n - 1) * w, reduce,
+                     "2 alpha + 2 (n-1) w + (n-1) M gamma", "definition", (n - 1) * m, 2 * (n - 1) * m)
+
+
+def pscpu(workers: int, nbytes: float, link: Link) -> Exchange:
+    """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    share = (n - 1) / n
+    w, reduce = link.wire(m), share * m * link.reduction
+    return _exchange(2 * link.latency + 2 * share * w + reduce, "exact", 2 * link.latency, 2 * share * w, reduce,
+                     "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition", 2 * share * m, 2 * (n - 1) * m)
+
+
+def ring(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
+    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk` bytes."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    piece = m / n if chunk is None else chunk
+    a, reduce = 2 * (n - 1) * link.latency, (n - 1) * piece * link.reduction
+    wire = 2 * (n - 1) * link.wire(piece)
+    return _exchange(a + wire + reduce, "exact", a, wire, reduce, "2 (n-1) (alpha + m beta) + (n-1) m gamma",
+                     "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
+
+
+def rings(workers: int, nbytes: float, link: Link, count: int) -> Exchange:
+    """`count` rings at once in the same order, each on M/count; gamma = 0.
+
+    A step of one ring costs alpha + w/(kn), and the link must carry k such pieces a step, w/n; 2n-3 steps pass
+    at the slower of the two, the last one is alpha + w/n behind.
+    """
+    n, m = _sizes(workers, nbytes)
+    k = check_count("rings", count)
+    if link.reduction:
+        raise DomainError(f"reduction {link.reduction} s/byte; the formula of several rings assumes 0")
+    if n == 1:
+        return _none()
+    w, a = link.wire(m), link.latency
+    step = max(a + w / (k * n), w / n)
+    value = (2 * n - 3) * step + a + w / n
+    wire = 2 * (n - 1) * w / n
+    return _exchange(value, "exact", value - wire, wire, 0.0, "(2n-3) max(alpha + w/(kn), w/n) + alpha + w/n",
+                     "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
+
+
+def _power(n: int) -> tuple[int, int, int]:
+    """q = 2^floor(log2 n), log2 q, and 1 if n > q: the ranks that fold."""
+    log = n.bit_length() - 1
+    return 1 << log, log, int(n != 1 << log)
+
+
+def halving_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
+    """Recursive halving, then doubling; the first 2 (n-q) ranks fold in pairs before and unfold after."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    q, log, f = _power(n)
+    half = (q - 1) / q
+    a, wire = 2 * (log + f) * link.latency, (2 * half + 2 * f) * link.wire(m)
+    reduce = (half + f) * m * link.reduction
+    return _exchange(a + wire + reduce, "exact", a, wire, reduce,
+                     "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
+                     "Rabenseifner 2004; Thakur et al. 2005", (2 * half + f) * m, 2 * (n - 1) * m)
+
+
+def recursive_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
+    """log2 q exchanges of the whole vector between partners 1, 2, 4, ... apart; fold as in `halving_doubling`.
+
+    Exact for n = q and for n - q > q/2; else some folded ranks meet only unfolded ones in the first rounds, and
+    it is an upper bound.
+    """
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    q, log, f = _power(n)
+    steps = log + 2 * f
+    reduce = (log + f) * m * link.reduction
+    kind: Kind = "exact" if n == q or n - q > q / 2 else "bound"
+    a, wire = steps * link.latency, steps * link.wire(m)
+    return _exchange(a + wire + reduce, kind, a, wire, reduce, "(log2 q + 2 f)(alpha + w) + (log2 q + f) M gamma",
+                     "Thakur et al. 2005, section 4.4", (log + f) * m, (q * log + 2 * (n - q)) * m)
+
+
+def broadcast(workers: int, nbytes: float, link: Link) -> Exchange:
+    """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    low, high = n.bit_length() - 1, (n - 1).bit_length()
+    a, wire = low * link.latency, high * link.wire(m)
+    return _exchange(a + wire, "exact", a, wire, 0.0, "floor(log2 n) alpha + ceil(log2 n) w", "Thakur et al. 2005",
+                     high * m, (n - 1) * m)
+
+
+def reduce(workers: int, nbytes: float, link: Link) -> Exchange:
+    """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound."""
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    high = (n - 1).bit_length()
+    a, wire, add = high * link.latency, high * link.wire(m), high * m * link.reduction
+    return _exchange(a + wire + add, "exact" if n == _power(n)[0] else "bound", a, wire, add,
+                     "ceil(log2 n) (alpha + w + M gamma)", "Thakur et al. 2005", high * m, (n - 1) * m)
+
+
+def tree(workers: int, nbytes: float, link: Link) -> Exchange:
+    """Allreduce as a binomial reduce and a binomial broadcast, one after the other."""
+    up, down = reduce(workers, nbytes, link), broadcast(workers, nbytes, link)
+    kind: Kind = up.time.kind
+    terms = [up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0) for t in ("latency", "wire", "reduction")]
+    return _exchange(up.time.value + down.time.value, kind, *terms, "binomial reduce + binomial broadcast",
+                     "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total)
+
+
+def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
+    """Two binary trees, each on half the vector, pipelined in chunks; an approximation, to 25 % low.
+
+    Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
+    once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).
+    """
+    n, m = _sizes(workers, nbytes)
+    if n == 1:
+        return _none()
+    levels = (n - 1).bit_length()
+    if chunk is None:
+        best = math.sqrt(m * link.latency * link.bandwidth / levels) if math.isfinite(link.bandwidth) else m
+        chunk = min(max(best, 1.0), m)
+    a, wire = 2 * levels * link.latency, 2 * levels * link.wire(chunk) + 2 * link.wire(m)
+    return _exchange(a + wire, "approximation", a, wire, 0.0, "2 ceil(log2 n) (alpha + m beta) + 2 w",
+                     "Sanders, Speck, Traeff 2009", 2 * m, 2 * (n - 1) * m)
+
+
+def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
+    """2D torus of X columns and Y rows: reduce-scatter along rows, ring allreduce of M/X along columns, allgather."""
+    x, y = check_count("columns", columns), check_count("rows", rows)
+    n, m = _sizes(x * y, nbytes)
+    if n == 1:
+        return _none()
+    w = link.wire(m)
+    a = (2 * (x - 1) + 2 * (y - 1)) * link.latency
+    wire = 2 * (x - 1) * w / x + 2 * (y - 1) * w / (x * y)
+    add = (n - 1) / n * m * link.reduction
+    return _exchange(a + wire + add, "exact", a, wire, add,
+                     "2 (X-1)(alpha + w/X) + 2 (Y-1)(alpha + w/(XY)) + (XY-1)/(XY) M gamma", "Mikami et al. 2018",
+                     2 * (n - 1) / n * m, 2 * (n - 1) * m)
+
+
+def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Link) -> Exchange:
+    """g ranks per node, m nodes: star to the leader inside, ring between leaders, star back.
+
+    `inner` is the link inside a node (alpha', beta').  `busiest` is a leader's traffic between nodes.
+    """
+    g, nodes = check_count("per_node", per_node), check_count("nodes", nodes)
+    n, m = _sizes(g * nodes, nbytes)
+    if n == 1:
+        return _none()
+    inside = 2 * inner.latency + 2 * (g - 1) * inner.wire(m) if g > 1 else 0.0
+    a = (2 * inner.latency if g > 1 else 0.0) + 2 * (nodes - 1) * link.latency
+    between = 2 * (nodes - 1) * (link.latency + link.wire(m) / nodes)
+    add = ((g - 1) + (nodes - 1) / nodes) * m * link.reduction
+    value = inside + between + add
+    return _exchange(value, "exact", a, value - add - a, add,
+                     "2 alpha' + 2 (g-1) M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma", "definition",
+                     2 * (nodes - 1) / nodes * m, 2 * (n - 1) * m)
+
+
+def gossip_exchange(nbytes: float, link: Link) -> Exchange:
+    """AD-PSGD: the asker sends x and waits for the average, 2 (alpha + w); the asked waits for nothing."""
+    _, m = _sizes(1, nbytes)
+    w = link.wire(m)
+    return _exchange(2 * (link.latency + w), "exact", 2 * link.latency, 2 * w, 0.0,
+                     "2 (alpha + w); askers at one partner queue", "Lian et al., ICML 2018", m, 2 * m)
+
+
+def periodic(exchange: Exchange, period: float) -> Exchange:
+    """Per iteration, an exchange that takes place every `period` iterations (EASGD, Downpour, local SGD)."""
+    if not period >= 1:
+        raise DomainError(f"period {period}; the formula assumes at least one iteration")
+    t = exchange.time
+    time = Prediction(t.value / period, t.unit, t.kind, {k: v / period for k, v in t.terms.items()},
+                      f"({t.formula}) / period", t.source, t.assumptions, bound=t.bound)
+    return Exchange(time, exchange.busiest / period, exchange.total / period)
+
+
+def sparse_bytes(parameters: int, ratio: float, workers: int = 1) -> dict[str, float]:
+    """Bytes of deep gradient compression: k = ceil(ratio x parameters) values and indices of 4 bytes each.
+
+    Returns
+    -------
+    dict
+        "push": 8 k up; "answer": up to min(8 n k, M) down; "allgather": 8 k (n-1) per node, n rho times what a
+        ring allreduce of the dense vector sends.
+    """
+    d, n = check_count("parameters", parameters, 0), check_count("workers", workers)
+    if not 0 < ratio <= 1:
+        raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
+    k = math.ceil(ratio * d)
+    return {"push": 8.0 * k, "answer": min(8.0 * n * k, 4.0 * d), "allgather": 8.0 * k * (n - 1)}
+
+
+def factors(n: int) -> tuple[int, int]:
+    """X >= Y with X Y = n, as square as possible: the torus of n ranks."""
+    y = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
+    return n // y, y
+
+
+ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
+    "ring": ring, "recursive-doubling": recursive_doubling, "halving-doubling": halving_doubling, "tree": tree,
+    "double-tree": double_tree, "root": root_reduce, "pscpu": pscpu,
+    "torus": lambda n, m, link: torus(*factors(n), m, link),
+}
+
+
+def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
+    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``, ``inner``)."""
+    name = collective.replace("_", "-")
+    if name == "rings":
+        return rings(workers, nbytes, link, int(options.get("count", 2)))
+    if name == "hierarchical":
+        per_node = int(options.get("per_node", factors(workers)[0]))
+        if per_node < 1 or workers % per_node:
+            raise DomainError(f"{workers} workers, {per_node} per node; the formula assumes full nodes")
+        return hierarchical(per_node, workers // per_node, nbytes, link, options.get("inner") or link)
+    if name not in ALLREDUCE:
+        raise DomainError(f"collective {collective!r}; expected one of {', '.join([*ALLREDUCE, 'rings', 'hierarchical'])}")
+    return ALLREDUCE[name](workers, nbytes, link)
+
+
+def strategy(name: str, workers: int, nbytes: float, link: Link, *, update: float = 0.0) -> Exchange:
+    """The strategies that the TU Delft thesis of 2019 measures, by its names.
+
+    independent, replicated: nothing between nodes; distributed-replicated: backward as one collocated server;
+    distributed-all-reduce: PSCPU; collective-all-reduce, horovod: ring; caffe2: halving-doubling.
+    """
+    n, m = _sizes(workers, nbytes)
+    if name in ("independent", "replicated"):
+        return _none()
+    if name in ("distributed-replicated", "parameter-server"):
+        return parameter_server(n, m, link, collocated=True, update=update)
+    known = {"distributed-all-reduce": "pscpu", "collective-all-reduce": "ring", "horovod": "ring",
+             "caffe2": "halving-doubling"}
+    if name not in known:
+        raise DomainError(f"strategy {name!r}; expected independent, replicated, parameter-server, "
+                          f"distributed-replicated, {', '.join(known)}")
+    return allreduce(known[name], n, m, link)

@@ -1,0 +1,193 @@
+"""How long one iteration of a synchronous algorithm takes: the slowest worker, and one model after another.
+
+BSP through K parameter servers on own nodes, each slice of g = w/K seconds on a link, index order.  Server 0
+has the last of its n pushes at D; server k has it k g later, because every worker sends its slices one after
+the other.  After the update (u) each server answers worker 1, 2, ..., n, so worker i holds the whole model at
+D + u + latency + w + (i-1) g and its next push reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An
+incoming link that serves the k-th smallest of n arrivals S_(k) in g seconds each is done at
+max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
+
+    iteration = 2 latency + u + w - g + E max_k [S_(k) + (n-k+1) g]
+
+for every law, n and K: each update empties the system, so iterations are independent and equally distributed.
+For equal fixed T the maximum is T + (n+1) g: **T + 2 latency + u + w + n w/K**, not the textbook's 2 n w/K:
+answers leave one by one, so later pushes meet an emptier link.
+
+References
+----------
+Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014: the pattern.
+Lindley, "The theory of queues with a single server", Proc. Camb. Phil. Soc. 48, 1952: the recursion behind
+max_k [S_(k) + (n-k+1) g].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from refsgd.machine import Law
+from refsgd.theory.prediction import Prediction, check_count, check_law, check_time
+from refsgd.theory.stragglers import mean_of_maximum
+
+Values = npt.NDArray[np.float64]
+
+SAMPLES = 2_000_000  # drawn compute times of one Monte Carlo mean, over all workers
+
+
+def mean_time(laws: Sequence[Law]) -> float:
+    """E[T] in seconds, mean over the workers."""
+    return math.fsum(check_law("compute", law).mean for law in laws) / len(laws)
+
+
+def update_mean(update: Law | None) -> float:
+    """E[u] in seconds; 0 where the machine states no update time."""
+    return 0.0 if update is None else check_law("update", update).mean
+
+
+def drain(arrivals: Values, service: float) -> Values:
+    """When a link has served all arrivals of each row, `service` seconds each, first come first served."""
+    n = arrivals.shape[1]
+    return np.asarray(np.max(np.sort(arrivals, axis=1) + service * np.arange(n, 0, -1), axis=1))
+
+
+def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) -> tuple[float, float]:
+    """Monte Carlo mean and standard error, with control variates whose means are known.
+
+    The regression of `values` on the controls takes out what is known exactly, e.g. the error of the sampled
+    E[max T].
+    """
+    design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
+    columns = np.stack([np.ones_like(values), *design], axis=1)
+    solution, *_ = np.linalg.lstsq(columns, values, rcond=None)
+    residual = values - columns @ solution
+    return float(solution[0]), float(np.std(residual) / math.sqrt(len(values)))
+
+
+def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = True, lag: float = 0.0,
+                local: bool = False) -> tuple[float, float]:
+    """E max_k [S_(k) + (n-k+1) g] + lag: from the first answer to the last push, and its standard error.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker.
+    slice_time : float
+        g, seconds of one slice on one link.
+    staggered : bool
+        S_i = T_i + i g (the steady state); False: all start together, S_i = T_i.
+    lag : float
+        Latencies between [s]; what worker 0 saves when `local`.
+    local : bool
+        Worker 0 lives with the server and uses no link.
+
+    Returns
+    -------
+    tuple of float
+        Seconds and standard error; 0 where the mean is exact (fixed times, or nothing on the link).
+    """
+    n = len(laws)
+    remote = n - 1 if local else n
+    if slice_time == 0 and (lag == 0 or not local):
+        return lag + mean_of_maximum(laws), 0.0
+    fixed = all(law.family == "fixed" for law in laws)
+    rows = 1 if fixed else max(SAMPLES // (8 * n), 2_000)
+    rng = np.random.default_rng(20170)
+    times = np.stack([law.sample(rng, rows) for law in laws], axis=1)
+    offsets = slice_time * np.arange(1, remote + 1) * staggered
+    ends = lag + drain(times[:, n - remote:] + offsets, slice_time) if remote else np.zeros(rows)
+    if local:
+        ends = np.maximum(ends, times[:, 0])
+    if fixed:
+        return float(ends[0]), 0.0
+    controls = [(times.max(axis=1), mean_of_maximum(laws)), (times.mean(axis=1), mean_time(laws))]
+    return controlled_mean(ends, controls)
+
+
+def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+        update: Law | None = None, collocated: bool = False) -> Prediction:
+    """Seconds per iteration of BSP through parameter servers, full duplex, index order.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker.
+    servers : int
+        K, a barrier for each slice.
+    transfer : float
+        w: seconds of the whole model on one link.
+    latency : float
+        Of one message [s].
+    update : Law or None
+        Of one server.
+    collocated : bool
+        Server k lives with worker k.
+
+    Returns
+    -------
+    Prediction
+        Exact on own nodes (module docstring) and for one collocated server (worker 0 uses no link; the last
+        of the others decides unless worker 0 is slower: T + 2 latency + u + n w for fixed T).  Collocated and
+        K = n, rotated from the own node: E[max T] + 2 latency + u + 2 (n-1)/n w, exact for equal fixed T,
+        in which all stay in step, else an approximation.  Collocated with 1 < K < n: an approximation.
+        Several servers with random update times: an approximation.
+    """
+    n, k = check_count("workers", len(laws)), check_count("servers", servers)
+    w, alpha = check_time("transfer", transfer), check_time("latency", latency)
+    u, mean = update_mean(update), mean_time(laws)
+    slowest = mean_of_maximum(laws)
+    exact = k == 1 or update is None or update.family == "fixed"
+    error = 0.0
+    fixed = all(law.family == "fixed" for law in laws)
+    if collocated and k == n > 1:
+        total = slowest + 2 * alpha + u + 2 * (n - 1) / n * w
+        exact = exact and (w == 0 or (fixed and len(set(laws)) == 1))
+        formula = "E[max T] + 2 latency + u + 2 (n-1)/n w"
+    elif collocated:
+        barrier, error = bsp_barrier(laws, w / k, lag=2 * alpha + w - w / k, local=True)
+        total, exact = barrier + u, exact and k == 1
+        formula = "E max(T_0, 2 latency + max_k [S_(k) + (n-k) w]) + u, S_i = T_i + i w, i = 1..n-1"
+    else:
+        barrier, error = bsp_barrier(laws, w / k, lag=2 * alpha + w - w / k)
+        total = barrier + u
+        formula = "2 latency + u + (1 - 1/K) w + E max_k [S_(k) + (n-k+1) w/K], S_i = T_i + i w/K"
+    alone = 0.0 if collocated and n == 1 else 2 * alpha + (1 + 1 / k) * w
+    transfer_term = min(alone, max(total - slowest - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
+             "queueing": max(total - slowest - u - transfer_term, 0.0)}
+    if error:
+        terms["standard error"] = error
+    spread = slowest + 2 * alpha + u + (n / k + 1) * w
+    return Prediction(
+        total, "s", "exact" if exact else "approximation", terms, formula,
+        "renewal argument; Lindley 1952", "independent times; full duplex; slices of equal size; first come first served",
+        lower=None if collocated else max(mean + 2 * alpha + u + (n / k + 1) * w,
+                                          slowest + 2 * alpha + u + (1 + 1 / k) * w),
+        upper=None if collocated or not exact else spread)
+
+
+def bsp_run(laws: Sequence[Law], steps: int, *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+            update: Law | None = None, collocated: bool = False) -> Prediction:
+    """Seconds of a whole BSP run of `steps` iterations, from the common start to the last answer.
+
+    The first iteration starts together (S_i = T_i), the last answer leaves n-1 slices after the first one:
+    (n-1) w/K more than `steps` times the iteration for fixed T.  Parameters as in `bsp`.
+    """
+    n, k = check_count("workers", len(laws)), check_count("servers", servers)
+    check_count("steps", steps, 0)
+    step = bsp(laws, servers=servers, transfer=transfer, latency=latency, update=update, collocated=collocated)
+    if steps == 0:
+        return Prediction(0.0, "s", "exact", {}, "no iteration")
+    w, alpha, u = transfer, latency, update_mean(update)
+    if collocated and k == n > 1:
+        total = steps * step.value
+    elif collocated:
+        first, _ = bsp_barrier(laws, w / k, staggered=False, lag=alpha + w - w / k, local=True)
+        total = first + u + (steps - 1) * step.value + (alpha + (n - 1) * w / k if n > 1 else 0.0)
+    else:
+        first, _ = bsp_barrier(laws, w / k, staggered=False, lag=alpha)
+        total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
+    return Prediction(total, "s", step.kind, {"iterations": steps * step.value, "first and last": total - steps * step.value},
+                      "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)

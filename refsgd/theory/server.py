@@ -1,0 +1,225 @@
+"""How fast a parameter server that answers each push can go: saturation and queueing.
+
+ASP is a closed queueing network: n workers compute, then their pushes pass three stations in series, the
+server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  Nothing can pass faster than the
+slowest station, and no worker faster than alone::
+
+    X <= min(n / R, K / w, 1 / E[u]),        R = E[T] + 2 latency + (1 + 1/K) w + E[u]
+
+Equal fixed times reach it: after the first round the workers come in turn and nobody waits below saturation.
+
+References
+----------
+Lazowska, Zahorjan, Graham, Sevcik, "Quantitative system performance", 1984, chapters 5 and 6: asymptotic
+bounds and mean-value analysis.
+Takacs, "Introduction to the theory of queues", 1962, chapter 5: the machine interference problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from refsgd.machine import Law
+from refsgd.theory.iteration import mean_time, update_mean
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
+
+
+def alone(laws: Sequence[Law], servers: int, transfer: float, latency: float, update: float) -> list[float]:
+    """R_i: seconds of an iteration of each worker that meets nobody else."""
+    exchange = 2 * latency + (1 + 1 / servers) * transfer + update
+    return [law.mean + exchange for law in laws]
+
+
+def saturation(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+               update: Law | None = None) -> Prediction:
+    """Upper bound of the updates per second of an asynchronous parameter server, all workers together.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker.
+    servers, transfer, latency, update
+        K; w, seconds of the model on one link; seconds of a message; law of one update.
+
+    Returns
+    -------
+    Prediction
+        Updates/s, an upper bound; met by equal fixed times.  The terms are the three limits.
+    """
+    n, k = check_count("workers", len(laws)), check_count("servers", servers)
+    w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
+    mean_time(laws)
+    rounds = alone(laws, k, w, alpha, u)
+    limits = {"workers": math.fsum(1 / r if r else math.inf for r in rounds),
+              "links": k / w if w else math.inf, "server": 1 / u if u else math.inf}
+    return Prediction(min(limits.values()), "updates/s", "bound", limits,
+                      f"min(sum 1/R_i, K/w, 1/E[u]) for {n} workers", "Lazowska et al. 1984, section 5.2",
+                      "first come first served", bound="upper")
+
+
+def mean_value_analysis(workers: int, round_time: float, service: float, cv2: float = 0.0) -> tuple[float, float]:
+    """Throughput and time at the bottleneck of a closed network with one station that queues.
+
+    Adding workers one by one, an arriving push finds the queue of the network without itself: Q others, of
+    which one is in service with probability U and has (1 + cv2)/2 of a service left.
+
+    Parameters
+    ----------
+    workers : int
+    round_time : float
+        R, seconds of an iteration that meets nobody, service included.
+    service : float
+        d, mean seconds at the station.
+    cv2 : float
+        Squared coefficient of variation of the service: 0 fixed, 1 exponential.
+
+    Returns
+    -------
+    tuple of float
+        Iterations per second of all workers, seconds at the station per visit.
+    """
+    check_count("workers", workers)
+    check_time("round time", round_time)
+    if not service:
+        return workers / round_time if round_time else math.inf, 0.0
+    queue = busy = rate = wait = 0.0
+    for j in range(1, workers + 1):
+        wait = service * (1 + queue - busy + busy * (1 + cv2) / 2)
+        rate = min(j / (round_time - service + wait), 1 / service)
+        queue, busy = rate * wait, rate * service
+    return rate, wait
+
+
+def asp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+        update: Law | None = None, collocated: bool = False) -> Prediction:
+    """Seconds per iteration of ASP: n / (updates per second).
+
+    Parameters
+    ----------
+    laws, servers, transfer, latency, update
+        As in `saturation`.
+    collocated : bool
+        Server k lives with worker k: 1/n of the traffic (one server: worker 0's) uses no link.
+
+    Returns
+    -------
+    Prediction
+        Exact: equal fixed times; negligible links and updates (any laws: n / sum 1/R_i); exponential updates
+        with equal workers and negligible links (`repairman`).  Else mean-value analysis on the slowest
+        station, an approximation within 8 %, with the saturation bound as `lower`.
+    """
+    n, k = check_count("workers", len(laws)), check_count("servers", servers)
+    w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
+    mean = mean_time(laws)
+    if collocated:
+        return _asp_collocated(laws, k, w, alpha, u)
+    rounds = alone(laws, k, w, alpha, u)
+    harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
+    service = max(w / k, u)
+    cv2 = update.variance / (u * u) if update is not None and u > w / k and math.isfinite(update.variance) else 0.0
+    lower = max(harmonic_round, n * service)
+    equal = len(set(laws)) == 1
+    fixed = equal and laws[0].family == "fixed" and (update is None or update.family == "fixed")
+    if fixed or n == 1 or not service:
+        value, kind = lower, True
+    elif equal and w == 0 and k == 1 and update is not None and update.family == "exponential":
+        value, kind = n / repairman(n, mean + 2 * alpha, u).value, True
+    else:
+        value, kind = max(n / mean_value_analysis(n, harmonic_round, service, cv2)[0], lower), False
+    lone = 2 * alpha + (1 + 1 / k) * w
+    queueing = max(value - harmonic_round, 0.0)
+    return Prediction(
+        value, "s", "exact" if kind else "approximation",
+        {"compute E[T]": max(harmonic_round - lone - u, 0.0), "transfer": lone, "update": u, "queueing": queueing},
+        "max(R, n w/K, n u), R = E[T] + 2 latency + (1 + 1/K) w + u" if fixed else
+        "n/X, X by mean-value analysis on the slowest of link (w/K) and server (u)" if not kind else "n / sum 1/R_i",
+        "Lazowska et al. 1984, chapters 5 and 6", "independent times; full duplex; first come first served", lower=lower)
+
+
+def _asp_collocated(laws: Sequence[Law], k: int, w: float, alpha: float, u: float) -> Prediction:
+    """Collocated servers: workers 0..K-1 reach their own server without the network."""
+    n = len(laws)
+    kept = [1 if (i < k) else 0 for i in range(n)] if k <= n else [k // n + (i < k % n) for i in range(n)]
+    rounds = []
+    for law, own in zip(laws, kept, strict=True):
+        remote = (k - own) / k  # share of the slices that cross the network
+        rounds.append(law.mean + u + (2 * alpha + remote * w + w / k if remote else 0.0))
+    harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
+    crossing = [k - own for own in kept]
+    link = max(math.fsum(crossing) / min(k, n) * w / k / n, 0.0)  # seconds of a server's link per iteration
+    service = max(link, u)
+    exact = n == 1 or not service
+    rate = mean_value_analysis(n, harmonic_round, service)[0]
+    value = harmonic_round if exact else max(n / rate, harmonic_round, n * service)
+    mean = math.fsum(law.mean for law in laws) / n
+    return Prediction(value, "s", "exact" if exact else "approximation",
+                      {"compute E[T]": mean, "transfer": max(harmonic_round - mean - u, 0.0), "update": u,
+                       "queueing": value - harmonic_round},
+                      "n/X by mean-value analysis; a worker's own server is reached without the network",
+                      "Lazowska et al. 1984, chapter 6", "independent times; full duplex; first come first served")
+
+
+def repairman(workers: int, think: float, service: float) -> Prediction:
+    """Updates per second of one server with exponential update times and negligible links.
+
+    The machine-repairman model: j of n workers are at the server with probability proportional to
+    n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* law of the compute time
+    (insensitivity), and for any law of the update time if the server shares its time among pushes.
+
+    Parameters
+    ----------
+    workers : int
+    think : float
+        Mean seconds between an answer and the next push: E[T] and the latencies.
+    service : float
+        Mean of the exponential update time [s], > 0.
+    """
+    n = check_count("workers", workers)
+    check_time("compute", think)
+    if not service > 0:
+        raise DomainError(f"update {service} s; the machine-repairman model assumes a mean update time > 0")
+    if think == 0:
+        return Prediction(1 / service, "updates/s", "exact", {"utilisation": 1.0}, "1/E[u]: always busy",
+                          "Takacs 1962, chapter 5", "", {"utilisation": "1"})
+    logs = [math.lgamma(n + 1) - math.lgamma(n - j + 1) + j * math.log(service / think) for j in range(n + 1)]
+    top = max(logs)
+    idle = math.exp(logs[0] - top) / math.fsum(math.exp(x - top) for x in logs)
+    return Prediction((1 - idle) / service, "updates/s", "exact", {"utilisation": 1 - idle},
+                      "(1 - p0)/E[u], p0 = 1 / sum_j n!/(n-j)! (E[u]/E[T])^j", "Takacs 1962, chapter 5",
+                      "exponential updates, first come first served; any law of T; negligible links", {"utilisation": "1"})
+
+
+def takacs(workers: int, rate: float, service: float, transform: Callable[[float], float]) -> Prediction:
+    """Updates per second of one first-come server with *any* update law and exponential compute times.
+
+    Takacs' formula for machine interference: with phi(s) = E[exp(-s u)] and arrival rate `rate` per worker,
+
+        y = n rate E[u] sum_{k<n} C(n-1, k) prod_{j=1..k} (1 - phi(j rate))/phi(j rate)
+        X = y / ((1 + y) E[u])
+
+    Parameters
+    ----------
+    workers : int
+    rate : float
+        1/E[T] [1/s].
+    service : float
+        E[u] [s], > 0.
+    transform : callable
+        phi, the Laplace transform of the update law; ``lambda s: exp(-s u)`` for fixed u.
+    """
+    n = check_count("workers", workers)
+    if not rate > 0 or not service > 0:
+        raise DomainError(f"rate {rate}, update {service} s; Takacs' formula assumes both > 0")
+    total, product = 0.0, 1.0
+    for k in range(n):
+        if k:
+            phi = transform(k * rate)
+            product *= (1 - phi) / phi
+        total += math.comb(n - 1, k) * product
+    y = n * rate * service * total
+    busy = y / (1 + y)
+    return Prediction(busy / service, "updates/s", "exact", {"utilisation": busy},
+                      "y/((1+y) E[u]), y = n lambda E[u] sum_k C(n-1,k) prod_j (1-phi(j lambda))/phi(j lambda)",
+                      "Takacs 1962, chapter 5", "exponential compute times; first come first served; negligible links",
+                      {"utilisation": "1"})

@@ -1,0 +1,361 @@
+"""What happened: one type of event on one clock from every runtime, and every figure computed from it.
+
+An algorithm never times itself.  A runtime writes events; bytes, throughput, staleness, clock gaps, waiting
+and its causes are functions of them.  Times are seconds since the common start: virtual in the simulator,
+nominal in paced processes, real in unpaced ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
+
+
+class Event(NamedTuple):
+    """One thing that a program did, or that happened to it.
+
+    `kind` and what `data` then holds (times in seconds, sizes in bytes):
+
+    ========= ==========================================================================================
+    compute   at its end: ``start``, ``work`` (the kind of the Compute), ``late`` (real processes)
+    send      ``to``, ``message``, ``number`` (of this channel), ``bytes``, ``start`` (of the transmission)
+    receive   ``src``, ``message``, ``number``, ``bytes``, ``since`` (start of the wait), ``arrival``
+    choose    ``option``
+    poll      ``src`` or None, ``message``, ``number``
+    mark      ``name`` and the mark's own values
+    return    the program has ended
+    ========= ==========================================================================================
+    """
+
+    time: float
+    node: str
+    program: int
+    kind: str
+    data: dict[str, Any]
+
+
+class Transit(NamedTuple):
+    """A message from its Send to its delivery: when sent, transmitted (start, head), arrived, received."""
+
+    src: str
+    to: str
+    message: str
+    number: int
+    nbytes: int
+    sent: float
+    start: float
+    arrival: float
+    received: float
+
+
+def is_worker(node: str) -> bool:
+    """Whether a node counts as a worker: every node that is not a server."""
+    return not node.startswith("server")
+
+
+@dataclass
+class Trace:
+    """The events of one run in order of time.
+
+    Parameters
+    ----------
+    events : list of Event
+    nodes : sequence of str
+        All nodes in the deployment's order.
+    seconds : float
+        When the last main program returned.
+    latency, bandwidth : float
+        Of the emulated link [s, bytes/s], to tell transfer from queueing; 0 and inf where nothing is emulated.
+    """
+
+    events: list[Event]
+    nodes: Sequence[str]
+    seconds: float
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    lateness: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def of(self, kind: str, node: str | None = None) -> list[Event]:
+        """Events of one kind, of all nodes or of one."""
+        return [e for e in self._by_kind.get(kind, ()) if node is None or e.node == node]
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Event]]:
+        kinds: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            kinds[event.kind].append(event)
+        return kinds
+
+    def marks(self, name: str) -> list[Event]:
+        """Marks of one name."""
+        return [e for e in self.of("mark") if e.data["name"] == name]
+
+    @property
+    def workers(self) -> list[str]:
+        """Nodes that compute gradients."""
+        return [n for n in self.nodes if is_worker(n)]
+
+    # -- counting ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def bytes_sent(self) -> dict[str, int]:
+        """Payload bytes that each node handed over, by node."""
+        out = dict.fromkeys(self.nodes, 0)
+        for e in self.of("send"):
+            out[e.node] += e.data["bytes"]
+        return out
+
+    @property
+    def messages(self) -> int:
+        """Messages sent by all nodes."""
+        return len(self.of("send"))
+
+    @cached_property
+    def updates(self) -> dict[str, int]:
+        """Updates of parameters, by the node that applied them."""
+        return dict(Counter(e.node for e in self.marks("update")))
+
+    @cached_property
+    def iterations(self) -> dict[str, int]:
+        """Gradients computed, by worker."""
+        counts = Counter(e.node for e in self.of("compute") if e.data["work"] == "gradient")
+        return {w: counts[w] for w in self.workers}
+
+    @cached_property
+    def iteration_rate(self) -> float:
+        """Iterations per second of all workers together; each worker's rate counts until its own last event."""
+        ends: dict[str, float] = {}
+        for e in self.of("return"):
+            ends[e.node] = max(ends.get(e.node, 0.0), e.time) if e.program == 0 else ends.get(e.node, 0.0)
+        return sum(count / ends[w] for w, count in self.iterations.items() if ends.get(w, 0.0) > 0)
+
+    # -- staleness and clocks ------------------------------------------------------------------------------
+
+    @cached_property
+    def staleness(self) -> list[tuple[str, int]]:
+        """(worker, tau) of every gradient applied to every slice; tau = updates applied between its read and itself."""
+        return [(w, e.data["version"] - read) for e in self.marks("update") for w, read in e.data.get("reads", ())]
+
+    @property
+    def staleness_histogram(self) -> dict[int, int]:
+        """How many gradients (slices pooled) had each staleness."""
+        return dict(sorted(Counter(tau for _, tau in self.staleness).items()))
+
+    def outstanding_age(self) -> int:
+        """Updates since the last read of each worker whose next gradient was never applied, slices pooled.
+
+        With `staleness` it makes the identity of asynchronous SGD: their sum is (n - 1) x updates if every
+        worker reads right after its own update.
+        """
+        total, version = 0, Counter(self.updates)
+        last: dict[tuple[str, str], int] = {}
+        for e in self.marks("update"):
+            for worker, _ in e.data["reads"]:
+                last[worker, e.node] = e.data["version"] + 1
+        for worker in self.workers:
+            for server in version:
+                total += version[server] - last.get((worker, server), 0)
+        return total
+
+    def _clock_steps(self) -> list[tuple[float, int, str]]:
+        """(time, 1 for a start or 0 for an end, worker) of every gradient; at one time ends come first."""
+        steps = []
+        for e in self.of("compute"):
+            if e.data["work"] == "gradient":
+                steps += [(e.data["start"], 1, e.node), (e.time, 0, e.node)]
+        return sorted(steps)
+
+    @cached_property
+    def _gaps(self) -> tuple[int, int]:
+        done, gap, lead = dict.fromkeys(self.workers, 0), 0, 0
+        for _, started, worker in self._clock_steps():
+            if started:
+                gap = max(gap, done[worker] - min(done.values()))
+            else:
+                done[worker] += 1
+                lead = max(lead, done[worker] - min(done.values()))
+        return gap, lead
+
+    @property
+    def clock_gap(self) -> int:
+        """Largest c - min_j (iterations completed by j) at which a worker *started* iteration c (SSP: at most s)."""
+        return self._gaps[0]
+
+    @property
+    def lead(self) -> int:
+        """Largest difference of *completed* iterations between two workers at one time (SSP: at most s + 1)."""
+        return self._gaps[1]
+
+    # -- waiting -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def busy(self) -> dict[str, float]:
+        """Seconds of gradient computing of each worker until the end of the run (overlapping ones count once)."""
+        out = {}
+        for w in self.workers:
+            total, end = 0.0, 0.0
+            for e in sorted(self.of("compute", w), key=lambda e: (e.data["start"], e.time)):
+                if e.data["work"] == "gradient":
+                    total += max(0.0, min(e.time, self.seconds) - max(end, e.data["start"]))
+                    end = max(end, e.time)
+            out[w] = total
+        return out
+
+    @property
+    def idle_ratio(self) -> float:
+        """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run."""
+        if not self.seconds or not self.busy:
+            return 0.0
+        return 1 - sum(self.busy.values()) / len(self.busy) / self.seconds
+
+    @cached_property
+    def transits(self) -> list[Transit]:
+        """All messages that were received, in order of reception."""
+        sent = {(e.node, e.data["to"], e.data["number"]): e for e in self.of("send")}
+        out = []
+        for e in self.events:
+            if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
+                s = sent.get((e.data["src"], e.node, e.data["number"]))
+                if s is not None:
+                    out.append(Transit(s.node, e.node, s.data["message"], s.data["number"], s.data["bytes"],
+                                       s.time, s.data["start"], e.data["arrival"], e.time))
+        return out
+
+    @cached_property
+    def idle_by_cause(self) -> dict[str, float]:
+        """Share of the elapsed time that workers wait, by cause; sums to `idle_ratio`."""
+        from refsgd.waiting import waiting_by_cause
+
+        return waiting_by_cause(self)
+
+    # -- export --------------------------------------------------------------------------------------------
+
+    def to_chrome(self) -> str:
+        """The trace as JSON for Perfetto or chrome://tracing: a process per node, arrows for messages."""
+        pid = {n: i for i, n in enumerate(self.nodes)}
+        out: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": n}} for n, i in pid.items()
+        ]
+
+        def add(ph: str, name: str, e: Event, ts: float, **more: Any) -> None:
+            out.append({"ph": ph, "name": name, "pid": pid[e.node], "tid": e.program, "ts": ts * 1e6, **more})
+
+        for e in self.events:
+            if e.kind == "compute":
+                add("X", e.data["work"], e, e.data["start"], dur=(e.time - e.data["start"]) * 1e6, cat="compute")
+            elif e.kind == "receive" and e.time > e.data["since"]:
+                add("X", f"wait for {e.data['message']}", e, e.data["since"],
+                    dur=(e.time - e.data["since"]) * 1e6, cat="wait", args={"src": e.data["src"]})
+            elif e.kind == "mark":
+                values = {k: v for k, v in e.data.items() if k not in ("x", "name")}
+                add("i", e.data["name"], e, e.time, s="t", args=json.loads(json.dumps(values, default=str)))
+        for t in self.transits:
+            flow = {"cat": "message", "name": t.message, "id": f"{t.src}>{t.to}#{t.number}", "tid": 0}
+            out.append({"ph": "s", "pid": pid[t.src], "ts": t.sent * 1e6, **flow})
+            out.append({"ph": "f", "bp": "e", "pid": pid[t.to], "ts": t.received * 1e6, **flow})
+        return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"})
+
+
+class Snapshots:
+    """Keeps at most `limit` evenly spaced parameter vectors of one node's marks, whatever the length of the run.
+
+    A mark keeps its ``x`` while its version (its ``t`` where it has none) is a multiple of a stride, which doubles
+    when too many are held.  Every server follows the same rule, so the slices of one version can be joined.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit, self.stride = limit, 1
+        self._held: list[dict[str, Any]] = []
+
+    @staticmethod
+    def _number(data: dict[str, Any]) -> int:
+        return int(data.get("version", data.get("t", 0)))
+
+    def add(self, data: dict[str, Any]) -> None:
+        """Take the data of a mark's event; removes ``x`` from it, or from earlier ones, if it is not kept."""
+        if "x" not in data:
+            return
+        if self._number(data) % self.stride:
+            del data["x"]
+            return
+        self._held.append(data)
+        if len(self._held) > self.limit:
+            self.stride *= 2
+            for old in self._held:
+                if self._number(old) % self.stride:
+                    del old["x"]
+            self._held = [old for old in self._held if "x" in old]
+
+
+def merge(streams: Iterable[list[Event]]) -> list[Event]:
+    """Join the events of several nodes in order of time, each node's own order kept."""
+    every = [e for stream in streams for e in stream]
+    every.sort(key=lambda e: e.time)
+    return every
+
+
+class Thinner:
+    """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the others.
+
+    Kept are the versions (without one: the values of `t`, else the counts of such marks) that are divisible by
+    a stride, which doubles when more are held: a rule that every server follows alone, so that the slices of
+    one version can be joined.  The events themselves stay.
+
+    Parameters
+    ----------
+    limit : int
+        Most `x` kept of each (node, name), >= 0.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit = limit
+        self._held: dict[tuple[str, str], list[tuple[int, Event]]] = defaultdict(list)
+        self._stride: dict[tuple[str, str], int] = defaultdict(lambda: 1)
+        self._count: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        """Look at the next event of a run."""
+        if event.kind != "mark" or "x" not in event.data:
+            return
+        key = event.node, event.data["name"]
+        index = event.data.get("version", event.data.get("t", self._count[key]))
+        self._count[key] += 1
+        held, stride = self._held[key], self._stride[key]
+        held.append((index, event))
+        if index % stride or (index == 0 and len(held) > self.limit):
+            del held.pop()[1].data["x"]
+        while len(held) > self.limit:
+            stride = self._stride[key] = 2 * stride
+            for i, e in held:
+                if i % stride:
+                    del e.data["x"]
+            held[:] = [(i, e) for i, e in held if i % stride == 0]
+
+
+def thin(events: Iterable[Event], limit: int = 64) -> None:
+    """Drop `x` from all but `limit` evenly spaced marks of each name of each node; see `Thinner`.
+
+    Examples
+    --------
+    >>> marks = [Event(0.0, "server0", 0, "mark", {"name": "update", "version": v, "x": v}) for v in range(100)]
+    >>> thin(marks, 4)
+    >>> [e.data["version"] for e in marks if "x" in e.data]
+    [0, 32, 64, 96]
+    """
+    look = Thinner(limit)
+    for event in events:
+        look(event)
+
+
+@dataclass
+class Run:
+    """What a runtime gives back: the trace and what every main program returned."""
+
+    trace: Trace
+    values: dict[str, Any]

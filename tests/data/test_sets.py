@@ -1,0 +1,140 @@
+"""Data sets: what they hold, and one clear line when they do not."""
+import gzip
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from refsgd import data
+from refsgd.data import formats, sets
+
+
+def idx(array, magic=None):
+    header = [0x0800 + array.ndim if magic is None else magic, *array.shape]
+    return np.array(header, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A made-up "mnist" of 5 + 3 images under REFSGD_DATA."""
+    monkeypatch.setenv("REFSGD_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sets, "_IDX_COUNTS", {"train": 5, "t10k": 3})
+    (tmp_path / "mnist").mkdir()
+    for part, count in (("train", 5), ("t10k", 3)):
+        for kind, array in (("images-idx3", np.full((count, 28, 28), 51)), ("labels-idx1", np.arange(count))):
+            (tmp_path / "mnist" / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(idx(array)))
+    return tmp_path / "mnist"
+
+
+def message(name="mnist"):
+    with pytest.raises(data.DataError) as error:
+        data.load(name)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_digits_are_split_once_and_for_all():
+    digits = data.load("digits")
+    assert digits.train_images.shape == (1437, 8, 8, 1) and digits.test_images.shape == (360, 8, 8, 1)
+    assert digits.train_images.dtype == np.float32 and digits.train_labels.dtype == np.int64
+    assert digits.train_images.mean() == pytest.approx(0, abs=1e-5)
+    assert digits.train_images.std() == pytest.approx(1, abs=1e-5)
+    assert digits.train_labels[:10].tolist() == data.load("digits").train_labels[:10].tolist()
+    assert np.bincount(digits.test_labels, minlength=10).min() >= 20
+    assert not digits.train_images.flags.writeable
+    pixels = np.concatenate([digits.train_images, digits.test_images]).reshape(1797, 64)
+    assert len(np.unique(pixels, axis=0)) == 1797  # nothing is in both parts
+
+
+def test_digits_are_those_of_scikit_learn():
+    whole = pytest.importorskip("sklearn.datasets").load_digits()
+    path = os.path.join(os.path.dirname(sys.modules["sklearn"].__file__), "datasets", "data", "digits.csv.gz")
+    images, labels = formats.read_digits(path)
+    assert np.array_equal(images[..., 0], whole.images) and np.array_equal(labels, whole.target)
+
+
+def test_digits_load_without_importing_scikit_learn():
+    code = "import sys; from refsgd import data; data.load('digits'); print('sklearn' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_published_files(name):
+    try:
+        whole = data.load(name)
+    except data.DataError as error:
+        pytest.skip(str(error))
+    assert whole.train_images.shape == (60_000, 28, 28, 1) and len(whole.test_labels) == 10_000
+    assert whole.train_images.mean() == pytest.approx(0, abs=1e-3)
+    assert whole.train_images.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_scaling_of_pixels(folder):
+    assert data.load("mnist").train_images[0, 0, 0, 0] == pytest.approx((0.2 - 0.1307) / 0.3081)
+
+
+def test_a_missing_set_says_where_it_was_looked_for_and_what_to_do(folder, monkeypatch):
+    monkeypatch.setenv("REFSGD_DATA", "/nowhere")
+    text = message()
+    assert "/nowhere/mnist" in text and "cache/refsgd/mnist" in text and "set REFSGD_DATA" in text
+    assert "train-images-idx3-ubyte.gz" in text
+
+
+def test_the_cache_is_the_second_place(folder, monkeypatch):
+    (folder.parent / "cache" / "refsgd").mkdir(parents=True)
+    folder.rename(folder.parent / "cache" / "refsgd" / "mnist")
+    assert len(data.load("mnist").train_images) == 5
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert "lacks t10k-labels-idx1-ubyte.gz" in message()
+
+
+def test_a_file_cut_short_is_named(folder):
+    path = folder / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert message().startswith(f"{path}: ends too early")
+    path.write_bytes(gzip.compress(gzip.decompress(whole)[:-1]))
+    assert message() == f"{path}: 3919 bytes after the header, expected 3920 (5 x 28 x 28)"
+    path.write_bytes(gzip.compress(b"\0\0\b"))
+    assert message() == f"{path}: 3 bytes, expected a header of 16"
+    path.write_bytes(b"not compressed")
+    assert str(path) in message() and "gzip" in message()
+
+
+def test_wrong_contents_are_named(folder):
+    path = folder / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(idx(np.arange(5), magic=2051)))
+    assert message() == f"{path}: magic number 2051, expected 2049"
+    path.write_bytes(gzip.compress(idx(np.arange(4))))
+    assert message() == f"{path}: array of shape (4,), expected (5,)"
+    path.write_bytes(gzip.compress(idx(np.array([0, 1, 2, 3, 11]))))
+    assert message() == "mnist: train labels 0 to 11, expected 0 to 9"
+    path.write_bytes(gzip.compress(np.array([2049, 2**32 - 1], ">u4").tobytes()))
+    assert "expected 4294967295" in message()
+
+
+def test_nan_is_refused():
+    images = np.zeros((2, 8, 8, 1), np.float32)
+    images[1, 3, 3] = np.nan
+    with pytest.raises(data.DataError, match="NaN or infinity in train image 1"):
+        data.Dataset("drawn", images, np.zeros(2, int), images[:0], np.zeros(0, int), 10)
+
+
+@pytest.mark.parametrize("text", ["1,2,3\n", "spam\n", ",".join(["17"] * 65) + "\n", ",".join(["nan"] * 65) + "\n", ""])
+@pytest.mark.filterwarnings("ignore:loadtxt")
+def test_digits_of_another_form_are_refused(tmp_path, text):
+    path = tmp_path / "digits.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(data.DataError, match=r"digits\.csv\.gz"):
+        formats.read_digits(path)
+
+
+def test_unknown_name():
+    assert message("imagenet") == "data set is 'imagenet', expected one of digits, mnist, fashion-mnist"

@@ -1,0 +1,83 @@
+"""The kernels against the definitions: random small nets of every form that a plan knows, and random batches."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refsgd.nn import kernels
+from refsgd.nn.layers import Conv, Flatten, Linear, MaxPool, Relu
+from refsgd.nn.net import Net
+
+# Rounding of float32 sums of some thousand terms, relative to the largest gradient of the same net.
+TOLERANCE = 5e-6
+
+
+def disagreement(net, b, seed):
+    """Largest error of loss and gradient relative to the definition in float64.
+
+    Parameters and pixels are multiples of small powers of two, so that the forward pass up to the scores is exact in
+    float32: both sides agree on the sign of every unit and on the winner of every pool, and ties do occur.
+    """
+    random = np.random.default_rng(seed)
+    x = random.integers(-2, 3, net.parameters).astype(np.float32) / 16
+    x.setflags(write=False)
+    images = random.integers(-2, 3, (b, *net.input_shape)).astype(np.float32) / 2
+    labels = random.integers(0, net.classes, b)
+    loss, g = net.gradient(x, images, labels)
+    wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels)
+    assert g.dtype == np.float32 and g.shape == (net.parameters,)
+    return max(abs(loss - wanted_loss) / max(1.0, wanted_loss), np.abs(g - wanted).max() / np.abs(wanted).max())
+
+
+@st.composite
+def small_nets(draw):
+    height, width = draw(st.integers(6, 15)), draw(st.integers(6, 15))
+    shape = (height, width, draw(st.sampled_from([1, 2, 3, 5])))
+    kernel = draw(st.sampled_from([1, 3, 5]))
+    channels = st.sampled_from([1, 3, 8, 10, 16, 17, 20, 33, 50])
+    first = Conv(draw(channels), kernel, draw(st.integers(1, 3)), draw(st.integers(0, kernel // 2)), draw(st.booleans()))
+    layers = [first] + draw(st.sampled_from([[], [Relu()]]))
+    height, width, _ = first.output_shape(shape)
+    kernel = draw(st.sampled_from([k for k in (1, 3, 5) if k <= min(height, width)]))
+    if min(height, width) >= kernel + 1 and draw(st.booleans()):
+        second = Conv(draw(channels), kernel, 1, draw(st.integers(0, kernel // 2)))
+        layers += [second, Relu(), MaxPool()]
+    elif draw(st.booleans()):
+        second = Conv(draw(channels), kernel, 1, draw(st.integers(0, kernel - 1)), draw(st.booleans()))
+        layers += [second] + draw(st.sampled_from([[], [Relu()]]))
+    layers += [Flatten()]
+    layers += draw(st.sampled_from([[], [Linear(7), Relu()], [Linear(65)]]))
+    return Net("drawn", [*layers, Linear(draw(st.sampled_from([2, 10, 19])))], shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_nets(), st.sampled_from([1, 2, 3, 9]), st.integers(0, 1000))
+def test_kernels_compute_what_the_definitions_say(net, b, seed):
+    assert disagreement(net, b, seed) < TOLERANCE
+
+
+@pytest.mark.parametrize("outputs", [3, 16, 67])
+@pytest.mark.parametrize("b", [1, 4, 7])
+def test_large_linear_layers_multiply_by_the_transpose_without_forming_it(outputs, b):
+    net = Net("wide", [Flatten(), Linear(700), Relu(), Linear(outputs)], (5, 5, 3))
+    assert disagreement(net, b, 0) < TOLERANCE
+
+
+@pytest.mark.parametrize("index", [0, 7, 15])
+def test_the_check_notices_a_lost_output(monkeypatch, index):
+    """A wrong variant of `convolve` that forgets one number of its first row."""
+
+    def wrong(*arguments):
+        right(*arguments)
+        kernels.zero(arguments[13] + 4 * index, 1)
+
+    right = kernels.convolve
+    monkeypatch.setattr(kernels, "convolve", wrong)
+    assert disagreement(Net("small", [Conv(16, 3), Flatten(), Linear(16)], (6, 6, 2)), 3, 0) > TOLERANCE
+
+
+def test_nan_is_not_hidden_by_relu_or_pooling():
+    net = Net("small", [Conv(4, 3), Relu(), Conv(4, 1), Relu(), MaxPool(), Flatten(), Linear(3)], (6, 6, 2))
+    images = np.zeros((1, 6, 6, 2), np.float32)
+    images[0, 3, 3, 0] = np.nan
+    assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])

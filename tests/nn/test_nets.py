@@ -1,0 +1,194 @@
+"""The public face of the nets: counts, bits, wrong use, learning."""
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from refsgd import data
+from refsgd.nn import nets
+from refsgd.nn.layers import Conv, Flatten, Linear
+from refsgd.nn.net import Net
+
+
+def batch(net, b, seed=0):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(0, net.classes, b)
+
+
+@pytest.mark.parametrize("name, parameters", [("tiny", 9930), ("shallow", 431_080)])
+def test_number_of_parameters(name, parameters):
+    net = nets.build(name)
+    assert net.parameters == parameters == net.init(0).size
+    assert sum(row.parameters for row in net.describe()) == parameters
+    covered = [i for part, _ in net.segments.values() for i in range(part.start, part.stop)]
+    assert covered == list(range(parameters))
+
+
+def test_description_of_shallow():
+    rows = {row.name: row for row in nets.build("shallow").describe()}
+    assert rows["conv1"].flops == 2 * 25 * 24 * 24 * 20
+    assert rows["maxpool2"].output_shape == (4, 4, 50)
+    assert rows["linear1"].parameters == 800 * 500 + 500
+    assert rows["conv2"].activation_bytes == 4 * 8 * 8 * 50
+
+
+@pytest.mark.parametrize("name", nets.NAMES)
+def test_kernels_agree_with_the_definition(name):
+    net = nets.build(name)
+    x = net.init(1)
+    for b in (1, 3, 32):
+        images, labels = batch(net, b, b)
+        loss, g = net.gradient(x, images, labels)
+        wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels)
+        assert loss == pytest.approx(wanted_loss, rel=1e-6)
+        assert np.abs(g - wanted).max() < 5e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", nets.NAMES)
+def test_the_same_bits_whatever_was_computed_before(name):
+    fresh, used = nets.build(name), nets.build(name)
+    x = fresh.init(0)
+    for b in (5, 300, 1, 64):
+        used.gradient(x * np.float32(2), *batch(used, b, b))
+        used.loss_and_accuracy(x, *batch(used, 7))
+        images, labels = batch(fresh, b, 99)
+        loss, g = nets.build(name).gradient(x, images, labels)
+        again, h = used.gradient(x, images, labels)
+        assert loss == again and np.array_equal(g, h)
+
+
+def test_init_depends_on_the_seed_alone():
+    net = nets.build("tiny")
+    assert np.array_equal(net.init(3), nets.build("tiny").init(3))
+    assert not np.array_equal(net.init(3), net.init(4))
+    assert net.init(0).dtype == np.float32
+
+
+def test_no_images_have_no_gradient():
+    net = nets.build("tiny")
+    loss, g = net.gradient(net.init(0), *batch(net, 0))
+    assert loss == 0.0 and not g.any()
+    assert net.loss_and_accuracy(net.init(0), *batch(net, 0)) == (0.0, 0.0)
+
+
+def test_a_gradient_is_a_new_array_and_x_may_be_read_only():
+    net = nets.build("tiny")
+    x = net.init(0)
+    x.setflags(write=False)
+    _, g = net.gradient(x, *batch(net, 2))
+    kept = g.copy()
+    _, h = net.gradient(x, *batch(net, 2, seed=1))
+    assert not np.shares_memory(g, h) and np.array_equal(g, kept)
+
+
+def test_large_batches_are_the_mean_of_their_images():
+    net = nets.build("tiny")
+    x = net.init(0)
+    images, labels = batch(net, 700)
+    loss, g = net.gradient(x, images, labels)
+    parts = [net.gradient(x, images[k : k + 100], labels[k : k + 100]) for k in range(0, 700, 100)]
+    assert loss == pytest.approx(np.mean([part for part, _ in parts]))
+    assert np.abs(g - np.mean([part for _, part in parts], axis=0)).max() < 1e-6 * np.abs(g).max() * 10
+
+
+def test_loss_and_accuracy_count_what_the_definition_counts():
+    net = nets.build("tiny")
+    x = net.init(0)
+    images, labels = batch(net, 333)
+    loss, accuracy = net.loss_and_accuracy(x, images, labels)
+    assert loss == pytest.approx(net.gradient(x, images, labels)[0])
+    assert 0.02 < accuracy < 0.3
+    assert accuracy * 333 == pytest.approx(round(accuracy * 333))
+
+
+def test_one_net_object_per_thread():
+    images, labels = batch(nets.build("tiny"), 64)
+    x = nets.build("tiny").init(0)
+    wanted = nets.build("tiny").gradient(x, images, labels)[1]
+    wrong = []
+
+    def work():
+        net = nets.build("tiny")
+        wrong.extend(i for i in range(20) if not np.array_equal(net.gradient(x, images, labels)[1], wanted))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda x, i, y: (x[:-1], i, y), "expected contiguous float32 of shape (9930,)"),
+        (lambda x, i, y: (x.astype(float), i, y), "parameters are float64"),
+        (lambda x, i, y: (x, i[:, :7], y), "expected float32 of shape (b, 8, 8, 1)"),
+        (lambda x, i, y: (x, i.astype(float), y), "images are float64"),
+        (lambda x, i, y: (x, i, y[:-1]), "expected integers of shape (4,)"),
+        (lambda x, i, y: (x, i, y + 10), "expected 0..9"),
+        (lambda x, i, y: (x, i, y - 10), "expected 0..9"),
+        (lambda x, i, y: (x, i, y + 0.5), "labels are float64"),
+    ],
+)
+def test_wrong_use_is_named_in_one_line(spoil, message):
+    net = nets.build("tiny")
+    with pytest.raises(ValueError) as error:
+        net.gradient(*spoil(net.init(0), *batch(net, 4)))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_layers_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"conv2 .*makes \(0, 0, 4\)"):
+        Net("wrong", [Conv(4, 5), Conv(4, 5)], (8, 8, 1))
+    with pytest.raises(ValueError, match=r"conv1 .* does not take an input of shape \(64,\)"):
+        Net("wrong", [Flatten(), Conv(4, 3)], (8, 8, 1))
+    with pytest.raises(ValueError, match=r"linear1 .* does not take an input of shape \(8, 8, 1\)"):
+        Net("wrong", [Linear(4)], (8, 8, 1))
+    with pytest.raises(ValueError, match="expected one score per class"):
+        Net("wrong", [Conv(4, 5)], (8, 8, 1))
+    with pytest.raises(ValueError, match="expected one of tiny, shallow"):
+        nets.build("huge")
+    assert Net("right", [Flatten(), Linear(4)], (8, 8, 1)).classes == 4
+
+
+def test_importing_the_nets_does_not_load_numba():
+    code = "import sys; from refsgd.nn import nets; nets.build('tiny').init(0); print('numba' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_compiled_kernels_are_found_again():
+    nets.build("tiny").compile()
+    assert not nets.needs_compiling()
+
+
+def train(net, images, labels, epochs, batch_size, lr, momentum=0.9, seed=0):
+    x, v = net.init(seed), np.zeros(net.parameters, np.float32)
+    shards = data.Shards(len(images), 1, batch_size, seed)
+    for step in range(epochs * shards.steps_per_epoch):
+        chosen = shards.share(0, step)
+        _, g = net.gradient(x, images[chosen], labels[chosen])
+        v = np.float32(momentum) * v + g
+        x = x - np.float32(lr) * v
+    return x
+
+
+def test_tiny_learns_the_digits():
+    net, digits = nets.build("tiny"), data.load("digits")
+    x = train(net, digits.train_images, digits.train_labels, epochs=5, batch_size=16, lr=0.02)
+    assert net.loss_and_accuracy(x, digits.test_images, digits.test_labels)[1] >= 0.95
+
+
+@pytest.mark.slow
+def test_shallow_learns_mnist_in_one_epoch():
+    try:
+        mnist = data.load("mnist")
+    except data.DataError as error:
+        pytest.skip(str(error))
+    net = nets.build("shallow")
+    x = train(net, mnist.train_images, mnist.train_labels, epochs=1, batch_size=32, lr=0.01)
+    assert net.loss_and_accuracy(x, mnist.test_images, mnist.test_labels)[1] >= 0.975

@@ -1,0 +1,93 @@
+"""Programs driven by hand: values in, effects out, no runtime."""
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import asp, bsp, ssp
+from refsgd.algorithms.parameter_server import Model, Push, slices, worker
+from refsgd.algorithms.sgd import SGD, StepDecay, mean_gradient, parse_schedule
+from refsgd.effects import Compute, Mark, Recv, Send, payload_bytes
+from refsgd.problems import quadratic
+
+ONE = np.ones(2, np.float32)
+
+
+def answer(program, value=None):
+    """Send a value, perform every Compute in place, skip Marks; the next effect that needs somebody else."""
+    effect = program.send(value)
+    while isinstance(effect, Compute | Mark):
+        effect = program.send(effect.fn(*effect.args) if isinstance(effect, Compute) else None)
+    return effect
+
+
+def test_a_worker_computes_pushes_and_waits():
+    problem = quadratic(d=2, workers=1)
+    program = worker(0, ["server0"], problem, steps=1)
+    effect = program.send(None)
+    assert isinstance(effect, Compute) and effect.args == (problem.x0, 0, 0)
+    send = program.send(ONE)
+    assert send.to == "server0" and send.body.version == 0 and payload_bytes(send.body) == 8
+    assert program.send(None) == Recv(Model, src="server0")
+    assert program.send(("server0", Model(ONE, 1))) == Mark("clock", t=0)
+    with pytest.raises(StopIteration) as end:
+        program.send(None)
+    assert np.array_equal(end.value.value, ONE)
+
+
+def test_bsp_server_waits_for_all_and_answers_all():
+    program = bsp.server(0, ["worker0", "worker1"], np.zeros(2, np.float32), 1, SGD(0.5), "mean")
+    assert isinstance(answer(program), Recv)
+    assert isinstance(answer(program, ("worker1", Push(3 * ONE, 1, 0))), Recv)  # one of two: no answer yet
+    first = answer(program, ("worker0", Push(ONE, 1, 0)))
+    assert isinstance(first, Send) and first.to == "worker0"
+    assert np.array_equal(first.body.x, -ONE) and first.body.version == 1
+    assert answer(program).to == "worker1"
+
+
+def test_asp_server_answers_each_push_at_once():
+    program = asp.server(0, np.zeros(2, np.float32), 2, SGD(1.0))
+    answer(program)
+    send = answer(program, ("worker1", Push(ONE, 1, 0)))
+    assert send.to == "worker1" and np.array_equal(send.body.x, -ONE)
+
+
+def test_ssp_server_withholds_the_answer_to_whom_is_too_far_ahead():
+    program = ssp.server(0, ["worker0", "worker1"], np.zeros(2, np.float32), 3, SGD(1.0), staleness=1)
+    answer(program)
+    assert answer(program, ("worker0", Push(ONE, 1, 0))).to == "worker0"  # one clock ahead: allowed
+    answer(program)
+    assert isinstance(answer(program, ("worker0", Push(ONE, 1, 1))), Recv)  # two ahead: withheld
+    assert answer(program, ("worker1", Push(ONE, 1, 0))).to == "worker0"  # the slowest moved: both go on
+    assert answer(program).to == "worker1"
+
+
+def test_slices_cover_the_vector_and_differ_by_at_most_one():
+    for d in range(12):
+        for k in range(1, 8):
+            parts = slices(d, k)
+            assert [i for s in parts for i in range(s.start, s.stop)] == list(range(d))
+            sizes = {s.stop - s.start for s in parts}
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_mean_weighs_by_images_and_the_mean_of_means_is_wrong():
+    g = [ONE, 4 * ONE]
+    assert np.array_equal(mean_gradient(g, [3, 1]), 1.75 * ONE)
+    assert not np.array_equal(np.mean(g, axis=0), mean_gradient(g, [3, 1]))
+    assert np.array_equal(mean_gradient(g, [0, 0]), 0 * ONE)
+
+
+def test_momentum_is_the_form_of_pytorch():
+    sgd = SGD(0.1, momentum=0.9, weight_decay=0.01, schedule=StepDecay(1, 0.5))
+    x, v = ONE, sgd.start(ONE)
+    x1, v1 = sgd.step(x, v, ONE, 0)
+    assert np.allclose(v1, 1.01) and np.allclose(x1, 1 - 0.101)
+    x2, v2 = sgd.step(x1, v1, ONE, 1)
+    assert np.allclose(v2, 0.9 * 1.01 + 1 + 0.01 * x1) and np.allclose(x2, x1 - 0.05 * v2)
+    assert x2.dtype == np.float32
+
+
+@pytest.mark.parametrize("text", ["cosine", "step(0,0.5)", "step(5)", "step(5,2)"])
+def test_a_wrong_schedule_is_named(text):
+    with pytest.raises(ValueError, match="expected"):
+        parse_schedule(text)

@@ -1,0 +1,207 @@
+"""Whatever dies, stops or raises: one error names it within two seconds, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+
+from refsgd.effects import Compute, Node, Recv
+from refsgd.machine import Machine
+from refsgd.runtimes.processes import RunFailed, run
+from refsgd.runtimes.simulator import Deadlock
+from tests.runtimes.deployments import Never, bad_gradient, exchange, long_gradient, worker
+
+PACED = Machine(compute="fixed(0.02)")
+FOREVER = partial(exchange, steps=100_000)
+
+
+class Blow:
+    """Does something to the processes a moment after they have started, and remembers when."""
+
+    def __init__(self, act, delay=0.4):
+        self.act, self.delay, self.at, self.pids = act, delay, 0.0, {}
+
+    def __call__(self, pids):
+        self.pids = pids
+        self.thread = threading.Thread(target=self._go, daemon=True)
+        self.thread.start()
+
+    def _go(self):
+        time.sleep(self.delay)
+        self.at = time.monotonic()
+        self.act(self.pids)
+
+    def took(self):
+        self.thread.join()
+        return time.monotonic() - self.at
+
+
+def kill(node, sig=signal.SIGKILL):
+    return lambda pids: os.kill(pids[node], sig)
+
+
+@pytest.mark.parametrize("machine", [PACED, Machine()], ids=["paced", "unpaced"])
+@pytest.mark.parametrize("victim", ["worker2", "server0"])
+def test_a_killed_process_is_named_within_two_seconds(transport, victim, machine):
+    """Signal, process number, what it was doing and who waited for it; never a neighbour is blamed."""
+    blow = Blow(kill(victim))
+    with pytest.raises(RunFailed) as caught:
+        run(FOREVER, machine, transport=transport, on_start=blow)
+    assert blow.took() < 2.0
+    text = str(caught.value)
+    assert text.startswith(f"{victim} (pid {blow.pids[victim]}) was killed by SIGKILL")
+    assert "deployments.py:" in text and "\n" not in text and caught.value.node == victim
+    assert not any(psutil.pid_exists(pid) for pid in blow.pids.values())
+    if victim == "worker2" and machine is PACED:
+        assert "; waiting: " in text
+
+
+def test_a_death_is_noticed_while_the_others_compute_for_a_minute(transport):
+    """They are ended, not waited for."""
+    blow = Blow(kill("worker1"), 0.8)
+    with pytest.raises(RunFailed, match=r"worker1 .* was killed by SIGKILL .*Compute\(gradient\) 5 at .*in worker"):
+        run(partial(exchange, gradient=long_gradient), transport=transport, on_start=blow)
+    assert blow.took() < 2.0
+
+
+def test_sigterm_and_exit_codes_are_told_apart(transport):
+    """By the signal's name, by the code."""
+    blow = Blow(kill("worker0", signal.SIGTERM))
+    with pytest.raises(RunFailed, match=r"worker0 \(pid \d+\) was killed by SIGTERM"):
+        run(FOREVER, PACED, transport=transport, on_start=blow)
+
+    def leaves(x, rank, t):
+        if rank == 1 and t == 3:
+            os._exit(7)
+        return x
+
+    with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) ended with exit code 7 and no result: .*gradient"):
+        run(partial(exchange, gradient=leaves), transport=transport)
+
+
+def test_an_exception_in_a_gradient_reaches_the_caller(transport):
+    """As the cause, with the child's own traceback and the program's line."""
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"worker2 \(pid \d+\): FloatingPointError: NaN in layer 3, in Compute") as caught:
+        run(partial(exchange, gradient=bad_gradient), transport=transport)
+    assert time.monotonic() - began < 2.0 and "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, FloatingPointError)
+    assert "in bad_gradient" in caught.value.traceback and "in bad_gradient" in str(caught.value.__cause__.__cause__)
+    assert "in worker" in str(caught.value) and caught.value.node == "worker2"
+
+
+def test_an_exception_that_cannot_be_pickled_still_arrives(transport):
+    """As text."""
+    class Strange(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a} and {b}")
+
+    def raises(x, rank, t):
+        raise Strange(1, 2)
+
+    with pytest.raises(RunFailed, match="Strange: 1 and 2") as caught:
+        run(partial(exchange, gradient=raises), transport=transport)
+    assert "in raises" in caught.value.traceback
+
+
+def test_a_value_that_cannot_be_pickled_is_named(transport):
+    """The node that returned it."""
+    def main():
+        yield Compute(abs, -1)
+        return lambda: None
+
+    with pytest.raises(RunFailed, match=r"the value that worker0 returned cannot be pickled"):
+        run(lambda: {"worker0": Node(main())}, transport=transport)
+
+
+def test_a_deadlock_of_some_nodes_is_the_simulators_error(transport):
+    """Although others have returned."""
+    def waits():
+        yield Recv(Never, src="peer2")
+
+    began = time.monotonic()
+    with pytest.raises(Deadlock, match=r"peer0 at .*deployments|peer0 at .*in waits waits for Recv\(Never from peer2\)"):
+        run(lambda: {"peer0": Node(waits()), "peer1": Node(worker(0, "peer1", np.zeros(1), 0)),
+                     "peer2": Node(worker(0, "peer1", np.zeros(1), 0))}, transport=transport)
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_stopped_process_is_reported_and_ended_at_the_deadline(transport, caplog):
+    """SIGSTOP: first a warning, then the error."""
+    blow = Blow(kill("worker1", signal.SIGSTOP))
+    with caplog.at_level(logging.WARNING), pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) has been stopped for"):
+        run(FOREVER, PACED, transport=transport, deadline=2.0, on_start=blow)
+    assert 1.5 < blow.took() < 4.0
+    assert any("worker1" in r.getMessage() and "has been stopped" in r.getMessage() for r in caplog.records)
+
+
+def test_a_stopped_process_may_go_on(transport):
+    """Stopped for a second and continued: the run ends as if nothing had been."""
+    def pause(pids):
+        os.kill(pids["worker1"], signal.SIGSTOP)
+        time.sleep(1.2)
+        os.kill(pids["worker1"], signal.SIGCONT)
+
+    blow = Blow(pause, 0.3)
+    result = run(partial(exchange, steps=40), PACED, transport=transport, on_start=blow)
+    blow.took()
+    assert len(result.trace.marks("update")) == 40
+
+
+def test_a_run_without_progress_ends_at_its_deadline(transport):
+    """A compute that never ends is named with its line."""
+    with pytest.raises(RunFailed, match=r"nothing went on for .*worker0 in Compute\(gradient\) 5 at"):
+        run(partial(exchange, gradient=long_gradient), transport=transport, deadline=1.0)
+
+
+def test_ctrl_c_ends_everything(transport):
+    """KeyboardInterrupt passes through, and all processes are gone."""
+    blow = Blow(lambda pids: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run(FOREVER, PACED, transport=transport, on_start=blow)
+    assert blow.took() < 2.0 and not any(psutil.pid_exists(pid) for pid in blow.pids.values())
+
+
+PARENT = """
+import sys
+from functools import partial
+from refsgd.machine import Machine
+from refsgd.runtimes.processes import run
+from tests.runtimes.deployments import exchange, long_gradient
+gradient = {"gradient": long_gradient} if sys.argv[2] == "long" else {}
+run(partial(exchange, steps=100_000, **gradient), Machine(compute="fixed(0.02)"), transport=sys.argv[1],
+    on_start=lambda pids: print(*pids.values(), flush=True))
+"""
+
+
+@pytest.mark.parametrize("how", ["short", "long"])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_no_child_outlives_the_parent(transport, how, sig):
+    """Not even one that computes for a minute."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, transport, how], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    time.sleep(0.5)
+    parent.send_signal(sig)
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=2.0)
+    assert len(children) == 5 and not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_runs_may_follow_each_other_and_a_failure(transport):
+    """The tenth run is as good as the first."""
+    for _ in range(5):
+        with pytest.raises(RunFailed):
+            run(partial(exchange, gradient=bad_gradient), transport=transport)
+        assert len(run(partial(exchange, steps=5), transport=transport).trace.marks("update")) == 5

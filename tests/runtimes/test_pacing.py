@@ -1,0 +1,95 @@
+"""Paced processes take the simulator's time on the same draws, and say how late they were."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from refsgd.effects import Compute, Node
+from refsgd.machine import Machine
+from refsgd.runtimes.processes import run
+from refsgd.runtimes.simulator import simulate
+from tests.runtimes.deployments import exchange
+
+
+@pytest.mark.parametrize("machine", [
+    Machine(compute="exponential(0.02)"),
+    Machine(compute="exponential(0.02)", latency=0.005, bandwidth=1e6, update=0.001),
+    Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e6, speeds=(1, 1, 2, 0.5), collocated=True),
+], ids=["network without cost", "link and update", "collocated"])
+def test_an_exchange_takes_the_simulated_time(transport, machine):
+    """Within 5 % of the prediction from the same draws, 4 workers, mean 20 ms."""
+    build = partial(exchange, n=4, d=2000, steps=50)
+    expected = simulate(build, machine, 1)
+    began = time.monotonic()
+    result = run(build, machine, 1, transport=transport)
+    took = time.monotonic() - began
+    assert result.trace.seconds == pytest.approx(expected.trace.seconds, rel=0.05)
+    # Nominal time is no invention: the clock on the wall saw it too (and the start of five processes).
+    assert result.trace.seconds * 0.99 < took < result.trace.seconds * 1.05 + 1.0
+    assert result.values["server0"].tobytes() == expected.values["server0"].tobytes()
+    late = result.trace.lateness["worker1"]
+    assert late["computes"] == 50 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
+
+
+def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
+    """10 ms of real work in 2 ms drawn: nominal time slips, and the run says so."""
+    def busy(x, rank, t):
+        end = time.monotonic() + 0.01
+        while time.monotonic() < end:
+            pass
+        return x
+
+    with pytest.warns(RuntimeWarning, match="overran its drawn times by"):
+        result = run(partial(exchange, n=1, steps=30, gradient=busy), Machine(compute="fixed(0.005)"),
+                     transport=transport)
+    late = result.trace.lateness["worker0"]
+    assert result.trace.seconds > 0.29 and late["slips"] >= 25 and late["overrun_ratio"] > 0.5
+
+
+def test_unpaced_runs_take_their_real_time(transport):
+    """And are on one real clock: messages are received after they were sent."""
+    def slow(x, rank, t):
+        time.sleep(0.005)
+        return x
+
+    trace = run(partial(exchange, n=2, steps=10, gradient=slow), transport=transport).trace
+    assert trace.seconds > 0.05
+    assert all(e.time - e.data["start"] >= 0.005 for e in trace.of("compute"))
+    assert all(t.sent <= t.arrival <= t.received for t in trace.transits) and len(trace.transits) == 40
+
+
+def test_an_unpaced_run_may_have_an_emulated_link(transport):
+    """Real computing, drawn network."""
+    trace = run(partial(exchange, n=2, d=1000, steps=5), Machine(latency=0.01, bandwidth=1e6), transport=transport).trace
+    assert all(t.arrival - t.sent >= 0.014 - 1e-6 for t in trace.transits)
+    assert trace.seconds >= 5 * 2 * 0.014
+
+
+def test_means_that_cannot_be_paced_are_warned_about():
+    """Below 2 ms."""
+    def main():
+        yield Compute(np.sum, np.ones(2))
+
+    with pytest.warns(RuntimeWarning, match="mean compute time 1 ms"):
+        run(lambda: {"worker0": Node(main())}, Machine(compute="fixed(0.001)"))
+
+
+def test_a_program_started_with_its_own_thread_may_run_in_any_thread():
+    """`run` forks, watches and joins in the thread that calls it."""
+    import threading
+
+    out = []
+    thread = threading.Thread(target=lambda: out.append(run(partial(exchange, n=2, steps=3))))
+    thread.start()
+    thread.join()
+    assert len(out[0].trace.marks("update")) == 3
+
+
+def test_bad_use_is_refused():
+    """One line that says what was expected."""
+    with pytest.raises(ValueError, match="transport 'udp'; expected one of shm, tcp"):
+        run(exchange, transport="udp")

@@ -1,0 +1,163 @@
+"""The command line: JSON, files, and one clear line for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import refsgd
+from refsgd.cli import main
+from refsgd.machine import Machine
+from refsgd.result import Result
+
+SMALL = ["--data", "quadratic", "--steps", "5", "--quiet"]
+
+
+def refuse(capsys, *arguments):
+    """Run the command line; its exit code and the one line that it wrote."""
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, (out, err)
+    return code, err
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["run", "sgdd"], "sgdd"),
+    (["run", "bsp", *SMALL, "--workers", "0"], "workers 0; expected at least 1"),
+    (["run", "bsp", *SMALL, "--servers", "0"], "servers 0; expected at least 1"),
+    (["run", "bsp", *SMALL, "--latency", "-1"], "latency -1.0 s; expected"),
+    (["run", "bsp", *SMALL, "--bandwidth", "0"], "bandwidth 0.0 bytes/s; expected"),
+    (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "law 'exponental' is unknown"),
+    (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, else there is no mean"),
+    (["run", "bsp", *SMALL, "--speeds", "1,x"], "speeds '1,x'; expected numbers"),
+    (["run", "bsp", *SMALL, "--lr", "nan"], "learning rate nan; expected"),
+    (["run", "bsp", *SMALL, "--momentum", "1"], "momentum 1.0; expected"),
+    (["run", "bsp", *SMALL, "--schedule", "cosine"], "schedule 'cosine' not understood"),
+    (["run", "bsp", *SMALL, "--epochs", "1"], "expected one of the two"),
+    (["run", "bsp", *SMALL, "--seed", "-1"], "seed -1; expected"),
+    (["run", "bsp", "--steps", "-5"], "steps -5; expected"),
+    (["run", "ssp", *SMALL, "--staleness", "-1"], "staleness -1; expected"),
+    (["run", "bsp", *SMALL, "--aggregation", "median"], "median"),
+    (["run", "bsp", *SMALL, "--runtime", "cloud"], "cloud"),
+    (["run", "bsp", "--net", "huge"], "net 'huge' is unknown; expected one of tiny"),
+    (["run", "bsp", "--net", "shallow"], "takes images of shape (28, 28, 1)"),
+    (["run", "bsp", "--batch", "0"], "batch 0; expected"),
+    (["run", "bsp", *SMALL, "--plot", "x.bmp"], "expected a name that ends in .png"),
+    (["run", "bsp", *SMALL, "--json", "nowhere/x.json"], "there is no folder nowhere"),
+    (["compare", "--algorithms", "bsp,nope"], "algorithm 'nope' is unknown"),
+    (["predict", "bsp", "--compute", "none"], "no formula covers"),
+    ([], "COMMAND"),
+])
+def test_wrong_use_is_one_line_and_exit_code_2(capsys, arguments, expected):
+    code, line = refuse(capsys, *arguments)
+    assert code == 2 and expected in line and line.startswith("refsgd: ")
+
+
+def test_missing_and_damaged_data_is_one_line_and_exit_code_1(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("REFSGD_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, line = refuse(capsys, "run", "bsp", "--data", "mnist", "--quiet")
+    assert code == 1 and "mnist: no files in" in line and "REFSGD_DATA" in line
+    (tmp_path / "mnist").mkdir()
+    for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
+        (tmp_path / "mnist" / name).write_bytes(b"\x1f\x8b\x08\x00cut short")
+    code, line = refuse(capsys, "run", "bsp", "--data", "mnist", "--quiet")
+    assert code == 1 and "train-images" in line
+
+
+def test_a_diverging_run_is_one_line_and_writes_nothing(capsys, tmp_path):
+    target = tmp_path / "out.json"
+    code, line = refuse(capsys, "run", "asp", "--lr", "1e6", "--epochs", "1", "--json", str(target), "--quiet")
+    assert code == 1 and "the loss is" in line and "worker" in line and "lower the learning rate" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_in_the_starting_point_is_refused():
+    problem = refsgd.problems.quadratic()
+    object.__setattr__(problem, "x0", np.full(10, np.nan, np.float32))
+    with pytest.raises(ValueError, match="NaN"):
+        refsgd.run("bsp", problem, steps=1)
+
+
+def test_json_goes_to_standard_output_alone_and_reads_back(capsys):
+    assert main(["run", "ssp", *SMALL, "--staleness", "inf", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert err == "" and data["format"] == 1 and data["options"] == {"staleness": float("inf")}
+    assert Result.from_json(out).to_dict() == data
+    for key in ("seconds", "seconds_per_iteration", "images_per_second", "updates", "bytes_sent", "messages", "staleness",
+                "clock_gap", "lead", "idle_ratio", "idle_by_cause", "overrun_ratio"):
+        assert key in data["measured"]
+    assert {"value", "kind", "terms", "formula"} <= set(data["predicted"]["seconds_per_iteration"])
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1}'])
+def test_a_wrong_result_file_is_refused(text):
+    with pytest.raises(ValueError, match="expected"):
+        Result.from_json(text)
+
+
+def test_run_writes_picture_and_perfetto_trace(tmp_path, capsys):
+    assert main(["run", "ssp", "--epochs", "0.3", "--servers", "2", "--quiet", "--plot", str(tmp_path / "p.png"),
+                 "--trace", str(tmp_path / "t.json"), "--json", str(tmp_path / "r.json")]) == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"worker0", "worker3", "server0", "server1"}
+    arrows = [e for e in events if e["ph"] in "sf"]
+    assert len(arrows) > 10 and {e["ph"] for e in arrows} == {"s", "f"}
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.png", "r.json", "t.json"]
+
+
+def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "--runtime", "simulator", "--epochs", "1"]) == 0
+    data = json.loads((tmp_path / "refsgd-compare.json").read_text())
+    assert [row["algorithm"] for row in data["rows"]] == ["sequential", "bsp", "asp", "ssp"]
+    assert (tmp_path / "refsgd-compare.png").stat().st_size > 20_000
+    out = capsys.readouterr().out
+    assert "predicted" in out and "straggling" in out
+
+
+def test_predict_and_list(capsys):
+    assert main(["predict", "bsp", "--compute", "exponential(0.02)", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] == pytest.approx(0.02 * 25 / 12)
+    assert main(["predict", "ssp"]) == 0 and main(["list"]) == 0
+    assert "lognormal(mean,cv)" in capsys.readouterr().out
+
+
+def test_a_killed_worker_ends_the_run_within_two_seconds_and_leaves_nothing():
+    command = [sys.executable, "-m", "refsgd", "run", "bsp", "--data", "quadratic", "--steps", "100000", "--runtime", "processes",
+               "--compute", "fixed(0.02)", "--quiet"]
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 20
+        children = []
+        while len(children) < 5 and time.monotonic() < deadline:
+            children = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.05)
+        time.sleep(0.5)
+        victim = children[2]
+        killed = time.monotonic()
+        victim.send_signal(signal.SIGKILL)
+        out, err = process.communicate(timeout=10)
+        took = time.monotonic() - killed
+    finally:
+        process.kill()
+    assert took < 2 and process.returncode == 1
+    assert "worker2" in err and "SIGKILL" in err and str(victim.pid) in err and out == ""
+    assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+    assert (set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()) <= shared
+
+
+def test_a_machine_survives_its_json():
+    machine = Machine(compute="lognormal(0.02,0.5)", update=0.001, speeds=(1, 2), collocated=True)
+    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    with pytest.raises(ValueError, match="unknown keys"):
+        Machine.from_json({"ram": 1})

@@ -1,0 +1,189 @@
+"""Virtual time: the link rule, stepping, looking inside, and errors at the guilty line."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import bsp, ssp
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
+from refsgd.machine import Machine
+from refsgd.problems import quadratic
+from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, simulate
+from refsgd.trace import Snapshots
+
+
+class Note(NamedTuple):
+    body: np.ndarray
+
+
+HUNDRED = np.zeros(25, np.float32)  # 100 bytes
+
+
+def sender(*to):
+    for other in to:
+        yield Send(other, Note(HUNDRED))
+
+
+def receiver(count, log):
+    for _ in range(count):
+        src, _ = yield Recv(Note)
+        yield Mark("got", src=src)
+    return log
+
+
+def arrivals(deployment, machine):
+    trace = simulate(deployment, machine).trace
+    return [(e.data["src"], e.data["arrival"]) for e in trace.of("receive")]
+
+
+def test_a_lone_message_takes_latency_plus_bytes_over_bandwidth():
+    found = arrivals({"worker0": Node(sender("worker1")), "worker1": Node(receiver(1, 0))}, Machine(latency=2, bandwidth=50))
+    assert found == [("worker0", 4.0)]
+
+
+def test_the_outgoing_link_sends_one_message_after_the_other():
+    found = arrivals({"worker0": Node(sender("worker1", "worker2")), "worker1": Node(receiver(1, 0)), "worker2": Node(receiver(1, 0))},
+                     Machine(latency=2, bandwidth=50))
+    assert found == [("worker0", 4.0), ("worker0", 6.0)]
+
+
+def test_the_incoming_link_receives_one_message_after_the_other_lowest_rank_first():
+    nodes = {f"worker{i}": Node(sender("server0")) for i in range(3)} | {"server0": Node(receiver(3, 0))}
+    assert arrivals(nodes, Machine(latency=2, bandwidth=50)) == [("worker0", 4.0), ("worker1", 6.0), ("worker2", 8.0)]
+
+
+def test_the_incoming_link_serves_heads_in_order_of_their_arrival_not_of_the_sends():
+    def late_then_send():
+        yield Compute(abs, 0)
+        yield Send("server0", Note(HUNDRED))
+
+    def busy_link():
+        yield Send("worker1", Note(np.zeros(100, np.float32)))  # keeps the outgoing link for 8 s
+        yield Send("server0", Note(HUNDRED))
+
+    nodes = {"worker0": Node(busy_link()), "worker1": Node(receiver(1, 0)), "worker2": Node(late_then_send()),
+             "server0": Node(receiver(2, 0))}
+    trace = simulate(nodes, Machine(compute="fixed(3)", bandwidth=50)).trace
+    assert [e.data["src"] for e in trace.of("receive", "server0")] == ["worker2", "worker0"]
+
+
+def test_collocated_nodes_do_not_use_the_network():
+    nodes = {"worker0": Node(sender("server0")), "server0": Node(receiver(1, 0))}
+    assert arrivals(nodes, Machine(latency=2, bandwidth=50, collocated=True)) == [("worker0", 0.0)]
+
+
+def test_one_core_computes_one_thing_at_a_time():
+    def compute():
+        yield Compute(abs, 1)
+
+    nodes = {"worker0": Node(compute(), [compute()])}
+    assert simulate(nodes, Machine(compute="fixed(1)")).trace.of("compute")[-1].time == 1
+    nodes = {"worker0": Node(compute(), [compute()])}
+    assert simulate(nodes, Machine(compute="fixed(1)", cores=1)).trace.of("compute")[-1].time == 2
+
+
+def test_the_simulator_is_an_iterator_of_events_and_repeats_itself():
+    def deploy():
+        return ssp.ssp(quadratic(workers=3), 3, 5, SGD(0.1), staleness=1)
+
+    machine = Machine(compute="exponential(1)", latency=0.1)
+    events = list(Simulator(deploy, machine, seed=3))
+    assert [e.time for e in events] == sorted(e.time for e in events)
+    again = [(e.time, e.node, e.kind) for e in Simulator(deploy, machine, seed=3)]
+    assert again == [(e.time, e.node, e.kind) for e in events]
+    assert again != [(e.time, e.node, e.kind) for e in Simulator(deploy, machine, seed=4)]
+
+
+def test_where_shows_line_effect_and_locals_of_every_program():
+    sim = Simulator(bsp.bsp(quadratic(workers=2), 2, 3, SGD(0.1)), Machine(compute="exponential(1)"))
+    while not any(e.kind == "receive" for e in sim.events):
+        sim.step()
+    places = {p.node: p for p in sim.where()}
+    slow = next(p for p in places.values() if p.waits_for == "Compute(gradient)")
+    assert slow.function == "worker" and slow.filename.endswith("parameter_server.py") and slow.locals["t"] == 0
+    source = Path(slow.filename).read_text().splitlines()[slow.line - 1]
+    assert "yield Compute" in source
+    assert places["server0"].function == "server" and places["server0"].locals["t"] == 0
+
+
+def test_a_forgotten_yield_is_named():
+    def forgetful():
+        Send("worker0", Note(HUNDRED))
+        yield Compute(abs, 1)
+
+    with pytest.raises(ForgottenYield, match="2 effects were built"):
+        simulate({"worker0": Node(forgetful())})
+
+
+def test_what_is_no_effect_is_named():
+    def sub():
+        yield Compute(abs, 1)
+
+    def wrong():
+        yield sub()
+
+    with pytest.raises(TypeError, match="needs `yield from`"):
+        simulate({"worker0": Node(wrong())})
+
+
+def test_an_unknown_receiver_is_named():
+    with pytest.raises(ValueError, match="sends to 'worker9'; expected one of worker0"):
+        simulate({"worker0": Node(sender("worker9"))})
+
+
+def test_a_deadlock_lists_who_waits_for_what():
+    nodes = {f"worker{i}": Node(receiver(1, 0)) for i in range(2)}
+    with pytest.raises(Deadlock, match=r"worker0 at .*test_simulator.py:\d+ in receiver waits for Recv\(Note\); worker1"):
+        simulate(nodes)
+
+
+def test_an_array_that_crossed_a_yield_is_read_only():
+    def mutating():
+        x = np.zeros(3, np.float32)
+        yield Send("worker1", Note(x))
+        x += 1
+
+    with pytest.raises(ValueError, match="read-only"):
+        simulate({"worker0": Node(mutating()), "worker1": Node(receiver(1, 0))})
+
+
+def test_responders_are_closed_when_everything_is_handled_and_may_return():
+    served = []
+
+    def respond():
+        try:
+            while True:
+                src, _ = yield Recv(Note)
+                served.append(src)
+        except RunEnded:
+            served.append("end")
+
+    def idle():
+        return None
+        yield
+
+    simulate({"peer0": Node(sender("peer1", "peer1")), "peer1": Node(idle(), [respond()])}, Machine(latency=5))
+    assert served == ["peer0", "peer0", "end"]
+
+
+def test_poll_does_not_wait_and_choose_is_seeded():
+    def polling():
+        first = yield Poll(Note)
+        picks = []
+        for _ in range(20):
+            picks.append((yield Choose((0, 1, 2))))
+        return first, picks
+
+    runs = [simulate({"worker0": Node(polling())}, seed=s).values["worker0"] for s in (1, 1, 2)]
+    assert runs[0][0] is None and runs[0] == runs[1] != runs[2]
+
+
+def test_at_most_64_parameter_vectors_are_kept_evenly():
+    kept, data = Snapshots(64), [{"version": v, "x": v} for v in range(1000)]
+    for d in data:
+        kept.add(d)
+    versions = [d["version"] for d in data if "x" in d]
+    assert 32 < len(versions) <= 64 and set(np.diff(versions)) == {16}

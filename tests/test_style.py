@@ -1,0 +1,123 @@
+"""The house's rules, read from the source: arrows point one way, no forgotten yield, public names are documented."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import refsgd
+
+ROOT = Path(refsgd.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
+
+#: room -> rooms of the library that it may import
+ARROWS = {
+    "effects": set(),
+    "graphs": set(),
+    "machine": set(),
+    "trace": {"waiting"},
+    "waiting": {"trace"},
+    "algorithms": {"algorithms", "effects", "graphs", "collectives"},
+    "collectives": {"collectives", "effects", "graphs"},
+    "nn": {"nn"},
+    "data": {"data"},
+    "problems": {"effects", "data", "nn"},
+    "runtimes": {"runtimes", "effects", "machine", "trace"},
+    "theory": {"theory", "machine"},
+    "result": {"effects", "machine", "trace", ""},
+}
+FREE = {"experiment", "cli", "report", "plots", "player", "studies", "testing", "check", "__init__", "__main__"}
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def imported_rooms(tree: ast.AST) -> set[str]:
+    rooms = set()
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module] if node.module != "refsgd" else [f"refsgd.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            modules = [a.name for a in node.names]
+        rooms |= {m.split(".")[1] if "." in m else "" for m in modules if m.split(".")[0] == "refsgd"}
+    return {"" if room == "__version__" else room for room in rooms}
+
+
+def forgotten_yields(tree: ast.AST) -> list[int]:
+    """Lines where an effect is built outside a yield, or a generator of this module is called without `yield from`."""
+    generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
+                  and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name not in generators:
+            continue
+        yielded = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Yield | ast.YieldFrom)}
+        for n in ast.walk(function):
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and id(n) not in yielded and n.func.id in EFFECTS | generators:
+                lines.append(n.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_point_one_way(path):
+    room = room_of(path)
+    if room in FREE:
+        return
+    allowed = ARROWS[room]
+    assert imported_rooms(ast.parse(path.read_text())) <= allowed, f"{path.name} imports more than {sorted(allowed)}"
+
+
+def test_the_arrow_check_catches_a_wrong_import():
+    assert imported_rooms(ast.parse("from refsgd.runtimes.simulator import simulate")) == {"runtimes"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in ("algorithms", "collectives")], ids=lambda p: p.stem)
+def test_no_effect_is_built_without_a_yield(path):
+    assert forgotten_yields(ast.parse(path.read_text())) == []
+
+
+def test_the_yield_check_catches_a_forgotten_one():
+    wrong = "def program():\n    x = yield Recv(Push)\n    Send('worker0', x)\n"
+    assert forgotten_yields(ast.parse(wrong)) == [3]
+
+
+def test_every_public_function_and_class_has_a_docstring():
+    missing = []
+    for module in pkgutil.walk_packages(refsgd.__path__, "refsgd."):
+        if module.name == "refsgd.__main__":
+            continue
+        loaded = importlib.import_module(module.name)
+        assert loaded.__doc__, module.name
+        for name, thing in vars(loaded).items():
+            own = getattr(thing, "__module__", None) == module.name
+            if own and not name.startswith("_") and (inspect.isfunction(thing) or inspect.isclass(thing)) and not thing.__doc__:
+                missing.append(f"{module.name}.{name}")
+    assert not missing
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "algorithms" and p.stem not in ("__init__", "parameter_server", "sgd")],
+                         ids=lambda p: p.stem)
+def test_an_algorithm_is_one_short_file_with_its_facts(path):
+    text = path.read_text()
+    doc = ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= 175
+    for section in ("Quick facts", "References"):
+        assert section in doc, f"{path.name} lacks {section}"
+    for function in [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]:
+        if any(isinstance(n, ast.Yield) for n in ast.walk(function)):
+            assert function.end_lineno - function.lineno <= 36, f"{function.name} does not fit on a screen"
+
+
+def test_importing_the_library_is_quick_and_needs_neither_numba_nor_matplotlib():
+    code = "import sys, refsgd; print(sorted({'numba', 'matplotlib', 'sklearn', 'rich'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
