@@ -130,8 +130,8 @@ class Mark:
     """Tell observers a fact; takes no time and must not influence the run.
 
     The names are an interface: ``update`` (slice, version, reads, x) at every update of parameters, where
-    `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient;
-    ``clock`` (t) when a worker ends iteration t; ``block`` (worker) when a server withholds an answer to
+    `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
+    (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker) when a server withholds an answer to
     keep a bound; ``drop`` (worker, t, reason) when work is discarded.
     """
 

@@ -163,12 +163,12 @@ class Experiment:
 def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
 
-    Slices of one version are joined; replicas of one version are averaged.
+    Slices of one version are joined; replicas of one iteration are averaged.
     """
     versions: dict[int, dict[str, tuple[float, Array]]] = {}
     for e in trace.marks("update"):
         if "x" in e.data:
-            versions.setdefault(e.data["version"], {})[e.node] = (e.time, e.data["x"])
+            versions.setdefault(e.data.get("t", e.data["version"]), {})[e.node] = (e.time, e.data["x"])
     emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
     whole = [(v, found) for v, found in sorted(versions.items()) if len(found) == len(emitters)]
     picked = whole[:: max(1, -(-len(whole) // points))] if whole else []

@@ -265,8 +265,8 @@ class Trace:
 class Snapshots:
     """Keeps at most `limit` evenly spaced parameter vectors of one node's marks, whatever the length of the run.
 
-    A mark keeps its ``x`` while its version (its ``t`` where it has none) is a multiple of a stride, which doubles
-    when too many are held.  Every server follows the same rule, so the slices of one version can be joined.
+    A mark keeps its ``x`` while its iteration ``t`` (its version where it has none) is a multiple of a stride, which
+    doubles when too many are held.  Every server follows the same rule, so the slices of one version can be joined.
     """
 
     def __init__(self, limit: int = 64) -> None:
@@ -275,7 +275,7 @@ class Snapshots:
 
     @staticmethod
     def _number(data: dict[str, Any]) -> int:
-        return int(data.get("version", data.get("t", 0)))
+        return int(data.get("t", data.get("version", 0)))
 
     def add(self, data: dict[str, Any]) -> None:
         """Take the data of a mark's event; removes ``x`` from it, or from earlier ones, if it is not kept."""

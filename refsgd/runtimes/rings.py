@@ -22,13 +22,13 @@ class Segment:
     Parameters
     ----------
     hosts : sequence of str
-    nodes : mapping of str to sequence of int
+    nodes : mapping of str to set of int
         For each host the places, in the deployment's order, of the nodes that live there.
     ring : int
         Bytes of one ring.
     """
 
-    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, Sequence[int]], ring: int = RING_BYTES) -> None:
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES) -> None:
         self.hosts, self.nodes, self.ring = list(hosts), nodes, ring
         self.bells = {host: Bell() for host in hosts}
         n = self._n = len(self.hosts)

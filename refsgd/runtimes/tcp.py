@@ -47,13 +47,13 @@ class Listeners:
     Parameters
     ----------
     hosts : sequence of str
-    nodes : mapping of str to sequence of int
+    nodes : mapping of str to set of int
         For each host the places of the nodes that live there.
     address : str
         Where to listen; loopback unless told otherwise.
     """
 
-    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, Sequence[int]], address: str = "127.0.0.1") -> None:
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1") -> None:
         self.hosts, self.nodes, self.secret = list(hosts), nodes, os.urandom(32)
         self.bells = {host: Bell() for host in hosts}
         self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in hosts}

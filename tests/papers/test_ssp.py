@@ -60,5 +60,6 @@ def test_more_slack_waits_less():
 
 def test_what_a_worker_waits_for_is_called_slack():
     for refresh in ("fresh", "lazy", "eager"):
-        trace = simulate(ssp.ssp(PROBLEM, 4, 300, SGD(0.0), staleness=1, refresh=refresh), Machine(compute="exponential(1)"), observe=1).trace
+        deployment = ssp.ssp(PROBLEM, 4, 300, SGD(0.0), staleness=1, refresh=refresh)
+        trace = simulate(deployment, Machine(compute="exponential(1)"), observe=1).trace
         assert trace.idle_by_cause["slack"] > 0.9 * trace.idle_ratio

@@ -99,7 +99,7 @@ def ring_allreduce(i, n, size, gamma=0.0, tag=""):
 
 
 def halving_doubling(i, n, size, gamma=0.0, halving=True):
-    """Fold, then exchanges with partners 1, 2, 4, ... apart (whole vectors if not `halving`), then unfold."""
+    """Fold, halve with partners q/2, ..., 1 apart and double back, unfold; whole vectors, 1, 2, ... if not `halving`."""
     log = n.bit_length() - 1
     q = 1 << log
     extra = n - q
@@ -113,14 +113,14 @@ def halving_doubling(i, n, size, gamma=0.0, halving=True):
     rank = i // 2 if i < 2 * extra else i - extra
     node = lambda r: 2 * r + 1 if r < extra else r + extra
     part = float(size)
-    for d in range(log):
+    for d in reversed(range(log)) if halving else range(log):
         if halving:
             part /= 2
         other = node(rank ^ (1 << d))
         yield from sendrecv(other, part, f"down{d}", other)
         yield ("work", gamma * part)
     if halving:
-        for d in reversed(range(log)):
+        for d in range(log):
             other = node(rank ^ (1 << d))
             yield from sendrecv(other, part, f"up{d}", other)
             part *= 2
