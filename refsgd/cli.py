@@ -1,4 +1,4 @@
-"""The command line: ``refsgd compare``, ``run``, ``predict``, ``list``."""
+"""The command line: ``refsgd compare``, ``run``, ``predict``, ``replay``, ``explore``, ``check``, ``list``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from refsgd.experiment import (
     default_net,
     options_of,
     predict,
+    replay,
     run,
 )
 from refsgd.machine import FAMILIES, Law, Machine
@@ -113,8 +114,8 @@ def build_parser() -> argparse.ArgumentParser:
     p = commands.add_parser("compare", help="train the same net under several algorithms: predicted | simulated | measured",
                             description="Trains one net on real images under several algorithms, as OS processes paced to one "
                             "machine, and shows what the formula says, what the simulation says and what was measured.")
-    p.add_argument("--algorithms", default=",".join(DEFAULT_ALGORITHMS), metavar="A,B,...",
-                   help=f"default {','.join(DEFAULT_ALGORITHMS)}; `all` for the whole catalogue")
+    p.add_argument("--algorithms", default="seven", metavar="A,B,...",
+                   help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
     p.add_argument("--staleness", type=_number, default=3, help="slack of ssp in clocks (default 3)")
     _common(p, "processes")
 
@@ -125,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
         q = algorithms.add_parser(name, help=first_line(name), description=first_line(name))
         _common(q, "simulator")
         q.add_argument("--trace", metavar="PATH", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
+        q.add_argument("--record", metavar="PATH", help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
         _own_options(q, name)
 
     p = commands.add_parser("predict", help="closed forms for one algorithm",
@@ -134,6 +136,32 @@ def build_parser() -> argparse.ArgumentParser:
         q = algorithms.add_parser(name, help=first_line(name), description=first_line(name))
         _common(q, "simulator")
         _own_options(q, name)
+
+    p = commands.add_parser("replay", help="reproduce a recorded run bit for bit", description="Reads a file that `refsgd run --record` "
+                            "wrote and reproduces the run in the simulator: every receive and choice returns what it returned then.")
+    p.add_argument("file", metavar="FILE")
+    p.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
+    p.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
+
+    p = commands.add_parser("explore", help="every schedule of a small case", description="Follows every schedule of a small case "
+                            "and checks what must hold for each of them; prints the shortest schedule that breaks it.")
+    algorithms = p.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
+    for name in CATALOGUE:
+        q = algorithms.add_parser(name, help=first_line(name), description=first_line(name))
+        q.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
+        q.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
+        q.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
+        q.add_argument("--max-runs", type=int, default=20_000, help="stop after so many schedules (default 20000)")
+        q.add_argument("--walks", type=int, metavar="R", help="R random schedules instead of all, for larger cases")
+        q.add_argument("--seed", type=int, default=0, help="of random schedules")
+        _own_options(q, name)
+
+    p = commands.add_parser("check", help="put your own algorithm through everything that must hold",
+                            description="Lint, sizes, determinism, the ledger of gradients, the fixed point, descent, every schedule of "
+                            "a small case, real processes: says what broke, with the shortest schedule.")
+    p.add_argument("target", metavar="MODULE:FUNCTION", help="your deployment function f(problem, workers, steps, sgd, *, options), "
+                   "or the name of an algorithm of the catalogue")
+    p.add_argument("--no-processes", action="store_true", help="leave real processes out")
 
     commands.add_parser("list", help="algorithms, nets, data sets and laws")
     return parser
@@ -205,7 +233,7 @@ def _write(path: str | None, text: str) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse what could not be written before anything runs."""
-    for name in ("json", "plot", "trace"):
+    for name in ("json", "plot", "trace", "record"):
         path = getattr(args, name, None)
         if path and path != "-" and not Path(path).parent.is_dir():
             raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
@@ -232,7 +260,8 @@ def _compile(args: argparse.Namespace) -> None:
 def _compare(args: argparse.Namespace) -> None:
     from refsgd.report import comparison_table, sentences
 
-    names = list(CATALOGUE) if args.algorithms == "all" else [a for a in args.algorithms.split(",") if a]
+    groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}
+    names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
     arguments = _arguments(args)
@@ -287,7 +316,11 @@ def _run(args: argparse.Namespace) -> None:
     with _progress(args.quiet or args.json == "-", 2) as say:
         if say:
             say(f"{args.algorithm}: running")
-        result = run(args.algorithm, runtime=args.runtime, **arguments)
+        if args.record:
+            with writing(args.record) as temporary:
+                result = run(args.algorithm, runtime=args.runtime, record=temporary, **arguments)
+        else:
+            result = run(args.algorithm, runtime=args.runtime, **arguments)
     if args.json != "-":
         print(result.summary())
     _write(args.json, result.to_json())
@@ -300,6 +333,66 @@ def _run(args: argparse.Namespace) -> None:
 
         with writing(args.plot) as temporary:
             plots.save(plots.run(result), temporary)
+
+
+def _replay(args: argparse.Namespace) -> None:
+    if not Path(args.file).is_file():
+        raise Usage(f"no file {args.file}; expected one that `refsgd run --record` wrote")
+    result = replay(args.file)
+    if args.json != "-":
+        print(result.summary())
+        print("the same bits as recorded")
+    _write(args.json, result.to_json())
+    if args.plot:
+        from refsgd import plots
+
+        with writing(args.plot) as temporary:
+            plots.save(plots.run(result), temporary)
+
+
+def _explore(args: argparse.Namespace) -> None:
+    from refsgd.testing import explore_algorithm
+
+    own = {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
+    print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps, max_runs=args.max_runs,
+                            walks=args.walks, seed=args.seed, **own))
+
+
+def _check(args: argparse.Namespace) -> None:
+    from refsgd.testing import check
+
+    function = CATALOGUE.get(args.target) or _imported(args.target)
+    failed = 0
+    for finding in check(function, processes=not args.no_processes):
+        print(finding, flush=True)
+        failed += finding.held is False
+    if failed:
+        raise RuntimeError(f"{failed} checks failed; expected none")
+
+
+def _imported(target: str) -> Any:
+    """The function that MODULE:FUNCTION names; MODULE may be a file's path."""
+    import importlib
+    import importlib.util
+
+    module_name, _, name = target.partition(":")
+    if not name:
+        raise Usage(f"target {target!r}; expected MODULE:FUNCTION, e.g. mine.py:my_algorithm, or one of {', '.join(CATALOGUE)}")
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(module_name)
+    except (ImportError, FileNotFoundError) as error:
+        raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py") from None
+    if not callable(getattr(module, name, None)):
+        raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
+    return getattr(module, name)
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -341,9 +434,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
-    commands = {"compare": _compare, "run": _run, "predict": _predict, "list": _list}
+    commands = {"compare": _compare, "run": _run, "predict": _predict, "list": _list, "replay": _replay,
+                "explore": _explore, "check": _check}
     try:
-        if args.command in ("compare", "run", "predict"):
+        if args.command in ("compare", "run", "predict", "replay"):
             _check_outputs(args)
         commands[args.command](args)
         return 0

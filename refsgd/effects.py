@@ -144,7 +144,56 @@ class Mark:
         object.__setattr__(self, "values", values)
 
 
-Effect = Compute | Send | Recv | Poll | Choose | Mark
+class Cell:
+    """A vector in shared memory, cut into parts: what one-sided algorithms read and add to without messages.
+
+    Parameters
+    ----------
+    value : ndarray, (d,)
+        Its initial contents; copied.
+    parts : int
+        Into how many slices it is cut; a `Load` or an `Add` touches one.
+    """
+
+    def __init__(self, value: npt.NDArray[Any], parts: int = 1) -> None:
+        self.x: npt.NDArray[Any] = value.copy()  #: (d,) the contents; programs use `Load` and `Add`
+        edges = [value.size * k // parts for k in range(parts + 1)]
+        self.cut = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
+        self.lock: Any = None  #: set by runtimes whose programs really run at the same time
+
+
+    def __reduce__(self) -> tuple[type[Cell], tuple[Any, ...]]:
+        return Cell, (np.array(self.x), len(self.cut))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be."""
+
+    cell: Cell
+    part: int
+
+    def __post_init__(self) -> None:
+        _Built.count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add `delta` to one part of a cell; priced as an update.
+
+    ``atomic=False`` reads and writes in two steps, between which others may write: their additions are lost.
+    """
+
+    cell: Cell
+    part: int
+    delta: npt.NDArray[Any]
+    atomic: bool = True
+
+    def __post_init__(self) -> None:
+        _Built.count += 1
+
+
+Effect = Compute | Send | Recv | Poll | Choose | Mark | Load | Add
 R = TypeVar("R")
 Program = Generator[Effect, Any, R]
 
@@ -155,10 +204,14 @@ class RunEnded(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """The programs of one node: a `main`, which the run waits for, and `responders`, which serve until its end."""
+    """The programs of one node: a `main`, which the run waits for, and `responders`, which serve until its end.
+
+    `cells` are the shared vectors that its programs use.
+    """
 
     main: Program[Any]
     responders: Sequence[Program[Any]] = field(default_factory=tuple)
+    cells: Sequence[Cell] = field(default_factory=tuple)
 
 
 Deployment = Mapping[str, Node]  #: node name ("worker0", "server0", "peer0", ...) to its programs

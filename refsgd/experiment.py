@@ -10,6 +10,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,19 @@ from refsgd.result import (
     replicas,
     schedule_sha256,
 )
+from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Run, Trace, is_worker
 
-__all__ = ["Comparison", "Experiment", "Result", "Row", "Usage", "compare", "predict", "prepare", "run"]
+__all__ = ["Comparison", "Experiment", "Result", "Row", "Usage", "compare", "predict", "prepare", "replay", "run"]
 
 RUNTIMES = ("simulator", "processes", "tcp")
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.02,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.1, 0.0, 16, 4
-DEFAULT_ALGORITHMS = ("sequential", "bsp", "asp", "ssp")
+#: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
+SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
+DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
 
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
@@ -106,6 +110,7 @@ class Experiment:
     batch: int
     seed: int
     sgd: SGD
+    arguments: dict[str, Any] | None = None  # what `prepare` was told, as JSON values; None for a problem of the reader's own
 
     def deploy(self) -> Deployment:
         """A fresh deployment: generator objects that have not run yet."""
@@ -215,6 +220,7 @@ def prepare(
     **options: Any,
 ) -> Experiment:
     """Check every argument and put an experiment together; parameters as `run`."""
+    given = problem
     name, function = deployment_function(algorithm)
     if name == "sequential":
         workers = 1
@@ -246,8 +252,13 @@ def prepare(
         sgd = SGD(lr, momentum, weight_decay, parse_schedule(schedule))
     except ValueError as error:
         raise Usage(str(error)) from None
-    experiment = Experiment(name, function, options, problem, DEFAULT_MACHINE if machine is None else machine,
-                            workers, servers, steps, batch, seed, sgd)
+    machine = DEFAULT_MACHINE if machine is None else machine
+    arguments = None
+    if algorithm in CATALOGUE and given is None:
+        arguments = {"workers": workers, "servers": servers, "steps": steps, "batch": batch, "data": data, "net": net, "lr": lr,
+                     "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "shards": shards,
+                     "machine": machine.to_json(), "seed": seed, **options}
+    experiment = Experiment(name, function, options, problem, machine, workers, servers, steps, batch, seed, sgd, arguments)
     experiment.deploy()  # refuses wrong options now, before anything runs
     return experiment
 
@@ -257,7 +268,8 @@ def default_net(data: str) -> str:
     return {"mnist": "shallow", "fashion-mnist": "shallow"}.get(data, "tiny")
 
 
-def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", **arguments: Any) -> Result:
+def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
+        **arguments: Any) -> Result:
     """Train with one algorithm and return everything that was seen.
 
     Parameters
@@ -283,6 +295,8 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         What the run takes place on; see `refsgd.machine.Machine`.
     seed : int
         Of the initial parameters, the data's order, durations and choices.
+    record : path, optional
+        Write what every receive, poll and choice returned; `replay` reproduces the run from it bit for bit.
     **options
         The algorithm's own, e.g. ``staleness=3``.
 
@@ -306,7 +320,52 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     experiment = prepare(algorithm, problem, **arguments)
     if runtime != "simulator":
         warn_if_slow(experiment)
-    return experiment.result(runtime, experiment.perform(runtime))
+    finished = experiment.perform(runtime)
+    result = experiment.result(runtime, finished)
+    if record is not None:
+        Path(record).write_text(record_text(experiment, finished, result))
+    return result
+
+
+def record_text(experiment: Experiment, finished: Run, result: Result) -> str:
+    """A finished run as a record file: JSON with the arguments, the schedule of every node, and the hash to be met."""
+    from refsgd import __version__
+
+    if experiment.arguments is None:
+        raise Usage("a record needs an algorithm of the catalogue and a problem built from --data and --net; "
+                    "for your own use refsgd.runtimes.replay with your factory")
+    return json.dumps({"record": replaying.FORMAT, "refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments,
+                       "runtime": result.runtime, "parameters_sha256": result.parameters_sha256,
+                       "nodes": replaying.record(finished.trace)})
+
+
+def replay(record: str | Path) -> Result:
+    """Reproduce a recorded run in the simulator.
+
+    Parameters
+    ----------
+    record : path
+        A file that ``run(..., record=path)`` or ``refsgd run --record`` wrote.
+
+    Returns
+    -------
+    Result
+        Its runtime is "replay".
+
+    Raises
+    ------
+    ReplayError
+        The record and the programs do not fit, or the parameters differ from the recorded hash.
+    """
+    data = replaying.load(Path(record).read_text())
+    arguments = dict(data["arguments"])
+    arguments["machine"] = Machine.from_json(arguments["machine"])
+    experiment = prepare(data["algorithm"], **arguments)
+    result = experiment.result("replay", replaying.replay(experiment.deploy, data["nodes"]))
+    if result.parameters_sha256 != data["parameters_sha256"]:
+        raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, the record says "
+                                    f"{data['parameters_sha256'][:16]}; expected equal bits: same library version, data and CPU kind?")
+    return result
 
 
 def warn_if_slow(experiment: Experiment, say: Say | None = None) -> None:

@@ -29,6 +29,7 @@ class Event(NamedTuple):
     choose    ``option``
     poll      ``src`` or None, ``message``, ``number``
     mark      ``name`` and the mark's own values
+    load, add ``part`` of a shared cell, ``ticket``: the common order of locked accesses (real processes)
     return    the program has ended
     ========= ==========================================================================================
     """
@@ -262,37 +263,6 @@ class Trace:
         return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"})
 
 
-class Snapshots:
-    """Keeps at most `limit` evenly spaced parameter vectors of one node's marks, whatever the length of the run.
-
-    A mark keeps its ``x`` while its iteration ``t`` (its version where it has none) is a multiple of a stride, which
-    doubles when too many are held.  Every server follows the same rule, so the slices of one version can be joined.
-    """
-
-    def __init__(self, limit: int = 64) -> None:
-        self.limit, self.stride = limit, 1
-        self._held: list[dict[str, Any]] = []
-
-    @staticmethod
-    def _number(data: dict[str, Any]) -> int:
-        return int(data.get("t", data.get("version", 0)))
-
-    def add(self, data: dict[str, Any]) -> None:
-        """Take the data of a mark's event; removes ``x`` from it, or from earlier ones, if it is not kept."""
-        if "x" not in data:
-            return
-        if self._number(data) % self.stride:
-            del data["x"]
-            return
-        self._held.append(data)
-        if len(self._held) > self.limit:
-            self.stride *= 2
-            for old in self._held:
-                if self._number(old) % self.stride:
-                    del old["x"]
-            self._held = [old for old in self._held if "x" in old]
-
-
 def merge(streams: Iterable[list[Event]]) -> list[Event]:
     """Join the events of several nodes in order of time, each node's own order kept."""
     every = [e for stream in streams for e in stream]
@@ -303,7 +273,7 @@ def merge(streams: Iterable[list[Event]]) -> list[Event]:
 class Thinner:
     """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the others.
 
-    Kept are the versions (without one: the values of `t`, else the counts of such marks) that are divisible by
+    Kept are the iterations `t` (without one: the versions, else the counts of such marks) that are divisible by
     a stride, which doubles when more are held: a rule that every server follows alone, so that the slices of
     one version can be joined.  The events themselves stay.
 
@@ -324,7 +294,7 @@ class Thinner:
         if event.kind != "mark" or "x" not in event.data:
             return
         key = event.node, event.data["name"]
-        index = event.data.get("version", event.data.get("t", self._count[key]))
+        index = event.data.get("t", event.data.get("version", self._count[key]))
         self._count[key] += 1
         held, stride = self._held[key], self._stride[key]
         held.append((index, event))

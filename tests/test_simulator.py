@@ -12,7 +12,7 @@ from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Se
 from refsgd.machine import Machine
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, simulate
-from refsgd.trace import Snapshots
+from refsgd.trace import Event, thin
 
 
 class Note(NamedTuple):
@@ -182,8 +182,7 @@ def test_poll_does_not_wait_and_choose_is_seeded():
 
 
 def test_at_most_64_parameter_vectors_are_kept_evenly():
-    kept, data = Snapshots(64), [{"version": v, "x": v} for v in range(1000)]
-    for d in data:
-        kept.add(d)
-    versions = [d["version"] for d in data if "x" in d]
+    events = [Event(0.0, "server0", 0, "mark", {"name": "update", "version": v, "x": v}) for v in range(1000)]
+    thin(events)
+    versions = [e.data["version"] for e in events if "x" in e.data]
     assert 32 < len(versions) <= 64 and set(np.diff(versions)) == {16}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.algorithms import asp, bsp, sequential, ssp
+from refsgd.algorithms import asp, bsp, downpour, easgd, gosgd, hogwild, independent, sequential, ssp
 from refsgd.effects import Deployment
 
 CATALOGUE: dict[str, Callable[..., Deployment]] = {
@@ -17,4 +17,9 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "bsp": bsp.bsp,
     "asp": asp.asp,
     "ssp": ssp.ssp,
+    "easgd": easgd.easgd,
+    "downpour": downpour.downpour,
+    "gosgd": gosgd.gosgd,
+    "independent": independent.independent,
+    "hogwild": hogwild.hogwild,
 }

@@ -9,10 +9,11 @@ import pickle
 import signal
 import struct
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import psutil
 
@@ -33,9 +34,10 @@ from refsgd.runtimes.board import (
     START,
     Bell,
     Board,
+    Standing,
     wait_for,
 )
-from refsgd.runtimes.node import Transport
+from refsgd.runtimes.node import Driver, Transport
 from refsgd.runtimes.simulator import Deadlock, ForgottenYield
 from refsgd.trace import Event, Run, Trace, merge, thin
 
@@ -214,12 +216,7 @@ class Launch:
 
     def _raised(self, host: str) -> None:
         _, _, line, text, error = self._results[host]
-        if isinstance(error, ForgottenYield):
-            raise error
-        cause = error if error is not None else ChildTraceback(text)
-        if error is not None:
-            cause.__cause__ = ChildTraceback(text)
-        raise RunFailed(f"{host} (pid {self.pids[host]}): {line}", host, text) from cause
+        raise_failure(f"{host} (pid {self.pids[host]}): {line}", text, error, host)
 
     def _waiters(self, host: str) -> str:
         """Who waited, in words, for an error about `host`."""
@@ -257,13 +254,7 @@ class Launch:
             self.board.words[COMMAND] = CLOSE
             self._ring()
         else:
-            self._deadlock()
-
-    def _deadlock(self) -> None:
-        now = time.monotonic() - self.board.words[START] / 1e9
-        stuck = [s for s in self.board.standing() if s.program == 0 and s.doing.startswith("Recv")]
-        lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
-        raise Deadlock(f"deadlock at {now:.6g} s: {lines}")
+            raise deadlock(self.board.standing(), time.monotonic() - self.board.words[START] / 1e9)
 
     def _ring(self) -> None:
         for bell in self.network.bells.values():
@@ -291,26 +282,64 @@ class Launch:
 
     def result(self) -> Run:
         """What the processes gave back, on one clock."""
-        values: dict[str, Any] = {}
-        streams: list[list[Event]] = []
-        lateness: dict[str, dict[str, float]] = {}
-        seconds = 0.0
-        for host in self.hosts:
-            _, one, events, last, late = self._results[host]
-            values |= one
-            streams.append(events)
-            lateness |= late
-            seconds = max(seconds, last)
-        events = merge(streams)
-        thin(events, self.observe)
-        drawn = sum(f["drawn"] for f in lateness.values())
-        overrun = sum(f["overrun"] for f in lateness.values())
-        if drawn > 0.1 and overrun > 0.05 * drawn:  # shorter runs measure their own start
-            warnings.warn(f"real computing overran its drawn times by {overrun / drawn:.0%}: this machine is too slow "
-                          "for the described one; use longer compute times or fewer workers", RuntimeWarning, stacklevel=3)
-        order = list(self.deployment)
-        return Run(Trace(events, order, seconds, self.machine.latency, self.machine.bandwidth,
-                         {n: lateness[n] for n in order}), {n: values[n] for n in order})
+        return join([self._results[host][1:] for host in self.hosts], self.deployment, self.machine, self.observe)
+
+
+def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
+    """An exception as one line, its traceback as text, and itself if it can be pickled."""
+    notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
+    line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
+    try:
+        carried: BaseException | None = pickle.loads(pickle.dumps(error))
+    except Exception:
+        carried = None  # a class of which only the text can travel
+    return line, "".join(traceback.format_exception(error)), carried
+
+
+def raise_failure(message: str, text: str, error: BaseException | None, node: str) -> NoReturn:
+    """Raise what a program of another process raised: `error`, if it could travel, is the cause."""
+    if isinstance(error, ForgottenYield):
+        raise error
+    cause: BaseException = ChildTraceback(text)
+    if error is not None:
+        error.__cause__, cause = cause, error
+    raise RunFailed(message, node, text) from cause
+
+
+Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
+
+
+def report(driver: Driver) -> Report:
+    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes."""
+    late = {node: record.figures() for node, record in driver.lateness.items()}
+    return driver.values, driver.events, driver.seconds, late
+
+
+def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int) -> Run:
+    """The run that the reports of all processes make together."""
+    values: dict[str, Any] = {}
+    lateness: dict[str, dict[str, float]] = {}
+    for one, _, _, late in reports:
+        values |= one
+        lateness |= late
+    events = merge(events for _, events, _, _ in reports)
+    thin(events, observe)
+    drawn = sum(f["drawn"] for f in lateness.values())
+    overrun = sum(f["overrun"] for f in lateness.values())
+    if drawn > 0.1 and overrun > 0.05 * drawn:  # shorter runs measure their own start
+        warnings.warn(f"real computing overran its drawn times by {overrun / drawn:.0%}: this machine is too slow "
+                      "for the described one; use longer compute times or fewer workers", RuntimeWarning, stacklevel=4)
+    order = list(deployment)
+    seconds = max((seconds for _, _, seconds, _ in reports), default=0.0)
+    trace = Trace(events, order, seconds, machine.latency, machine.bandwidth, {n: lateness[n] for n in order})
+    return Run(trace, {n: values[n] for n in order})
+
+
+def deadlock(standings: Sequence[Standing], now: float) -> Deadlock:
+    """The error of a run in which nothing can happen any more, as the simulator words it."""
+    stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
+    lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
+    return Deadlock(f"deadlock at {now:.6g} s: {lines}")
 
 
 class Watch:

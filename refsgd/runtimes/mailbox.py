@@ -56,5 +56,10 @@ class Mailbox:
                     return letter, letter.body if type(letter.body) is kind else kind._make(letter.body)  # type: ignore[attr-defined]
         return None
 
+    def has(self, kinds: tuple[type, ...], src: str | None) -> bool:
+        """Whether `take` would find something."""
+        tags = {tag_of(kind) for kind in kinds}
+        return any(letter.tag in tags and src in (None, letter.src) for letter in self.letters)
+
     def __len__(self) -> int:
         return len(self.letters)

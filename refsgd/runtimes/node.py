@@ -24,9 +24,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from refsgd.effects import (
+    Add,
     Choose,
     Compute,
     Deployment,
+    Load,
     Mark,
     Poll,
     Program,
@@ -51,6 +53,7 @@ from refsgd.runtimes.board import (
     Notes,
 )
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
+from refsgd.runtimes import cells
 from refsgd.runtimes.programs import freeze, line_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame
@@ -278,7 +281,7 @@ class Driver:
         except Exception as error:
             error.add_note(f"in program {task.name} of {task.node} at {self.now:.6g} s")
             raise
-        if _Built.count != built + 1:
+        if _Built.count > built + 1:
             raise ForgottenYield(
                 f"{task.node}: {_Built.count - built} effects were built before {line_of(task.program)} and one "
                 "was yielded; write `yield` before each effect and `yield from` before each sub-program")
@@ -304,8 +307,21 @@ class Driver:
             option = task.draws.choose(effect.options, effect.p)
             self._record(task, "choose", {"option": option})
             return option
+        if kind is Load:
+            part, ticket = cells.load(effect)
+            self._record(task, "load", {"part": effect.part, "ticket": ticket})
+            return part
+        if kind is Add:
+            freeze((effect.delta,))
+            due = self.now + task.draws.duration("update") if self.paced else self.now
+            self._at(due, RESUME, self.rank[task.node], self._finish_add, task, effect, cells.before(effect))
+            return _BLOCKED
         raise TypeError(f"{task.node}: {line_of(task.program)} yielded {effect!r}; expected an effect "
                         "(a sub-program needs `yield from`)")
+
+    def _finish_add(self, task: _Task, effect: Add, seen: Any) -> None:
+        self._record(task, "add", {"part": effect.part, "ticket": cells.add(effect, seen)})
+        self._resume(task, None)
 
     def _returned(self, task: _Task, value: Any) -> Any:
         task.waiting = None

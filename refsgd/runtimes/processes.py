@@ -13,7 +13,6 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -23,7 +22,7 @@ import threadpoolctl
 
 from refsgd.effects import Deployment, Factory
 from refsgd.machine import Machine
-from refsgd.runtimes import logs
+from refsgd.runtimes import cells, logs
 from refsgd.runtimes.board import (
     BEAT,
     COMMAND,
@@ -32,7 +31,7 @@ from refsgd.runtimes.board import (
     Standing,
     prctl,
 )
-from refsgd.runtimes.launcher import LENGTH, ChildTraceback, Launch, MakeNetwork, RunFailed
+from refsgd.runtimes.launcher import LENGTH, ChildTraceback, Launch, MakeNetwork, RunFailed, in_words, report
 from refsgd.runtimes.node import Aborted, Driver, Transport
 from refsgd.runtimes.rings import Segment
 from refsgd.runtimes.simulator import Deadlock
@@ -94,6 +93,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     machine = machine or Machine()
     deployment = factory() if callable(factory) else factory
     _check(deployment, machine)
+    cells.share(deployment)
     if records not in ("queue", "pipe"):
         raise ValueError(f"records {records!r}; expected queue or pipe")
     with logs.shared_handlers() if records == "queue" else nullcontext():
@@ -147,12 +147,11 @@ def _child(launch: Launch, host: str, out: int, parent: int) -> None:
                             launch.bell.ring, [launch.death[0]], launch.observe)
             logs.stamp_records(driver.standing)
             driver.run(_wait_for_start(launch, host, transport))
-        data = _pickled(("ok", driver.values, driver.events, driver.seconds,
-                         {node: record.figures() for node, record in driver.lateness.items()}))
+        data = _pickled(("ok", *report(driver)))
     except Aborted:
         data, code = b"", 1
     except BaseException as error:
-        data, code = _pickled_error(error), 1
+        data, code = pickle.dumps(("failed", time.monotonic(), *in_words(error))), 1
     try:
         _tell(out, data)
     except BrokenPipeError:
@@ -200,18 +199,6 @@ def _pickled(message: Any) -> bytes:
             except Exception:
                 raise TypeError(f"the value that {node} returned cannot be pickled ({error})") from None
         raise
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    text = "".join(traceback.format_exception(error))
-    summary = f"{type(error).__name__}: {error}".splitlines() or [type(error).__name__]
-    notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
-    line = ", ".join([" ".join(s.strip() for s in summary), *notes])
-    try:
-        carried: BaseException | None = pickle.loads(pickle.dumps(error))
-    except Exception:
-        carried = None  # a class of which only the text can travel
-    return pickle.dumps(("failed", time.monotonic(), line, text, carried))
 
 
 __all__ = ["ChildTraceback", "Deadlock", "RunFailed", "Standing", "run"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.effects import Compute, Recv
+from refsgd.effects import Add, Compute, Recv
 
 
 def freeze(values: Any) -> None:
@@ -18,6 +18,12 @@ def freeze(values: Any) -> None:
             freeze(value)
         elif type(value) is dict:
             freeze(value.values())
+
+
+def add_to(effect: Add, seen: Any) -> None:
+    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at its start."""
+    part = effect.cell.cut[effect.part]
+    effect.cell.x[part] = (effect.cell.x[part] if effect.atomic else seen) + effect.delta
 
 
 def innermost(program: Any) -> Any:

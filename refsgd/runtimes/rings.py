@@ -8,8 +8,11 @@ counters are aligned 8-byte words with one writer each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from refsgd.runtimes.arena import Slots
 from refsgd.runtimes.board import Bell, anonymous, wait_for
 from refsgd.runtimes.wire import Frame, Incoming, Outgoing, decoder, encode
 
@@ -26,10 +29,17 @@ class Segment:
         For each host the places, in the deployment's order, of the nodes that live there.
     ring : int
         Bytes of one ring.
+    arena : bool
+        Whether large arrays go through slots of their own (`refsgd.runtimes.arena`).
     """
 
-    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES) -> None:
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES,
+                 arena: bool = True) -> None:
         self.hosts, self.nodes, self.ring = list(hosts), nodes, ring
+        self.slots: Slots | None = None
+        if arena:
+            with suppress(OSError):  # a system that counts every promised page may refuse; then arrays stream
+                self.slots = Slots(hosts)
         self.bells = {host: Bell() for host in hosts}
         n = self._n = len(self.hosts)
         control = -(-16 * n * n // 4096) * 4096
@@ -62,6 +72,8 @@ class Segment:
         """Give memory and bells back; in the launcher, when no process uses them any more."""
         for bell in self.bells.values():
             bell.close()
+        if self.slots is not None:
+            self.slots.close()
         self._data.release()
         self.words.release()
         self._view.release()
@@ -78,12 +90,15 @@ class Rings:
         self._out: dict[str, Outgoing] = {}
         self._in: list[Incoming | None] = []
         self._frames: list[Frame] = []
+        arena = segment.slots.of(me) if segment.slots else None
+        self._place = {other: partial(arena.place, k) for k, other in enumerate(hosts)} if arena else {}
         for k, other in enumerate(hosts):
             if k == me:
                 self._in.append(None)
                 continue
             self._out[other] = Outgoing(_writer(segment, me, k))
-            parts = decoder(self._frames.append, segment.nodes[other], segment.nodes[host])
+            fetch = partial(segment.slots.of(k).fetch, me) if segment.slots else None
+            parts = decoder(self._frames.append, segment.nodes[other], segment.nodes[host], fetch=fetch)
             self._in.append(Incoming(_reader(segment, k, me, segment.bells[other]), parts))
         row = segment.tail(0, me)
         self._tails = segment.words[row : row + len(hosts)]
@@ -93,7 +108,7 @@ class Rings:
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Write a message, or queue what does not fit; never waits."""
         out = self._out[host]
-        if out.post(encode(body, src, to, number, stamp)):
+        if out.post(encode(body, src, to, number, stamp, self._place.get(host))):
             self._bells[host].ring()
         if out.nbytes:
             self._stalled.add(host)

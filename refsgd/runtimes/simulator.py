@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from refsgd.effects import (
+    Add,
     Choose,
     Compute,
     Deployment,
     Factory,
+    Load,
     Mark,
     Poll,
     Program,
@@ -28,8 +30,8 @@ from refsgd.effects import (
 )
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import describe, freeze, innermost, line_of
-from refsgd.trace import Event, Run, Snapshots, Trace
+from refsgd.runtimes.programs import add_to, describe, freeze, innermost, line_of
+from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
 
@@ -108,7 +110,7 @@ class Simulator:
         self.now, self.events = 0.0, list[Event]()
         self.values: dict[str, Any] = {}
         self.seconds = 0.0
-        self._snapshots = {name: Snapshots(observe) for name in self.nodes}
+        self._thin = Thinner(observe)
         self.boxes = {name: Mailbox() for name in self.nodes}
         self._out_free, self._in_free = dict.fromkeys(self.nodes, 0.0), dict.fromkeys(self.nodes, 0.0)
         self._cores: dict[str, list[float]] = {h: [0.0] * (machine.cores or 0) for h in self.host.values()}
@@ -196,6 +198,11 @@ class Simulator:
         self._record(process, "compute", {"start": start, "work": work})
         self._current = (process, value)
 
+    def _finish_add(self, process: _Process, effect: Add, seen: Any) -> None:
+        add_to(effect, seen)
+        self._record(process, "add", {"part": effect.part})
+        self._current = (process, None)
+
     def _perform(self, process: _Process, value: Any) -> None:
         """Send `value` into a program and act on the effect that it gives back."""
         effect: Any
@@ -231,14 +238,22 @@ class Simulator:
             self._poll(process, effect)
         elif kind is Mark:
             freeze(effect.values.values())
-            data = {"name": effect.name, **effect.values}
-            self._snapshots[process.node].add(data)
-            self._record(process, "mark", data)
+            self._record(process, "mark", {"name": effect.name, **effect.values})
+            self._thin(self.events[-1])
             self._current = (process, None)
         elif kind is Choose:
             option = process.draws.choose(effect.options, effect.p)
             self._record(process, "choose", {"option": option})
             self._current = (process, option)
+        elif kind is Load:
+            part = effect.cell.x[effect.cell.cut[effect.part]].copy()
+            self._record(process, "load", {"part": effect.part})
+            self._current = (process, part)
+        elif kind is Add:
+            freeze((effect.delta,))
+            seen = effect.cell.x[effect.cell.cut[effect.part]].copy()
+            due = self.now + process.draws.duration("update")
+            self._at(due, RESUME, self.rank[process.node], self._finish_add, process, effect, seen)
         else:
             raise TypeError(f"{process.node}: {line_of(process.program)} yielded {effect!r}; expected an effect "
                             "(a sub-program needs `yield from`)")

@@ -5,7 +5,8 @@ assumptions) and raises `DomainError` where its assumptions do not hold.  `predi
 algorithm.
 """
 
-from refsgd.theory.predict import ALGORITHMS, Setting, predict
+from refsgd.theory.predict import ALGORITHMS, predict
 from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.theory.setting import Setting
 
 __all__ = ["ALGORITHMS", "DomainError", "Prediction", "Setting", "predict"]

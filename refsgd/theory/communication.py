@@ -262,13 +262,13 @@ def tree(workers: int, nbytes: float, link: Link) -> Exchange:
     """Allreduce as a binomial reduce and a binomial broadcast, one after the other."""
     up, down = reduce(workers, nbytes, link), broadcast(workers, nbytes, link)
     kind: Kind = up.time.kind
-    terms = [up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0) for t in ("latency", "wire", "reduction")]
-    return _exchange(up.time.value + down.time.value, kind, *terms, "binomial reduce + binomial broadcast",
+    a, wire, add = (up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0) for t in ("latency", "wire", "reduction"))
+    return _exchange(up.time.value + down.time.value, kind, a, wire, add, "binomial reduce + binomial broadcast",
                      "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total)
 
 
 def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Two binary trees, each on half the vector, pipelined in chunks; an approximation, to 25 % low.
+    """Two binary trees, each on half the vector, pipelined in chunks; an approximation, up to a third low.
 
     Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
     once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.machine import Law
-from refsgd.theory.prediction import Prediction, check_count, check_law, check_time
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
 from refsgd.theory.stragglers import mean_of_maximum
 
 Values = npt.NDArray[np.float64]
@@ -191,3 +191,71 @@ def bsp_run(laws: Sequence[Law], steps: int, *, servers: int = 1, transfer: floa
         total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
     return Prediction(total, "s", step.kind, {"iterations": steps * step.value, "first and last": total - steps * step.value},
                       "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
+
+
+def bsp_duplex(laws: Sequence[Law], link: str, *, transfer: float = 0.0, latency: float = 0.0, update: float = 0.0) -> Prediction:
+    """Seconds per iteration of BSP with one server on links that are not used both ways at once.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker.
+    link : {"full", "half", "serial"}
+        full: see `bsp`.  half: both directions of the server's link share one first-come link.  serial: a
+        barrier before computing, so that nobody starts before the last answer is in.
+    transfer, latency, update : float
+        w, alpha, u [s].
+
+    Notes
+    -----
+    half, equal fixed T: the link carries 2 n w per iteration; if T is long it idles in between, and the
+    iteration is as in full duplex: max(T + 2 latency + (n+1) w, 2 n w) + u.  serial: T + 2 latency + u + 2 n w,
+    for random T an upper bound with E[max T], since those that end first push while others compute.
+    """
+    n, w = check_count("workers", len(laws)), check_time("transfer", transfer)
+    a, u = check_time("latency", latency), check_time("update", update)
+    if link == "full":
+        return bsp(laws, transfer=w, latency=a, update=Law("fixed", (u,)))
+    mean, slowest = mean_time(laws), mean_of_maximum(laws)
+    equal = len(set(laws)) == 1 and laws[0].family == "fixed"
+    if link == "half":
+        if not equal:
+            raise DomainError("unequal or random compute times; the half-duplex formula assumes equal fixed ones")
+        value = max(mean + 2 * a + (n + 1) * w, 2 * n * w) + u
+        formula = "max(T + 2 latency + (n+1) w, 2 n w) + u"
+    elif link == "serial":
+        value = slowest + 2 * a + u + 2 * n * w
+        formula = "E[max T] + 2 latency + u + 2 n w"
+    else:
+        raise DomainError(f"link {link!r}; expected full, half or serial")
+    transfer_term = min(2 * (a + w), value - slowest - u)
+    terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
+             "queueing": value - slowest - u - transfer_term}
+    return Prediction(value, "s", "exact" if equal else "bound", terms, formula, "renewal argument",
+                      f"{link} duplex; one server" if link == "half" else "a barrier before computing; one server",
+                      bound="" if equal else "upper")
+
+
+def allreduce(laws: Sequence[Law], exchange: Prediction, update: Law | None = None) -> Prediction:
+    """Seconds per iteration of allreduce SGD: E[max T] + exchange + update.
+
+    Exact for equal fixed times (all start the exchange together and end it together).  For random times early
+    ranks already send: an upper bound for the ring, and an approximation for others, from 24 % high to 3 % low.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each rank.
+    exchange : Prediction
+        Seconds of the collective when all start together.
+    update : Law or None
+        Every rank updates its own replica.
+    """
+    mean, slowest = mean_time(laws), mean_of_maximum(laws)
+    u = update_mean(update) if update is None or update.family == "fixed" else mean_of_maximum([update] * len(laws))
+    equal = len(set(laws)) == 1 and laws[0].family == "fixed" and (update is None or update.family == "fixed")
+    exact = (equal or len(laws) == 1 or exchange.value == 0) and exchange.kind == "exact"
+    value = slowest + exchange.value + u
+    return Prediction(value, "s", "exact" if exact else "approximation",
+                      {"compute E[T]": mean, "straggling": slowest - mean, "transfer": exchange.value, "update": u},
+                      f"E[max T] + {exchange.formula} + u", exchange.source, exchange.assumptions, lower=slowest)

@@ -25,10 +25,24 @@ from refsgd.theory.iteration import mean_time, update_mean
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
 
 
-def alone(laws: Sequence[Law], servers: int, transfer: float, latency: float, update: float) -> list[float]:
-    """R_i: seconds of an iteration of each worker that meets nobody else."""
-    exchange = 2 * latency + (1 + 1 / servers) * transfer + update
-    return [law.mean + exchange for law in laws]
+def alone(laws: Sequence[Law], servers: int, transfer: float, latency: float, update: float,
+          collocated: bool = False) -> list[float]:
+    """R_i - E[T_i]: seconds of the exchange of each worker that meets nobody else.
+
+    Collocated, a worker's own servers are reached without the network; with a server on every node, pushes and
+    answers share each node's outgoing link: 2 (n-1)/n w in step.
+    """
+    n = len(laws)
+    if not collocated:
+        return [2 * latency + (1 + 1 / servers) * transfer + update] * n
+    if servers == n:
+        return [(2 * latency if n > 1 else 0.0) + 2 * (n - 1) / n * transfer + update] * n
+    out = []
+    for i in range(n):
+        own = servers // n + (i < servers % n)
+        away = (servers - own) / servers
+        out.append(update + (2 * latency + (away + 1 / servers) * transfer if away else 0.0))
+    return out
 
 
 def saturation(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
@@ -50,7 +64,7 @@ def saturation(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, 
     n, k = check_count("workers", len(laws)), check_count("servers", servers)
     w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
     mean_time(laws)
-    rounds = alone(laws, k, w, alpha, u)
+    rounds = [law.mean + e for law, e in zip(laws, alone(laws, k, w, alpha, u), strict=True)]
     limits = {"workers": math.fsum(1 / r if r else math.inf for r in rounds),
               "links": k / w if w else math.inf, "server": 1 / u if u else math.inf}
     return Prediction(min(limits.values()), "updates/s", "bound", limits,
@@ -114,7 +128,7 @@ def asp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
     mean = mean_time(laws)
     if collocated:
         return _asp_collocated(laws, k, w, alpha, u)
-    rounds = alone(laws, k, w, alpha, u)
+    rounds = [law.mean + e for law, e in zip(laws, alone(laws, k, w, alpha, u), strict=True)]
     harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
     service = max(w / k, u)
     cv2 = update.variance / (u * u) if update is not None and u > w / k and math.isfinite(update.variance) else 0.0
@@ -138,24 +152,26 @@ def asp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
 
 
 def _asp_collocated(laws: Sequence[Law], k: int, w: float, alpha: float, u: float) -> Prediction:
-    """Collocated servers: workers 0..K-1 reach their own server without the network."""
+    """Collocated servers: a worker's own server is reached without the network."""
     n = len(laws)
-    kept = [1 if (i < k) else 0 for i in range(n)] if k <= n else [k // n + (i < k % n) for i in range(n)]
-    rounds = []
-    for law, own in zip(laws, kept, strict=True):
-        remote = (k - own) / k  # share of the slices that cross the network
-        rounds.append(law.mean + u + (2 * alpha + remote * w + w / k if remote else 0.0))
+    rounds = [law.mean + e for law, e in zip(laws, alone(laws, k, w, alpha, u, True), strict=True)]
     harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
-    crossing = [k - own for own in kept]
-    link = max(math.fsum(crossing) / min(k, n) * w / k / n, 0.0)  # seconds of a server's link per iteration
-    service = max(link, u)
-    exact = n == 1 or not service
-    rate = mean_value_analysis(n, harmonic_round, service)[0]
-    value = harmonic_round if exact else max(n / rate, harmonic_round, n * service)
+    exact = n == 1 or (not w and not u)
+    value, queue = harmonic_round, 0.0
+    if k == 1 and not exact:  # worker 0 is out of the others' way, on the links at least
+        service, others = max(w, u), (n - 1) / math.fsum(1 / r for r in rounds[1:])
+        each = max((n - 1) / mean_value_analysis(n - 1, others, service)[0], others, (n - 1) * service)
+        value, queue = n / (1 / rounds[0] + (n - 1) / each), each - others
+    elif not exact:
+        service = max(0.0 if k == n else (n + k - 2) / k / n * w, u)  # of a server's node, per iteration
+        if service:
+            rate = mean_value_analysis(n, max(harmonic_round, service), service)[0]
+            value = max(n / rate, harmonic_round, n * service)
+        queue = value - harmonic_round
     mean = math.fsum(law.mean for law in laws) / n
     return Prediction(value, "s", "exact" if exact else "approximation",
                       {"compute E[T]": mean, "transfer": max(harmonic_round - mean - u, 0.0), "update": u,
-                       "queueing": value - harmonic_round},
+                       "queueing": queue},
                       "n/X by mean-value analysis; a worker's own server is reached without the network",
                       "Lazowska et al. 1984, chapter 6", "independent times; full duplex; first come first served")
 

@@ -157,7 +157,7 @@ class Path:
     refreshes: float
 
 
-def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float = 0.0, *, refresh: str = "fresh",
+def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float | Sequence[float] = 0.0, *, refresh: str = "fresh",
               gate: float | None = None, replicas: int = 0) -> Path:
     """Draw the recursion of SSP(s) and average.
 
@@ -173,8 +173,9 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
         s >= 0, may be infinite.
     steps : int
         Clocks of the run whose end is asked for.
-    exchange : float
-        E [s]: from the end of a gradient to the model that answers it, if nothing holds the worker.
+    exchange : float or sequence of float
+        E [s]: from the end of a gradient to the model that answers it, if nothing holds the worker; of each
+        worker where they differ.
     refresh : {"fresh", "lazy", "eager"}
     gate : float or None
         G [s]: from the end of the slowest clock to the row that releases a worker; None: E.
@@ -182,7 +183,9 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
         Independent runs; 0: as many as make 400,000 draws, at least 8.
     """
     n, s = check_count("workers", len(laws)), check_slack(staleness)
-    check_time("exchange", exchange)
+    paid = np.broadcast_to(np.asarray(exchange, float), (n,))
+    for e in paid:
+        check_time("exchange", float(e))
     for law in laws:
         check_law("compute", law)
     warm = 100
@@ -190,15 +193,16 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
     replicas = replicas or max(8, 400_000 // (n * clocks))
     rng = np.random.default_rng(2013)
     times = np.stack([law.sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
-    ends, reads, asked = _draw(times, s, exchange, exchange if gate is None else gate, refresh)
+    ends, reads, asked = _draw(times, s, paid, float(paid.max()) if gate is None else gate, refresh)
     each = n / np.sum((clocks - 1 - warm) / np.maximum(ends[-1] - ends[warm], 1e-300), axis=1)
-    last = float(np.mean(ends[steps - 1].max(axis=1))) if steps else 0.0
+    tail = paid if refresh == "fresh" else 0.0 * paid
+    last = float(np.mean((ends[steps - 1] + tail).max(axis=1))) if steps else 0.0
     error = 0.0 if all(law.family == "fixed" for law in laws) else float(np.std(each) / math.sqrt(replicas))
-    return Path(float(np.mean(each)), error, last + (exchange if refresh == "fresh" and steps else 0.0),
-                _ages(ends[:steps], reads[:steps]), float(np.mean(asked[:max(steps, 1)])))
+    return Path(float(np.mean(each)), error, last, _ages(ends[:steps], reads[:steps]),
+                float(np.mean(asked[:max(steps, 1)])))
 
 
-def _draw(times: Values, s: float, exchange: float, gate: float, refresh: str) -> tuple[Values, Values, Values]:
+def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) -> tuple[Values, Values, Values]:
     """Ends F_i(c), read times and whether a read was asked for; shape (clocks, replicas, workers)."""
     replicas, clocks, n = times.shape
     ends, reads, asked = (np.zeros((clocks, replicas, n)) for _ in range(3))
@@ -245,10 +249,10 @@ def _ages(ends: Values, reads: Values) -> float:
             between = np.searchsorted(every, ends[:, r, i], side="left") - np.searchsorted(every, reads[:, r, i], side="right")
             own = np.arange(steps) - np.searchsorted(mine[:, i], reads[:, r, i], side="right")
             total += float(np.sum(np.maximum(between - own, 0)))
-    return total / (used * n * steps)
+    return float(total / (used * n * steps))
 
 
-def ssp(laws: Sequence[Law], staleness: float, *, exchange: float = 0.0, steps: int = 1000, refresh: str = "fresh",
+def ssp(laws: Sequence[Law], staleness: float, *, exchange: float | Sequence[float] = 0.0, steps: int = 1000, refresh: str = "fresh",
         gate: float | None = None) -> Prediction:
     """Seconds per iteration of SSP(s) with a constant exchange and nothing that queues.
 
@@ -258,8 +262,9 @@ def ssp(laws: Sequence[Law], staleness: float, *, exchange: float = 0.0, steps: 
     """
     n, s = check_count("workers", len(laws)), check_slack(staleness)
     mean = math.fsum(check_law("compute", law).mean for law in laws) / n
-    e = check_time("exchange", exchange)
-    equal = len(set(laws)) == 1
+    each = np.broadcast_to(np.asarray(exchange, float), (n,))
+    e = check_time("exchange", float(each.mean()))
+    equal = len(set(laws)) == 1 and bool(np.all(each == each[0]))
     source = "Ho et al. 2013: the gate; "
     if refresh == "fresh" and (n == 1 or (equal and laws[0].family == "fixed") or (math.isinf(s) and equal)):
         return Prediction(mean + e, "s", "exact", {"compute E[T]": mean, "slack": 0.0, "exchange": e},
@@ -272,9 +277,10 @@ def ssp(laws: Sequence[Law], staleness: float, *, exchange: float = 0.0, steps: 
                           {"compute E[T]": mean, "slack": value - mean, "exchange": 0.0, "blocked share": chain.blocked},
                           "E[T] / (1 - blocked share)" + (", blocked share 1/(2s+3)" if n == 2 else ""),
                           source + "lumped Markov chain", "equal exponential times; no network", {"blocked share": "1"})
-    path = recursion(laws, s, steps, e, refresh=refresh, gate=gate)
+    path = recursion(laws, s, steps, list(each), refresh=refresh, gate=gate)
     paid = e * path.refreshes if refresh != "eager" else 0.0
-    harmonic = n / math.fsum(1 / (law.mean + paid) if law.mean + paid else math.inf for law in laws)
+    rounds = [law.mean + float(x) * (paid / e if e else 0.0) for law, x in zip(laws, each, strict=True)]
+    harmonic = n / math.fsum(1 / r if r else math.inf for r in rounds)
     free = n / math.fsum(1 / law.mean if law.mean else math.inf for law in laws)
     return Prediction(path.seconds, "s", "exact",
                       {"compute E[T]": mean, "slack": max(path.seconds - harmonic, 0.0), "exchange": paid,

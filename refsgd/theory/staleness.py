@@ -58,7 +58,7 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
                        "(X - X_i)/X_i", SOURCE, "each worker reads right after its own update; long run") for r in rates]
 
 
-def asp_run(laws: Sequence[Law], steps: int, exchange: float = 0.0) -> Prediction:
+def asp_run(laws: Sequence[Law], steps: int, exchange: float | Sequence[float] = 0.0) -> Prediction:
     """Mean staleness over a whole ASP run in which every worker makes `steps` iterations.
 
     Parameters
@@ -67,8 +67,8 @@ def asp_run(laws: Sequence[Law], steps: int, exchange: float = 0.0) -> Predictio
         Compute time of each worker.
     steps : int
         N, at least 1.
-    exchange : float
-        Seconds of an uncontended push and answer.
+    exchange : float or sequence of float
+        Seconds of an uncontended push and answer, of each worker where they differ.
 
     Returns
     -------
@@ -79,18 +79,20 @@ def asp_run(laws: Sequence[Law], steps: int, exchange: float = 0.0) -> Predictio
         normal (an approximation).
     """
     n, steps = check_count("workers", len(laws)), check_count("steps", steps)
-    check_time("exchange", exchange)
-    first, equal = check_law("compute", laws[0]), len(set(laws)) == 1
+    exchanges = [exchange] * n if isinstance(exchange, (int, float)) else list(exchange)
+    for e in exchanges:
+        check_time("exchange", e)
+    first, equal = check_law("compute", laws[0]), len(set(laws)) == 1 and len(set(exchanges)) == 1
     exact = True
     if n == 1:
         lost = 0.0
     elif equal and first.family == "fixed":
         lost = (n - 1) / (2 * steps)
-    elif equal and first.family == "exponential" and exchange == 0:
+    elif equal and first.family == "exponential" and exchanges[0] == 0:
         lost = (n - 1) * match_boxes(steps)
     else:
         exact = False
-        lost = min(_ages(laws, steps, exchange) / (n * steps), n - 1.0)
+        lost = min(_ages(laws, steps, exchanges) / (n * steps), n - 1.0)
     return Prediction(n - 1 - lost, "updates", "exact" if exact else "approximation",
                       {"long run": n - 1.0, "reads left at the end": -lost},
                       "n - 1 - (ages of the reads left at the end)/(updates)", SOURCE,
@@ -98,24 +100,25 @@ def asp_run(laws: Sequence[Law], steps: int, exchange: float = 0.0) -> Predictio
                       lower=0.0, upper=n - 1.0)
 
 
-def _ages(laws: Sequence[Law], steps: int, exchange: float) -> float:
+def _ages(laws: Sequence[Law], steps: int, exchanges: Sequence[float]) -> float:
     """Updates that come after each worker's last one, summed, with normal sums of `steps` times."""
-    counts: dict[Law, int] = {}
-    for law in laws:
-        counts[check_law("compute", law)] = counts.get(law, 0) + 1
+    counts: dict[tuple[Law, float], int] = {}
+    for law, e in zip(laws, exchanges, strict=True):
+        key = check_law("compute", law), e
+        counts[key] = counts.get(key, 0) + 1
     distinct, total = list(counts), 0.0
     for a, one in enumerate(distinct):
         for other in distinct[a:]:
             pairs = counts[one] * (counts[one] - 1) / 2 if one is other else counts[one] * counts[other]
             if pairs:
-                total += pairs * _left_of_pair(one, other, steps, exchange)
+                total += pairs * _left_of_pair(one, other, steps)
     return total
 
 
-def _left_of_pair(one: Law, other: Law, steps: int, exchange: float) -> float:
+def _left_of_pair(one: tuple[Law, float], other: tuple[Law, float], steps: int) -> float:
     """Mean number of updates that the later of two workers still makes after the earlier one's last."""
-    rounds = [law.mean + exchange for law in (one, other)]
-    variances = [law.variance if math.isfinite(law.variance) else law.mean**2 for law in (one, other)]
+    rounds = [law.mean + e for law, e in (one, other)]
+    variances = [law.variance if math.isfinite(law.variance) else law.mean**2 for law, _ in (one, other)]
     apart = steps * (rounds[1] - rounds[0])
     spread = math.sqrt(steps * (variances[0] + variances[1]))
     density = spread * math.exp(-((apart / spread) ** 2) / 2) / math.sqrt(2 * math.pi) if spread else 0.0
@@ -173,3 +176,45 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
     value = float((n - 1) * min(2 * staleness + 1, steps))
     return Prediction(value, "updates", "bound", {"of each other worker": float(min(2 * staleness + 1, steps))},
                       "(2s+1)(n-1)", "Ho et al. 2013: the gate", "one update per clock and worker", bound="upper")
+
+
+def delayed_read(workers: int, delay: float, cycle: float) -> Prediction:
+    """Mean staleness where the model is read a mean time D after the own update: (n-1)(1 - E[D]/E[cycle]).
+
+    Updates of others that fall between the own update and the read are seen; n-1 fall into a cycle on average.
+    Exact for independent equal workers.
+    """
+    n = check_count("workers", workers)
+    if not 0 <= check_time("delay", delay) <= check_time("cycle", cycle) or not cycle:
+        raise DomainError(f"delay {delay} s in a cycle of {cycle} s; the formula assumes a delay within the cycle")
+    seen = (n - 1) * delay / cycle
+    return Prediction(n - 1 - seen, "updates", "exact", {"read at once": n - 1.0, "seen by waiting": -seen},
+                      "(n-1)(1 - E[D]/E[cycle])", SOURCE, "independent equal workers; long run")
+
+
+def softsync(workers: int, collected: int) -> Prediction:
+    """Mean staleness where every c gradients make one update and the read follows the own push: (n-1)/c.
+
+    Counted in pushes it is n-1 (the identity); every c-th push is an update.  Exact at any speeds, long run.
+    """
+    n, c = check_count("workers", workers), check_count("collected", collected)
+    return Prediction((n - 1) / c, "updates", "exact", {"in pushes": n - 1.0}, "(n-1)/c", "Gupta et al. 2016; " + SOURCE,
+                      "read right after the own push; long run", {"in pushes": "pushes"})
+
+
+def downpour(workers: int, fetch_every: int) -> Prediction:
+    """Mean staleness in pushes with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2, own ones counted.
+
+    The j-th push after a fetch has j-1 own pushes and j cycles of the n-1 others behind it; j = 1..f.  Exact
+    for equal workers in the long run.
+    """
+    n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
+    others, own = (n - 1) * (f + 1) / 2, (f - 1) / 2
+    return Prediction(others + own, "updates", "exact", {"of others": others, "own": own}, "(n-1)(f+1)/2 + (f-1)/2",
+                      SOURCE, "equal workers; a push each iteration; long run")
+
+
+def local_steps(period: int) -> Prediction:
+    """Mean local steps since the last exchange at a gradient of local SGD or EASGD: (H-1)/2, exact."""
+    h = check_count("period", period)
+    return Prediction((h - 1) / 2, "iterations", "exact", {"largest": h - 1.0}, "(H-1)/2", "definition", "an exchange every H iterations")

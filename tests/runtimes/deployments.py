@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any, NamedTuple
 
@@ -66,4 +68,11 @@ def bad_gradient(x, rank, t):
     """Worker 2 fails at step 5."""
     if rank == 2 and t == 5:
         raise FloatingPointError("NaN in layer 3")
+    return x
+
+
+def killed_gradient(x, rank, t):
+    """Worker 1 is killed at step 5."""
+    if rank == 1 and t == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
     return x

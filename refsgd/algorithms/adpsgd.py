@@ -1,0 +1,127 @@
+"""Asynchronous decentralised parallel SGD (AD-PSGD): average with one random neighbour while you compute.
+
+Every peer has a replica x, and two programs that share it.  Neighbours average in pairs, both sides at once, so that
+the mean of all replicas moves only by gradients.  Waiting cannot go in circles, because the graph is bipartite: the
+active peers ask, the passive ones answer at any time.
+
+Peer i, training program::
+
+    for t = 0, 1, ...:
+        active:  choose a neighbour j;  send it x              # the average travels while we compute
+        g = gradient at x on its share                         # a passive peer's x may change meanwhile
+        active:  x = the average that j answers
+        x = update(x, g)                                       # applied to the x of now, not to the x that was read
+
+Passive peer j, responding program, for as long as the run lasts::
+
+    on x_i from i:  x = (x + x_i) / 2;  send x to i            # one atomic step
+
+Quick facts
+-----------
+synchronous: no | centralised: no | roles: active and passive peers, the two sides of the graph | messages per
+iteration of an active peer: M to the passive one, M back (M = 4 d) | staleness, in changes of the own replica between
+read and application: 1 for active peers, for passive ones the number of averages served meanwhile | clock gap:
+unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite | deterministic: given
+the schedule and the choices
+
+What differs from the paper
+---------------------------
+A peer averages once per gradient, as in algorithm 1; implementations let a communication thread go at its own pace.
+Only active peers choose a neighbour, which is the paper's remedy against deadlock.  A passive peer without a
+neighbour (one worker) still trains.  The update is plain Python, since nothing may come between reading x and writing
+it; the machine's time for an update is therefore not charged.
+
+References
+----------
+Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018
+(arXiv:1710.06952), algorithm 1; section 3 on atomic averages, waiting and bipartite graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from refsgd.algorithms.independent import peers
+from refsgd.algorithms.parameter_server import Objective
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, Send
+
+
+class Ask(NamedTuple):
+    """active -> passive: my replica; average it with yours."""
+
+    x: Array  # (d,)
+
+
+class Answer(NamedTuple):
+    """passive -> active: the average, which is my replica now and shall be yours."""
+
+    x: Array  # (d,)
+
+
+@dataclass
+class Replica:
+    """What the two programs of a peer share."""
+
+    x: Array  # (d,)
+    version: int = 0  # changes of x so far: updates and averages
+
+    def become(self, x: Array) -> None:
+        """Change x; between two yields, together with the reading of what it is made of."""
+        self.x, self.version = x, self.version + 1
+
+
+def train(rank: int, me: str, passive: Sequence[str], replica: Replica, problem: Objective, steps: int,
+          sgd: SGD) -> Program[Replica]:
+    """Main program; `passive` are an active peer's neighbours, none for a passive one.
+
+    Returns
+    -------
+    Replica
+        Its `x` goes on changing until the run ends, where others still ask.
+    """
+    v = sgd.start(replica.x)
+    for t in range(steps):
+        if passive:
+            j = yield Choose(passive)
+            yield Send(j, Ask(replica.x))
+        read = replica.version
+        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
+        if passive:
+            _, answer = yield Recv(Answer, src=j)
+            replica.become(answer.x)
+        x, v = sgd.step(replica.x, v, g, t)
+        replica.become(x)
+        yield Mark("update", slice=0, version=replica.version - 1, reads=((me, read),), t=t, x=x)
+        yield Mark("clock", t=t)
+    return replica
+
+
+def respond(replica: Replica) -> Program[None]:
+    """Responder of a passive peer: average with whoever asks, in one step."""
+    while True:
+        i, ask = yield Recv(Ask)
+        replica.become(replica.x + (ask.x - replica.x) / 2)  # (x + x_i) / 2: the mean of equal replicas is the same bits
+        yield Send(i, Answer(replica.x))
+
+
+def sides(neighbours: Sequence[Sequence[int]]) -> list[int]:
+    """Colour a graph with 0 (passive) and 1 (active) so that neighbours differ; raises ValueError where it cannot be.
+
+    >>> sides([[1, 3], [0, 2], [1, 3], [0, 2]])
+    [0, 1, 0, 1]
+    """
+    side: dict[int, int] = {}
+    for root in range(len(neighbours)):
+        stack = [root]
+        side.setdefault(root, 0)
+        while stack:
+            i = stack.pop()
+            for j in neighbours[i]:
+                if j not in side:
+                    stack.append(j)
+                if side.setdefault(j, 1 - side[i]) == side[i]:
+                    raise ValueError(f"the graph has an odd cycle through nodes {i} and {j}; expected a bipartite graph")
+    return [side[i] for i in range(len(neighbours))]

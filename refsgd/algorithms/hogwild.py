@@ -1,0 +1,81 @@
+"""Hogwild!: workers read and add to one shared vector without asking anybody, and without a lock.
+
+The parameters lie in memory that all workers share.  Worker i::
+
+    x = read the vector, part by part           # may be torn: others write meanwhile
+    g = gradient at x
+    for each part:  add -lr * g[part] to it
+
+With *atomic* additions nothing is lost: the vector is x_0 plus all steps ever added.  Without, an addition is
+a read and a write, and what others write between the two is lost.
+
+Quick facts
+-----------
+synchronous: no | centralised: shared memory, no server | roles: n workers, one vector in `parts` parts | messages,
+bytes: none | staleness: unbounded, mean about n - 1 | clock gap: unbounded | momentum: none | aggregation: each
+step is added alone | deterministic: given the order of accesses, if atomic
+
+What differs from the paper
+---------------------------
+Recht et al. touch only the few components of a sparse example; here gradients are dense and a part is a slice, so
+workers collide far more often.  `momentum` is refused: it would need a shared velocity.
+
+References
+----------
+Recht, Re, Wright, Niu, "Hogwild!: a lock-free approach to parallelizing stochastic gradient descent", NIPS 2011,
+algorithm 1: sample, read, compute, add component by component.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refsgd.algorithms.parameter_server import Objective, names
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Add, Array, Cell, Compute, Deployment, Load, Mark, Node, Program
+
+
+def worker(rank: int, shared: Cell, count: Cell, problem: Objective, steps: int, sgd: SGD, atomic: bool) -> Program[Cell]:
+    """Read, compute, add; returns the shared cell, whose contents are the parameters when the run has ended."""
+    for t in range(steps):
+        read = yield Load(count, 0)
+        parts = []
+        for p in range(len(shared.cut)):
+            part: Array = yield Load(shared, p)
+            parts.append(part)
+        x = np.concatenate(parts)
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        step = -sgd.rate(t) * (g + np.float32(sgd.weight_decay) * x if sgd.weight_decay else g)
+        for p, cut in enumerate(shared.cut):
+            yield Add(shared, p, step[cut], atomic)
+        now = yield Load(count, 0)
+        yield Add(count, 0, np.ones(1, np.int64))
+        yield Mark("update", slice=0, version=int(now[0]), reads=((f"worker{rank}", int(read[0])),), t=t, x=x + step)
+        yield Mark("clock", t=t)
+    return shared
+
+
+def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: bool = True, parts: int = 8) -> Deployment:
+    """Deploy Hogwild!.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each worker, >= 0.
+    sgd : SGD
+        Without momentum.
+    atomic : bool
+        Whether an addition is one indivisible step.
+    parts : int
+        Into how many slices the vector is cut, at least 1.
+    """
+    if parts < 1:
+        raise ValueError(f"parts {parts}; expected at least 1")
+    if sgd.momentum:
+        raise ValueError(f"momentum {sgd.momentum}; expected 0: hogwild has no shared velocity")
+    shared, count = Cell(problem.x0, parts), Cell(np.zeros(1, np.int64))
+    ws, _ = names(workers, 1)
+    return {w: Node(worker(i, shared, count, problem, steps, sgd, atomic), cells=[shared, count]) for i, w in enumerate(ws)}

@@ -1,0 +1,27 @@
+"""A barrier: nobody leaves before everybody has entered.
+
+References
+----------
+Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988: dissemination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from refsgd.effects import Program, Recv, Send
+
+
+class Here(NamedTuple):
+    """rank -> rank: I am here, and so are all that I have heard of."""
+
+    round: int
+
+
+def barrier(me: int, peers: Sequence[str]) -> Program[None]:
+    """Tell the rank 1, 2, 4, ... further on, hear from the one as far behind: ceil(log2 n) alpha seconds."""
+    n = len(peers)
+    for k in range((n - 1).bit_length()):
+        yield Send(peers[(me + (1 << k)) % n], Here(k))
+        yield Recv(Here, src=peers[(me - (1 << k)) % n])

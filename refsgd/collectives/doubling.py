@@ -1,0 +1,82 @@
+"""Partners at distances that are powers of two: recursive doubling, and recursive halving and doubling.
+
+Recursive doubling exchanges whole vectors log2 n times: fewest steps, for short vectors.  Halving and doubling
+exchanges halves, quarters, ... and then the finished pieces back: as few bytes as the ring in 2 log2 n steps.
+Both need n = q = 2^k; otherwise the first 2 (n-q) ranks pair up, one of each pair hands its vector in and gets
+the sum last (`folded`).
+
+References
+----------
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
+2005, sections 4.4 and 4.5.  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from refsgd.collectives.parts import Part, Total
+from refsgd.effects import Array, Compute, Program, Recv, Send
+
+
+def folded(me: int, peers: Sequence[str], x: Array, core: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
+    """Run `core` on q = 2^floor(log2 n) ranks: of the first 2 (n-q), the even ones fold into their neighbours."""
+    n = len(peers)
+    extra = n - (1 << n.bit_length() - 1)
+    pair = me < 2 * extra
+    if pair and me % 2 == 0:
+        yield Send(peers[me + 1], Part(x))
+        _, (total,) = yield Recv(Total, src=peers[me + 1])
+        return total
+    if pair:
+        _, (other,) = yield Recv(Part, src=peers[me - 1])
+        x = yield Compute(np.add, other, x, kind="reduction")
+    inner = [*peers[1 : 2 * extra : 2], *peers[2 * extra :]]
+    total = yield from core(me // 2 if pair else me - extra, inner, x)
+    if pair:
+        yield Send(peers[me - 1], Total(total))
+    return total
+
+
+def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+    """Exchange whole sums with partners 1, 2, 4, ... apart; n = 2^k.
+
+    Partners compute a + b and b + a, which floating-point addition gives the same bits.
+    """
+    distance = 1
+    while distance < len(peers):
+        partner = peers[me ^ distance]
+        yield Send(partner, Part(x))
+        _, (other,) = yield Recv(Part, src=partner)
+        x = yield Compute(np.add, x, other, kind="reduction")
+        distance *= 2
+    return x
+
+
+def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+    """Split the work with the partner n/2 away, sum my half with the ranks on my side, swap finished halves; n = 2^k."""
+    if len(peers) == 1:
+        return x
+    half, middle = len(peers) // 2, x.size // 2
+    lower = me < half
+    mine, theirs = (x[:middle], x[middle:]) if lower else (x[middle:], x[:middle])
+    partner = peers[me ^ half]
+    yield Send(partner, Part(theirs))
+    _, (other,) = yield Recv(Part, src=partner)
+    mine = yield Compute(np.add, mine, other, kind="reduction")
+    mine = yield from halve_and_double(me % half, peers[:half] if lower else peers[half:], mine)
+    yield Send(partner, Total(mine))
+    _, (theirs,) = yield Recv(Total, src=partner)
+    return np.concatenate([mine, theirs] if lower else [theirs, mine])
+
+
+def recursive_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+    """The sum over ranks in log2 q exchanges of the whole vector (and two more messages if n > q)."""
+    return (yield from folded(me, peers, x, double))
+
+
+def halving_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+    """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q)."""
+    return (yield from folded(me, peers, x, halve_and_double))

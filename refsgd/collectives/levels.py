@@ -1,0 +1,46 @@
+"""Rings in two levels: leaders of nodes, or the rows and columns of a torus.
+
+References
+----------
+Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233, 2018,
+section 2.2: the 2D torus.  Jia et al., "Highly scalable deep learning training system with mixed-precision",
+arXiv:1807.11205, 2018, section 4.2.2: the hierarchy of masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refsgd.collectives.parts import factors
+from refsgd.collectives.ring import all_gather, reduce_scatter, ring_allreduce
+from refsgd.collectives.root import answer, collect, hand_in
+from refsgd.effects import Array, Program
+
+
+def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array, per_node: int | None = None) -> Program[Array]:
+    """The sum over ranks: a star inside each node, a ring of the nodes' leaders, the star back.
+
+    `per_node` consecutive ranks form a node, the last one perhaps with fewer; X of `factors` by default.
+    """
+    g = per_node or factors(len(peers))[0]
+    node, seat = divmod(me, g)
+    mates = peers[node * g : (node + 1) * g]
+    if seat:
+        return (yield from hand_in(mates[0], x))
+    total = yield from collect(seat, mates, x)
+    total = yield from ring_allreduce(node, peers[::g], total)
+    yield from answer(mates[1:], total)
+    return total
+
+
+def torus_allreduce(me: int, peers: Sequence[str], x: Array, columns: int | None = None) -> Program[Array]:
+    """The sum over ranks on X columns x Y rows: reduce-scatter along the row, ring along the column, all-gather.
+
+    As many bytes as the flat ring in 2 (X-1) + 2 (Y-1) steps instead of 2 (XY - 1).  `columns` divides n.
+    """
+    width = columns or factors(len(peers))[0]
+    y, x_ = divmod(me, width)
+    row, column = peers[y * width : (y + 1) * width], peers[x_::width]
+    chunk = yield from reduce_scatter(x_, row, x)
+    chunk = yield from ring_allreduce(y, column, chunk)
+    return (yield from all_gather(x_, row, chunk))

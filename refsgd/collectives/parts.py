@@ -1,0 +1,40 @@
+"""What all collectives share: two kinds of content, and how a vector is cut."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from refsgd.effects import Array
+
+
+class Part(NamedTuple):
+    """rank -> rank: a partial sum, which the receiver adds to its own."""
+
+    chunk: Array
+
+
+class Total(NamedTuple):
+    """rank -> rank: a finished sum, which is copied and never added to: so all ranks hold the same bits."""
+
+    chunk: Array
+
+
+def chunks(d: int, count: int) -> list[slice]:
+    """Cut range(d) into `count` contiguous chunks of equal length to within one; some are empty if d < count.
+
+    >>> chunks(7, 3)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
+    """
+    edges = [d * k // count for k in range(count + 1)]
+    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def factors(n: int) -> tuple[int, int]:
+    """X >= Y with X Y = n, as square as possible.
+
+    >>> factors(12), factors(7)
+    ((4, 3), (7, 1))
+    """
+    y = max(k for k in range(1, math.isqrt(n) + 1) if n % k == 0)
+    return n // y, y

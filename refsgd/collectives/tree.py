@@ -1,0 +1,60 @@
+"""The binomial tree: reduce to a root, broadcast from it, and both one after the other.
+
+Counted from the root, rank i hears from i + 1, i + 2, i + 4, ... and hands in at i less its lowest one bit.
+
+References
+----------
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
+2005, sections 4.1 and 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from refsgd.collectives.parts import Part, Total
+from refsgd.effects import Array, Compute, Program, Recv, Send
+
+
+def children(i: int, n: int) -> list[int]:
+    """The ranks that hand in at rank i of n, nearest and smallest subtree first; the root is 0.
+
+    >>> children(0, 6), children(4, 6), children(5, 6)
+    ([1, 2, 4], [5], [])
+    """
+    lowest = i & -i or n
+    return [i + (1 << k) for k in range(n.bit_length()) if 1 << k < lowest and i + (1 << k) < n]
+
+
+def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Array]:
+    """The sum over ranks at `root`; the others return the sum of their subtree.
+
+    At most ceil(log2 n) (alpha + w + M gamma) seconds, exactly so for n = 2^k.
+    """
+    n = len(peers)
+    i = (me - root) % n
+    for child in children(i, n):
+        _, (other,) = yield Recv(Part, src=peers[(child + root) % n])
+        x = yield Compute(np.add, x, other, kind="reduction")
+    if i:
+        yield Send(peers[((i & i - 1) + root) % n], Part(x))
+    return x
+
+
+def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Array]:
+    """The root's vector on every rank, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w seconds."""
+    n = len(peers)
+    i = (me - root) % n
+    if i:
+        _, (x,) = yield Recv(Total, src=peers[((i & i - 1) + root) % n])
+    for child in reversed(children(i, n)):
+        yield Send(peers[(child + root) % n], Total(x))
+    return x
+
+
+def tree_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+    """The sum over ranks: reduce to rank 0, then broadcast."""
+    x = yield from reduce(me, peers, x)
+    return (yield from broadcast(me, peers, x))

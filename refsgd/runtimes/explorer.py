@@ -1,0 +1,446 @@
+"""Every schedule of a small case, by re-execution.
+
+A `World` has no clock.  It lists the actions that may happen next, and whoever drives it picks one: a message
+of some channel arrives, a poll looks, a choice is made, and on nodes with several programs, which share state,
+any of them goes on.  A schedule is the list of picks, so it can be replayed, shrunk and printed.
+
+Not every order matters, so not every order is tried:
+
+* a program alone on its node goes on until it needs somebody else: computing and sending commute with all else;
+* a message for which such a program waits, from that very source, is delivered at once: nothing can race with it;
+* a state is known by what each program was told so far (programs are functions of that), what lies in each
+  inbox, and in which order; a schedule that reaches a known state is not followed further.
+
+The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages using
+VeriSoft", POPL 1997).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
+from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
+from refsgd.runtimes.programs import add_to, describe, freeze, line_of
+from refsgd.trace import Event, Run, Trace
+
+Check = Callable[[Run], None]
+MAX_STEPS = 100_000  #: actions after which a run counts as endless
+
+
+class Action(NamedTuple):
+    """Something that may happen next: ``deliver`` (from node, to node), or ``go``, ``poll``, ``choose`` of a program."""
+
+    kind: str
+    node: str
+    program: int = 0
+    src: str = ""
+    option: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "deliver":
+            return f"deliver {self.src} -> {self.node}"
+        program = f"/{self.program}" if self.program else ""
+        return f"{self.kind} {self.node}{program}" + (f" option {self.option}" if self.kind == "choose" else "")
+
+
+class Stuck(AssertionError):
+    """No program can go on, and some main program has not returned."""
+
+
+class _Task:
+    """One program, and the effect that it waits to see answered."""
+
+    __slots__ = ("effect", "index", "node", "number", "program", "since")
+
+    def __init__(self, node: str, index: int, program: Any) -> None:
+        self.node, self.index, self.program = node, index, program
+        self.effect: Any = None
+        self.since = 0
+
+
+class World:
+    """A deployment whose every next action is picked from outside.
+
+    Parameters
+    ----------
+    factory : Factory
+        Builds a fresh deployment.
+
+    Examples
+    --------
+    >>> from refsgd.effects import Node
+    >>> def pick():
+    ...     option = yield Choose(("left", "right"))
+    ...     return option
+    >>> world = World(lambda: {"peer0": Node(pick())})
+    >>> [str(action) for action in world.enabled()]
+    ['choose peer0 option 0', 'choose peer0 option 1']
+    >>> world.perform(1)
+    >>> world.enabled(), world.values
+    ([], {'peer0': 'right'})
+    """
+
+    def __init__(self, factory: Factory) -> None:
+        deployment = factory()
+        self.nodes = list(deployment)
+        self.events: list[Event] = []
+        self.values: dict[str, Any] = {}
+        self.boxes = {n: Mailbox() for n in self.nodes}
+        self.wire: dict[tuple[str, str], deque[Letter]] = {}
+        self.tasks: dict[str, list[_Task]] = {}
+        self.history: dict[tuple[str, int], list[Any]] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self.cells: dict[int, Cell] = {}  # shared by nodes: every access is picked
+        self._seen: dict[tuple[str, int], Any] = {}  # what an Add that is not atomic has read
+        self.clock = 0
+        for name, node in deployment.items():
+            self.cells.update({id(cell): cell for cell in node.cells})
+            self.tasks[name] = [_Task(name, i, p) for i, p in enumerate([node.main, *node.responders])]
+        for task in self.all_tasks():
+            self.history[task.node, task.index] = []
+            self._advance(task, None)
+
+    def all_tasks(self) -> Iterator[_Task]:
+        """Programs in the deployment's order."""
+        for tasks in self.tasks.values():
+            yield from tasks
+
+    # -- programs ------------------------------------------------------------------------------------------
+
+    def _record(self, task: _Task, kind: str, data: dict[str, Any]) -> None:
+        self.clock += 1
+        self.events.append(Event(float(self.clock), task.node, task.index, kind, data))
+
+    def _advance(self, task: _Task, value: Any) -> None:
+        """Answer a program; alone on its node it goes on until it needs a pick."""
+        while True:
+            try:
+                thrown = isinstance(value, RunEnded)
+                task.effect = task.program.throw(value) if thrown else task.program.send(value)
+            except StopIteration as stop:
+                self._returned(task, stop.value)
+                return
+            except RunEnded:
+                self._returned(task, None)
+                return
+            if self.clock > MAX_STEPS:
+                raise Stuck(f"still running after {MAX_STEPS} steps; expected an end")
+            task.since = self.clock
+            if len(self.tasks[task.node]) > 1 or isinstance(task.effect, Poll | Recv | Choose | Load | Add):
+                return
+            value = self._simple(task)
+
+    def _returned(self, task: _Task, value: Any) -> None:
+        task.effect = None
+        self._record(task, "return", {})
+        if task.index == 0:
+            self.values[task.node] = value
+
+    def _simple(self, task: _Task) -> Any:
+        """Perform a Compute, Send or Mark; the answer."""
+        effect = task.effect
+        if isinstance(effect, Compute):
+            freeze(effect.args)
+            value = effect.fn(*effect.args)
+            self._record(task, "compute", {"start": float(task.since), "work": effect.kind})
+            return value
+        if isinstance(effect, Send):
+            if effect.to not in self.boxes:
+                raise ValueError(f"{task.node}: {line_of(task.program)} sends to {effect.to!r}; expected one of {', '.join(self.nodes)}")
+            freeze(effect.body)
+            channel = task.node, effect.to
+            number, size = self._numbers.get(channel, 0), payload_bytes(effect.body)
+            self._numbers[channel] = number + 1
+            self._record(task, "send", {"to": effect.to, "message": type(effect.body).__name__, "number": number,
+                                        "bytes": size, "start": float(self.clock)})
+            self.wire.setdefault(channel, deque()).append(
+                Letter(task.node, tag_of(type(effect.body)), effect.body, number, 0.0, size))
+            return None
+        if isinstance(effect, Mark):
+            freeze(effect.values.values())
+            self._record(task, "mark", {"name": effect.name, **effect.values})
+            return None
+        if isinstance(effect, Load):
+            part = effect.cell.x[effect.cell.cut[effect.part]].copy()
+            self.history[task.node, task.index].append(part.tobytes())
+            self._record(task, "load", {"part": effect.part})
+            return part
+        if isinstance(effect, Add):
+            freeze((effect.delta,))
+            add_to(effect, self._seen.pop((task.node, task.index), None))
+            self._record(task, "add", {"part": effect.part})
+            return None
+        raise TypeError(f"{task.node}: {line_of(task.program)} yielded {effect!r}; expected an effect (a sub-program needs `yield from`)")
+
+    def _take(self, task: _Task, kind: str) -> tuple[str, Any] | None:
+        hit = self.boxes[task.node].take(task.effect.kinds, task.effect.src)
+        if hit is None:
+            return None
+        letter, body = hit
+        self.history[task.node, task.index].append((letter.src, letter.number))
+        self._record(task, kind, {"src": letter.src, "message": type(body).__name__, "number": letter.number,
+                                  "bytes": letter.nbytes, "since": float(task.since), "arrival": float(self.clock)})
+        return letter.src, body
+
+    # -- actions -------------------------------------------------------------------------------------------
+
+    def enabled(self) -> list[Action]:
+        """What may happen next, in a fixed order; empty when the run is over."""
+        self._settle()
+        actions = []
+        for task in self.all_tasks():
+            effect = task.effect
+            if isinstance(effect, Choose):
+                p = effect.p
+                actions += [Action("choose", task.node, task.index, option=i) for i in range(len(effect.options)) if p is None or p[i] > 0]
+            elif type(effect) is Poll:
+                actions.append(Action("poll", task.node, task.index))
+            elif effect is not None and (type(effect) is not Recv or self.boxes[task.node].has(effect.kinds, effect.src)):
+                actions.append(Action("go", task.node, task.index))
+        actions += [Action("deliver", to, src=src) for (src, to), letters in self.wire.items() if letters]
+        if not actions and self._close():
+            return self.enabled()
+        return actions
+
+    def _settle(self) -> None:
+        """Deliver what nothing can race with: to a lone program that waits for exactly this source."""
+        moved = True
+        while moved:
+            moved = False
+            for node, tasks in self.tasks.items():
+                effect = tasks[0].effect
+                if len(tasks) > 1 or type(effect) is not Recv:
+                    continue
+                hit = self._take(tasks[0], "receive")
+                if hit is None and effect.src is not None and self.wire.get((effect.src, node)):
+                    self.boxes[node].put(self.wire[effect.src, node].popleft())
+                    hit = self._take(tasks[0], "receive")
+                    moved = True
+                if hit is not None:
+                    moved = True
+                    self._advance(tasks[0], hit)
+
+    def perform(self, pick: int) -> Action:
+        """Let the enabled action number `pick` happen; a number beyond the last means the last."""
+        actions = self.enabled()
+        action = actions[min(pick, len(actions) - 1)]
+        if action.kind == "deliver":
+            self.boxes[action.node].put(self.wire[action.src, action.node].popleft())
+            return action
+        task = self.tasks[action.node][action.program]
+        if action.kind == "choose":
+            option = task.effect.options[action.option]
+            self.history[task.node, task.index].append(("choose", action.option))
+            self._record(task, "choose", {"option": option})
+            self._advance(task, option)
+        elif type(task.effect) is Recv:
+            self._advance(task, self._take(task, "receive"))
+        elif type(task.effect) is Poll:
+            hit = self._take(task, "poll")
+            if hit is None:
+                self.history[task.node, task.index].append(None)
+                self._record(task, "poll", {"src": None})
+            self._advance(task, hit)
+        elif isinstance(task.effect, Add) and not task.effect.atomic and (task.node, task.index) not in self._seen:
+            cell = task.effect.cell  # the first of two steps: others may write before the second
+            self._seen[task.node, task.index] = cell.x[cell.cut[task.effect.part]].copy()
+            self.history[task.node, task.index].append("read")
+        else:
+            self.history[task.node, task.index].append("go")
+            self._advance(task, self._simple(task))
+        return action
+
+    def _close(self) -> bool:
+        """Nothing is under way: an error, or the next responder is told that the run has ended."""
+        waiting = [t for t in self.all_tasks() if t.index == 0 and t.effect is not None]
+        if waiting:
+            lines = "; ".join(f"{t.node} at {line_of(t.program)} waits for {describe(t.effect)}" for t in waiting)
+            raise Stuck(f"deadlock: {lines}")
+        for task in self.all_tasks():
+            if task.effect is not None:
+                self._advance(task, RunEnded())
+                return True
+        return False
+
+    def state(self) -> tuple[Any, ...]:
+        """What identifies the state: what each program was told, and what lies in each inbox in which order."""
+        return (tuple(tuple(h) for h in self.history.values()),
+                tuple(tuple((m.src, m.number) for m in box.letters) for box in self.boxes.values()),
+                tuple(cell.x.tobytes() for cell in self.cells.values()),
+                tuple((key, seen.tobytes()) for key, seen in self._seen.items()))
+
+    def run(self) -> Run:
+        """The finished run, with step numbers for times."""
+        return Run(Trace(self.events, self.nodes, float(self.clock)), self.values)
+
+
+# -- driving -------------------------------------------------------------------------------------------------
+
+
+class Counterexample(AssertionError):
+    """A schedule under which a check failed; `schedule` replays it, `text` shows it."""
+
+    def __init__(self, error: BaseException, schedule: Sequence[int], text: str) -> None:
+        self.error, self.schedule, self.text = error, list(schedule), text
+        super().__init__(f"{type(error).__name__}: {error}\nschedule {list(schedule)}\n{text}")
+
+
+@dataclass
+class Exploration:
+    """What an exploration saw.
+
+    Attributes
+    ----------
+    runs : int
+        Schedules followed to their end.
+    states : int
+        Different states at which there was something to pick.
+    complete : bool
+        Whether every schedule was covered.
+    finals : dict
+        How many schedules ended with each value of `observe`.
+    """
+
+    runs: int = 0
+    states: int = 0
+    complete: bool = True
+    finals: dict[Any, int] = field(default_factory=dict)
+
+
+def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
+    """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each pick, and
+    what went wrong."""
+    world, widths = None, []
+    try:
+        world = World(factory)
+        while actions := world.enabled():
+            widths.append(len(actions))
+            world.perform(schedule[len(widths) - 1] if len(widths) <= len(schedule) else 0)
+        if check is not None:
+            check(world.run())
+    except Exception as error:
+        if world is None:
+            raise
+        return world, widths, error
+    return world, widths, None
+
+
+def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> tuple[list[int], BaseException]:
+    """A short schedule that fails in the same way: shorter first, then smaller picks."""
+    best = list(schedule)
+
+    def fails(candidate: list[int]) -> BaseException | None:
+        found = follow(factory, candidate, check)[2]
+        return found if type(found) is type(error) else None
+
+    length = 0
+    while length < len(best):  # first actions after a prefix
+        found = fails(best[:length])
+        if found is not None:
+            best, error = best[:length], found
+            break
+        length = length + 1 if length < 32 else length * 2
+    improved = True
+    while improved:
+        improved = False
+        for i in reversed(range(len(best))):
+            for candidate in ([*best[:i], *best[i + 1:]], *([*best[:i], smaller, *best[i + 1:]] for smaller in range(best[i]))):
+                found = fails(candidate)
+                if found is not None:
+                    best, error, improved = candidate, found, True
+                    break
+            if improved:
+                break
+    while best and best[-1] == 0:
+        best.pop()
+    return best, error
+
+
+def _counterexample(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> Counterexample:
+    from refsgd.runtimes.diagram import diagram
+
+    short, error = shrink(factory, schedule, check, error)
+    world = follow(factory, short, check)[0]
+    return Counterexample(error, short, diagram(world.events, world.nodes))
+
+
+def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None, max_runs: int = 100_000) -> Exploration:
+    """Follow every schedule of a deployment.
+
+    Parameters
+    ----------
+    factory : Factory
+        Builds a fresh deployment; must build the same one each time.
+    check : callable, optional
+        Called with the `Run` at the end of each schedule; raises AssertionError where an invariant is broken.
+    observe : callable, optional
+        Its values at the ends are counted, e.g. hashes of the final parameters.
+    max_runs : int
+        Stop after so many, and say that the exploration is not complete.
+
+    Returns
+    -------
+    Exploration
+
+    Raises
+    ------
+    Counterexample
+        With the shortest failing schedule that shrinking found: a failed check, an exception in a program, or a deadlock.
+    """
+    report, seen, schedule = Exploration(), set(), list[int]()
+    while True:
+        world, widths, picks = World(factory), list[int](), list[int]()
+        ended = True
+        try:
+            while actions := world.enabled():
+                if len(picks) >= len(schedule):
+                    state = world.state()
+                    if state in seen:
+                        ended = False
+                        break
+                    seen.add(state)
+                widths.append(len(actions))
+                picks.append(schedule[len(picks)] if len(picks) < len(schedule) else 0)
+                world.perform(picks[-1])
+            if ended:
+                report.runs += 1
+                if check is not None:
+                    check(world.run())
+                if observe is not None:
+                    value = observe(world.run())
+                    report.finals[value] = report.finals.get(value, 0) + 1
+        except Exception as error:
+            raise _counterexample(factory, picks, check, error) from error
+        report.states = len(seen)
+        while picks and picks[-1] == widths[-1] - 1:
+            picks.pop()
+            widths.pop()
+        if not picks:
+            return report
+        schedule = [*picks[:-1], picks[-1] + 1]
+        if report.runs >= max_runs:
+            report.complete = False
+            return report
+
+
+def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed: int = 0) -> Exploration:
+    """Random schedules, for cases too large to `explore`; the same parameters and errors."""
+    report, rng = Exploration(complete=False), random.Random(seed)
+    for _ in range(runs):
+        schedule = [rng.randrange(1 << 20) for _ in range(64)]
+        world, picks = World(factory), list[int]()
+        try:
+            while actions := world.enabled():
+                picks.append(schedule[len(picks) % 64] % len(actions) if len(picks) < 64 else rng.randrange(len(actions)))
+                world.perform(picks[-1])
+            report.runs += 1
+            if check is not None:
+                check(world.run())
+        except Exception as error:
+            raise _counterexample(factory, picks, check, error) from error
+    return report

@@ -1,0 +1,269 @@
+"""The same programs over MPI: every rank calls `run`, rank k drives host k of the deployment.
+
+Frames are those of `refsgd.runtimes.wire`, joined into one buffer (MPI keeps the borders of messages); no
+message is pickled.  MPI has nothing to sleep on, so waiting polls, with naps that grow from 20 us to 1 ms.
+The run ends by the same counting as among local processes, as rounds of a non-blocking sum over all ranks,
+which every rank judges alike.  If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refsgd.effects import Deployment, Factory
+from refsgd.machine import Machine
+from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board
+from refsgd.runtimes.launcher import LEAD, deadlock, in_words, join, raise_failure, report
+from refsgd.runtimes.node import Aborted, Driver
+from refsgd.runtimes.wire import Frame, Incoming, decoder, encode
+from refsgd.trace import Run
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MESSAGE, FAILED = 7, 8  # tags
+SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
+QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting though its mains go on
+
+
+class Ranks:
+    """One rank's messages to and from all others, and its part in the counting."""
+
+    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], board: Board) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._comm, self._rounds = MPI, comm, rounds
+        self._rank = {host: k for k, host in enumerate(hosts)}
+        self._words, self._command = board.of(hosts[comm.rank]), board.words
+        self._pending: list[tuple[Any, bytes]] = []
+        self._frames: list[Frame] = []
+        self._nap, self._knocked = SHORTEST, False
+        self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
+        self._request: Any = None
+        self._before: tuple[int, ...] | None = None
+        self._idle_since: float | None = None
+        self.started = 0  #: rounds of counting
+        self.stuck = False
+        self.nodes: dict[int, frozenset[int]] = {}
+
+    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Hand a message to MPI; never waits."""
+        frame = b"".join(encode(body, src, to, number, stamp))
+        request = self._comm.Isend([frame, self._mpi.BYTE], self._rank[host], MESSAGE)
+        self._pending.append((request, frame))
+
+    def take(self) -> list[Frame]:
+        """The messages that have arrived, each channel's in order."""
+        if self._pending:
+            self._pending = [one for one in self._pending if not one[0].Test()]
+        status = self._mpi.Status()
+        while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
+            data = bytearray(status.Get_count(self._mpi.BYTE))
+            message.Recv([data, self._mpi.BYTE])
+            if status.Get_tag() == FAILED:
+                self._command[COMMAND] = ABORT
+                break
+            self._decode(memoryview(data), status.Get_source())
+        if not self._frames:
+            return []
+        self._nap = SHORTEST
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
+
+    def _decode(self, data: memoryview, src: int) -> None:
+        at = 0
+
+        def read_into(view: memoryview) -> int:
+            nonlocal at
+            n = min(len(view), len(data) - at)
+            view[:n] = data[at : at + n]
+            at += n
+            return n
+
+        Incoming(read_into, decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank])).pump()
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
+        self._count()
+        end = time.monotonic() + timeout
+        while not (self._knocked or self._command[COMMAND] or self._comm.Iprobe(self._mpi.ANY_SOURCE)):
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(left, self._nap))
+            self._nap = min(LONGEST, 2 * self._nap)
+            self._count()
+        self._knocked = False
+        return []
+
+    def knock(self) -> None:
+        """End a `wait`, from another thread."""
+        self._knocked = True
+
+    @property
+    def unsent(self) -> int:
+        """Messages that MPI has not taken over."""
+        return len(self._pending)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _count(self) -> None:
+        """Rounds of a sum over (done, idle, sent, got): two equal ones in which all are idle end the run.
+
+        A rank takes part once its mains have returned, or when it has been idle for a while.
+        """
+        row = self._words[DONE : GOT + 1].tolist()
+        now = time.monotonic()
+        if not row[IDLE - DONE]:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        if self._request is None:
+            if self._idle_since is not None and (row[0] or now - self._idle_since > QUIET):
+                self._mine[:] = row
+                self.begin_round()
+        elif self._request.Test():
+            self._request = None
+            done, idle, sent, got = sums = tuple(self._total.tolist())
+            size = self._comm.size
+            if idle == size and sent == got and sums == self._before:
+                self.stuck = done < size
+                self._command[COMMAND] = ABORT if self.stuck else CLOSE
+            self._before = sums
+
+    def begin_round(self) -> None:
+        """Give this rank's numbers to the next sum."""
+        self.started += 1
+        self._request = self._rounds.Iallreduce(self._mine, self._total)
+
+    def finish_rounds(self, count: int) -> None:
+        """Take part in all rounds that any rank has begun: a collective that is left open never completes."""
+        while True:
+            if self._request is not None:
+                self._request.Wait()
+                self._request = None
+            if self.started >= count:
+                return
+            self.begin_round()
+
+    def fail(self) -> None:
+        """Tell all others that a program here has raised."""
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
+
+    def drain(self) -> None:
+        """Take whatever is still on its way, so that nothing of this run meets the next one."""
+        barrier, status = None, self._mpi.Status()
+        while barrier is None or not barrier.Test():
+            while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
+                message.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
+            if barrier is None and all(request.Test() for request, _ in self._pending):
+                barrier = self._comm.Ibarrier()
+            time.sleep(SHORTEST)
+
+
+def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
+        comm: MPI.Comm | None = None, everywhere: bool = False) -> Run | None:
+    """Run a deployment over MPI; every rank of `comm` calls this with the same arguments.
+
+    Parameters
+    ----------
+    factory : Factory or Deployment
+        Builds the programs; each rank builds all and runs its own.
+    machine : Machine, optional
+        What compute times and links are paced to; only if all ranks are on one computer.
+    seed : int
+        Seed of the drawn durations and choices: the same draws as in the simulator.
+    observe : int
+        Most `x` kept of the marks of each node (`refsgd.trace.Thinner`).
+    comm : mpi4py.MPI.Comm, optional
+        Whose ranks take part; all by default.  Ranks beyond the hosts of the deployment do nothing.
+    everywhere : bool
+        Whether every rank gets the run, instead of rank 0 alone.
+
+    Returns
+    -------
+    Run or None
+        The run on rank 0, None on others (see `everywhere`).
+
+    Raises
+    ------
+    RunFailed
+        On all ranks, if a program raised on one of them.
+    Deadlock, ForgottenYield
+        As in the simulator, on all ranks.
+    ValueError
+        If there are fewer ranks than hosts, or pacing is asked for across several computers.
+    """
+    from mpi4py import MPI
+
+    world = comm if comm is not None else MPI.COMM_WORLD
+    machine = machine or Machine()
+    deployment = factory() if callable(factory) else factory
+    hosts = list(dict.fromkeys(machine.hosts(deployment).values()))
+    if len(hosts) > world.size:
+        raise ValueError(f"this deployment needs {len(hosts)} processes and MPI has started {world.size}; "
+                         f"use mpiexec -n {len(hosts)}")
+    one_computer = len(set(world.allgather(MPI.Get_processor_name()))) == 1
+    if not one_computer and (machine.paced or machine.linked):
+        raise ValueError("pacing needs the ranks to be on one computer, whose clock they share; use Machine()")
+    own = world.Split(0 if world.rank < len(hosts) else MPI.UNDEFINED, world.rank)
+    result: Run | None = None
+    failure: BaseException | None = None
+    if own != MPI.COMM_NULL:
+        rounds = own.Dup()
+        try:
+            result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer)
+        except Exception as error:
+            failure = error
+        rounds.Free()
+        own.Free()
+    if everywhere:
+        result, reason, cause = world.bcast((result, failure, failure.__cause__ if failure is not None else None))
+        if failure is None and reason is not None:
+            failure = reason
+            failure.__cause__ = cause
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: Deployment, machine: Machine,
+           seed: int, observe: int, one_computer: bool) -> Run | None:
+    """One rank's part of a run."""
+    me, place, order = hosts[comm.rank], machine.hosts(deployment), list(deployment)
+    programs = {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].responders))]}
+    board = Board(programs)
+    ranks = Ranks(comm, rounds, hosts, board)
+    ranks.nodes = {k: frozenset(i for i, n in enumerate(order) if place[n] == host) for k, host in enumerate(hosts)}
+    driver = Driver(me, deployment, machine, seed, ranks, board, lambda: None, (), observe)
+    failed: tuple[float, str, str, BaseException | None] | None = None
+    comm.Barrier()
+    began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
+    time.sleep(max(0.0, began - time.monotonic()))
+    try:
+        driver.run(began)
+    except Aborted:
+        pass
+    except Exception as error:
+        line, text, carried = in_words(error)
+        failed = driver.clock(), f"{me} (rank {comm.rank}): {line}", text, carried
+        ranks.fail()
+    verdicts = comm.allgather((ranks.started, ranks.stuck, failed, board.standing() if ranks.stuck else []))
+    ranks.finish_rounds(max(started for started, *_ in verdicts))
+    ranks.drain()
+    failures = sorted((v[2] for v in verdicts if v[2] is not None), key=lambda f: f[0])
+    if failures:
+        _, line, text, carried = failures[0]
+        raise_failure(line, text, carried, line.split()[0])
+    if ranks.stuck:
+        raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
+    reports = comm.gather(report(driver))
+    return join(reports, deployment, machine, observe) if reports is not None else None

@@ -1,0 +1,210 @@
+"""Reproduce a recorded run: every program is told what it was told then, in the order of its node.
+
+A record keeps, for each node, which program acted and what a receive, poll or choice returned: never a number
+that was computed.  Arguments of a `Compute` are frozen and its function is pure, so the rest follows, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
+from refsgd.runtimes.programs import add_to, describe, freeze, line_of
+from refsgd.trace import Event, Run, Thinner, Trace
+
+FORMAT = 1
+#: event kinds as single letters in a record
+LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
+           "load": "l", "add": "a"}
+NAMES = {letter: kind for kind, letter in LETTERS.items()}
+
+
+class ReplayError(RuntimeError):
+    """The record and the programs do not fit."""
+
+
+def record(trace: Trace) -> dict[str, list[list[Any]]]:
+    """What each node's programs did, in order: ``[program, letter]``, with source and number for a receive or poll,
+    and the time in seconds at the end of each.
+
+    Returns
+    -------
+    dict of node name to list
+        JSON values.
+    """
+    if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
+        raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
+    out: dict[str, list[list[Any]]] = {node: [] for node in trace.nodes}
+    tickets = 0
+    for e in trace.events:
+        step: list[Any] = [e.program, LETTERS[e.kind], e.time]
+        if e.kind in ("receive", "poll"):
+            step += [e.data["src"], e.data.get("number")]
+        elif e.kind == "choose":
+            step.append(e.data["option"])
+        elif e.kind == "compute":
+            step.append(e.data["start"])
+        elif e.kind in ("load", "add"):
+            step.append(e.data.get("ticket", tickets))
+            tickets += 1
+        out[e.node].append(step)
+    return out
+
+
+class _Replayer:
+    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]]) -> None:
+        deployment = factory()
+        if set(deployment) != set(steps):
+            raise ReplayError(f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
+        self.nodes = list(deployment)
+        self.steps = {n: steps[n] for n in self.nodes}
+        self.at = dict.fromkeys(self.nodes, 0)
+        self.programs = {n: [deployment[n].main, *deployment[n].responders] for n in self.nodes}
+        self.pending: dict[tuple[str, int], Any] = {}
+        self.sent: dict[tuple[str, str], list[Any]] = {}
+        self.events: list[Event] = []
+        self.values: dict[str, Any] = {}
+        self._thin = Thinner()
+        self.tickets = 0
+        for node in self.nodes:
+            for index in range(len(self.programs[node])):
+                self._answer(node, index, None)
+
+    def _answer(self, node: str, index: int, value: Any) -> None:
+        program = self.programs[node][index]
+        try:
+            thrown = isinstance(value, RunEnded)
+            self.pending[node, index] = program.throw(value) if thrown else program.send(value)
+        except StopIteration as stop:
+            self.pending[node, index] = None
+            if index == 0:
+                self.values[node] = stop.value
+        except RunEnded:
+            self.pending[node, index] = None
+
+    def _misfit(self, node: str, index: int, letter: str, effect: Any) -> ReplayError:
+        where = line_of(self.programs[node][index])
+        kind = NAMES.get(letter, letter)
+        return ReplayError(f"{node}, step {self.at[node]}: recorded {kind}, but the program is at {describe(effect)} ({where}); "
+                           "expected the algorithm and options that were recorded")
+
+    def _step(self, node: str) -> bool:
+        """Perform the next recorded step of a node; False if it must wait for another node."""
+        index, letter, time, *rest = self.steps[node][self.at[node]]
+        if not 0 <= index < len(self.programs[node]):
+            raise ReplayError(f"{node}, step {self.at[node]}: recorded program {index}; the node has {len(self.programs[node])}")
+        effect = self.pending[node, index]
+        if isinstance(effect, Recv) and type(effect) is Recv and letter not in "rp":
+            self._answer(node, index, RunEnded())
+            effect = self.pending[node, index]
+        data: dict[str, Any] = {}
+        value: Any = None
+        kind = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None),
+                "l": Load, "a": Add}.get(letter)
+        if type(effect) is not kind:
+            raise self._misfit(node, index, letter, effect)
+        if letter == "c":
+            freeze(effect.args)
+            value = effect.fn(*effect.args)
+            data = {"start": rest[0], "work": effect.kind}
+        elif letter == "s":
+            freeze(effect.body)
+            channel = self.sent.setdefault((node, effect.to), [])
+            data = {"to": effect.to, "message": type(effect.body).__name__, "number": len(channel),
+                    "bytes": payload_bytes(effect.body), "start": time}
+            channel.append(effect.body)
+        elif letter in "rp":
+            src, number = rest
+            if src is None:
+                data = {"src": None}
+            else:
+                channel = self.sent.get((src, node), [])
+                if number >= len(channel):
+                    return False
+                body = channel[number]
+                if type(body) not in effect.kinds or effect.src not in (None, src):
+                    raise self._misfit(node, index, letter, effect)
+                channel[number] = None
+                value = src, body
+                data = {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
+                        "since": time, "arrival": time}
+        elif letter in "la":
+            if rest[0] != self.tickets:  # one-sided accesses happen in the order of all nodes together
+                return False
+            self.tickets += 1
+            data = {"part": effect.part, "ticket": rest[0]}
+            if letter == "l":
+                value = effect.cell.x[effect.cell.cut[effect.part]].copy()
+            else:
+                freeze((effect.delta,))
+                add_to(effect, effect.cell.x[effect.cell.cut[effect.part]].copy())
+        elif letter == "o":
+            matches = [option for option in effect.options if option == rest[0]]
+            if not matches:
+                raise self._misfit(node, index, letter, effect)
+            value, data = matches[0], {"option": matches[0]}
+        elif letter == "m":
+            freeze(effect.values.values())
+            data = {"name": effect.name, **effect.values}
+        self.events.append(Event(time, node, index, NAMES[letter], data))
+        self._thin(self.events[-1])
+        self.at[node] += 1
+        if letter != "e":
+            self._answer(node, index, value)
+        return True
+
+    def run(self) -> Run:
+        moved = True
+        while moved:
+            moved = False
+            for node in self.nodes:
+                while self.at[node] < len(self.steps[node]) and self._step(node):
+                    moved = True
+        stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
+        if stuck:
+            node = stuck[0]
+            raise ReplayError(f"{node}, step {self.at[node]}: waits for message {self.steps[node][self.at[node]][3:]}, which nobody "
+                              "sends; the record is damaged or of another run")
+        end = max((e.time for e in self.events if e.kind == "return" and e.program == 0), default=0.0)
+        self.events.sort(key=lambda e: e.time)
+        return Run(Trace(self.events, self.nodes, end), self.values)
+
+
+def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
+    """Run programs along a record.
+
+    Parameters
+    ----------
+    factory : Factory
+        Builds the deployment that was recorded.
+    steps : dict
+        Of `record`.
+
+    Returns
+    -------
+    Run
+        With the recorded times, and the same parameters bit for bit.
+
+    Raises
+    ------
+    ReplayError
+        Where record and programs part: node, step, what was recorded, where the program is.
+    """
+    return _Replayer(factory, steps).run()
+
+
+def load(text: str) -> dict[str, Any]:
+    """Read a record file; raises `ReplayError` naming what was found otherwise."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ReplayError(f"not a record: {error}; expected a file that refsgd run --record wrote") from None
+    if not isinstance(data, dict) or data.get("record") != FORMAT:
+        found = data.get("record") if isinstance(data, dict) else type(data).__name__
+        raise ReplayError(f"record format {found!r}; expected {FORMAT}")
+    for key in ("algorithm", "arguments", "nodes", "parameters_sha256"):
+        if key not in data:
+            raise ReplayError(f"record without {key!r}; expected a file that refsgd run --record wrote")
+    return data

@@ -1,0 +1,364 @@
+"""The conformance kit: what any algorithm must satisfy, and stories as text files.
+
+`check` puts an algorithm, one of the catalogue or a reader's own, through lint, limits, drawn machines, every
+schedule of a small case and real processes, and says what broke with the shortest schedule.  `play` runs an
+interaction file: commands and the trace that they give, in one file that is read like a story.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Deployment
+from refsgd.machine import Machine
+from refsgd.problems import Problem, integer_gradients, quadratic
+from refsgd.result import final_parameters, parameters_sha256, schedule_sha256
+from refsgd.runtimes.diagram import diagram
+from refsgd.runtimes.explorer import Counterexample, World, explore, walk
+from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Run
+
+EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark"}
+MACHINES = (
+    Machine(compute="fixed(1)"),  # type: ignore[arg-type]
+    Machine(compute="exponential(1)"),  # type: ignore[arg-type]
+    Machine(compute="lognormal(1,1.5)", latency=0.3, bandwidth=50.0, speeds=(1, 0.2, 5)),  # type: ignore[arg-type]
+    Machine(compute="pareto(1,1.5)", latency=2.0, update="exponential(0.3)"),  # type: ignore[arg-type]
+)
+Deploy = Callable[..., Deployment]
+
+
+def forgotten_yields(tree: ast.AST) -> list[int]:
+    """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without ``yield from``."""
+    generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
+                  and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
+    lines = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name not in generators:
+            continue
+        yielded = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Yield | ast.YieldFrom)}
+        inner = [n for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function for n in ast.walk(f)]
+        own = {id(n) for n in inner} if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in inner) else set()
+        for n in ast.walk(function):
+            called = isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in EFFECTS | generators
+            if called and id(n) not in yielded and id(n) not in own and not _deploys(function):
+                lines.append(n.lineno)  # type: ignore[attr-defined]
+    return sorted(set(lines))
+
+
+def _deploys(function: ast.FunctionDef) -> bool:
+    """Whether a function itself, not one nested in it, has no yield: it builds programs instead of being one."""
+    nested = {id(n) for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function for n in ast.walk(f)}
+    return not any(isinstance(n, ast.Yield | ast.YieldFrom) and id(n) not in nested for n in ast.walk(function))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: its name, whether it held (None: does not apply), and what was seen."""
+
+    name: str
+    held: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        sign = {True: "ok  ", False: "FAIL", None: "note"}[self.held]
+        return f"{sign} {self.name}: {self.text}"
+
+
+def ledger(run: Run) -> None:
+    """Every gradient that was computed is applied once to each slice, or marked as dropped; none is from the future.
+
+    Raises
+    ------
+    AssertionError
+        Naming the worker and the two counts.
+    """
+    slices = {e.node for e in run.trace.marks("update") if e.node.startswith("server") and e.data["reads"]}
+    for worker in run.trace.workers:
+        computed = run.trace.iterations[worker]
+        dropped = sum(e.data.get("worker") == worker for e in run.trace.marks("drop"))
+        applied = sum(w == worker for e in run.trace.marks("update") for w, _ in e.data["reads"])
+        per_slice = applied / max(1, len(slices))
+        if per_slice + dropped / max(1, len(slices)) != computed:
+            raise AssertionError(f"{worker} computed {computed} gradients; {per_slice:g} were applied to each slice and {dropped} marked as "
+                                 "dropped; expected every one to be applied exactly once or dropped")
+    for worker, tau in run.trace.staleness:
+        if tau < 0:
+            raise AssertionError(f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
+
+
+def finite(run: Run) -> None:
+    """The final parameters are finite numbers."""
+    if not np.all(np.isfinite(final_parameters(run))):
+        raise AssertionError("the final parameters have NaN or infinite entries")
+
+
+def zero_problem(d: int = 5) -> Problem:
+    """Gradients are zero and all replicas start equal: nothing may change, bit for bit."""
+    x0 = np.linspace(-1, 1, d, dtype=np.float32) / np.float32(3)
+    return Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
+
+
+def _lint(function: Deploy) -> Iterator[Finding]:
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.getmodule(function) or function))
+    except (OSError, TypeError):
+        source = ""
+    if not source:
+        yield Finding("lint", None, "no source to read (defined interactively)")
+        return
+    lines = forgotten_yields(ast.parse(source))
+    yield Finding("lint", not lines, "every effect is yielded" if not lines else f"effects without a yield at lines {lines}")
+
+
+def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
+    try:
+        seen = act()
+        return Finding(name, True, seen if isinstance(seen, str) else good)
+    except Counterexample as found:
+        return Finding(name, False, str(found))
+    except Exception as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **options: Any) -> list[Finding]:
+    """Put an algorithm through everything that any algorithm must satisfy.
+
+    Parameters
+    ----------
+    function : callable
+        A deployment function ``f(problem, workers, steps, sgd, *, options)``.
+    processes : bool
+        Also run it as OS processes.
+    max_runs : int
+        Schedules to follow in the small case; random ones where that is not all.
+    **options
+        The algorithm's own.
+
+    Returns
+    -------
+    list of Finding
+    """
+    sgd = SGD(0.125)
+
+    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
+        return function(problem, workers, steps, sgd, **options)
+
+    def sizes() -> None:
+        for workers in (1, 2, 3, 4):
+            for steps in (0, 1, 5):
+                for machine in MACHINES:
+                    finite(simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine))
+
+    def repeats() -> None:
+        a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
+        same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
+        if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
+            raise AssertionError("the same seed gave another result; expected programs that read no clock, no random generator")
+
+    def gradients() -> str:
+        runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES for seed in (0, 1)]
+        if not any(run.trace.marks("update") for run in runs):
+            return "not checked: the programs mark no updates"
+        for run in runs:
+            ledger(run)
+        return "every gradient is applied once or dropped"
+
+    def fixed_point() -> None:
+        problem = zero_problem()
+        for machine in MACHINES:
+            if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
+                raise AssertionError("zero gradients and equal replicas changed the parameters; expected the same bits "
+                                     "(average as a + (b - a) / 2)")
+
+    def descent() -> None:
+        problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
+        now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(problem.x0)
+        if not now < 0.5 * first:
+            raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start {first:.4g}; expected less than half")
+
+    def schedules() -> str:
+        finals: set[str] = set()
+
+        def at_end(run: Run) -> None:
+            finite(run)
+            if run.trace.marks("update"):
+                ledger(run)
+            finals.add(parameters_sha256(final_parameters(run)))
+
+        report = explore(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, max_runs=max_runs)
+        text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
+        if not report.complete:
+            walk(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, runs=200)
+            text += " (not all; then 200 random ones)"
+        return f"{text}, {len(finals)} different results; no deadlock"
+
+    def real() -> str:
+        from refsgd.runtimes import processes as launcher
+
+        problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
+        finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES for s in (0, 1)}
+        for transport in ("shm", "tcp"):
+            run = launcher.run(lambda: deploy(problem, 3, 5), machine, 0, transport=transport)
+            finite(run)
+            if len(finals) == 1 and parameters_sha256(final_parameters(run)) not in finals:
+                raise AssertionError(f"other parameters over {transport} than in the simulator, where all schedules agree")
+        return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1 else "")
+
+    findings = [
+        *_lint(function),
+        _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", sizes),
+        _attempt("determinism", "the same seed gives the same bits and schedule", repeats),
+        _attempt("gradients", "", gradients),
+        _attempt("fixed point", "zero gradients change nothing", fixed_point),
+        _attempt("descent", "a quadratic is minimised", descent),
+        _attempt("all schedules", "", schedules),
+    ]
+    return [*findings, _attempt("processes", "", real)] if processes else findings
+
+
+def server_lead(run: Run) -> int:
+    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest worker's."""
+    widest = 0
+    for node in run.trace.updates:
+        clocks = dict.fromkeys(run.trace.workers, 0)
+        for e in run.trace.marks("update"):
+            if e.node == node:
+                for worker, _ in e.data["reads"]:
+                    clocks[worker] += 1
+                    widest = max(widest, clocks[worker] - min(clocks.values()))
+    return widest
+
+
+def explore_algorithm(name: str, *, workers: int = 2, servers: int = 1, steps: int = 2, max_runs: int = 20_000,
+                      walks: int | None = None, seed: int = 0, **options: Any) -> str:
+    """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
+
+    Raises
+    ------
+    Counterexample
+        With the shortest schedule that breaks an invariant.
+    """
+    function, problem = CATALOGUE[name], integer_gradients(d=4, workers=workers)
+    extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
+    if name == "sequential":
+        workers = 1
+    leads, staleness, finals = set[int](), set[int](), set[str]()
+
+    def deploy() -> Deployment:
+        return function(problem, workers, steps, SGD(0.125), **extra, **options)
+
+    def at_end(run: Run) -> None:
+        finite(run)
+        ledger(run)
+        leads.add(server_lead(run))
+        staleness.update(tau for _, tau in run.trace.staleness)
+        finals.add(parameters_sha256(final_parameters(run)))
+        if name == "ssp":
+            bound = options.get("staleness", 3) + 1
+            assert max(leads) <= bound, f"a worker is {max(leads)} clocks ahead; expected at most {bound}"
+        if name in ("bsp", "allreduce"):
+            assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
+
+    report = explore(deploy, at_end, max_runs=max_runs) if walks is None else walk(deploy, at_end, runs=walks, seed=seed)
+    scope = "all of them" if report.complete else "random ones" if walks is not None else f"stopped at {max_runs}, more exist"
+    lines = [
+        f"{name}, {workers} workers, {steps} steps: {report.runs} schedules ({scope})" + (f", {report.states} states" if walks is None else ""),
+        "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the future; finite parameters",
+        f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a server: "
+        f"{', '.join(map(str, sorted(leads)))} clocks;  different results: {len(finals)}",
+    ]
+    return "\n".join(lines)
+
+
+# -- interaction files ------------------------------------------------------------------------------------------
+
+
+def _deployment(words: list[str]) -> Callable[[], Deployment]:
+    name, *rest = words
+    options: dict[str, Any] = {}
+    for word in rest:
+        key, _, value = word.partition("=")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = float(value) if value == "inf" else value
+    workers, steps = options.pop("workers", 2), options.pop("steps", 1)
+    lr = options.pop("lr", 0.125)
+    function = CATALOGUE[name]
+    return lambda: function(integer_gradients(d=2, workers=workers), workers, steps, SGD(lr), **options)
+
+
+def play(text: str) -> str:
+    """Run an interaction file and return it with the outputs that its commands really give.
+
+    A file opens with prose; then blocks follow: a command, a line ``----``, its output, an empty line.  Commands:
+
+    ========================== =========================================================================
+    deploy ALGORITHM key=value a fresh world of `refsgd.runtimes.explorer`; says what may happen next
+    deliver SRC DST            the next message of this channel arrives; shows what follows from it
+    go NODE [PROGRAM]          a program goes on, a poll looks
+    choose NODE OPTION         a choice is made
+    run                        first actions to the end
+    state                      where each program stands
+    parameters                 the final parameters
+    ========================== =========================================================================
+    """
+    head, *blocks = text.split("\n\ndeploy ", 1)
+    if not blocks:
+        raise ValueError("interaction file without a `deploy` command; expected prose, an empty line, then deploy ALGORITHM ...")
+    out, world, seen = [head.rstrip()], None, 0
+    for block in ("deploy " + blocks[0]).strip().split("\n\n"):
+        command = block.split("\n----")[0].strip()
+        words = command.split()
+        shown = ""
+        try:
+            if words[0] == "deploy":
+                world, seen = World(_deployment(words[1:])), 0
+            assert world is not None
+            _act(world, words)
+            if words[0] == "state":
+                shown = "\n".join(f"{t.node}: {'returned' if t.effect is None else _waits(t.effect)}" for t in world.all_tasks())
+            elif words[0] == "parameters":
+                shown = str(final_parameters(world.run()).tolist())
+            else:
+                enabled = world.enabled()
+                events, seen = world.events[seen:], len(world.events)
+                shown = diagram(events, world.nodes) if events else ""
+                shown += ("\n" if shown else "") + "next: " + (", ".join(map(str, enabled)) or "nothing, the run is over")
+        except AssertionError as error:
+            shown = f"{type(error).__name__}: " + str(error).split(": ", 1)[0]
+        out.append(f"{command}\n----\n{shown}")
+    return "\n\n".join(out) + "\n"
+
+
+def _waits(effect: Any) -> str:
+    from refsgd.runtimes.programs import describe
+
+    return f"waits for {describe(effect)}"
+
+
+def _act(world: World, words: list[str]) -> None:
+    """Perform one command of an interaction file."""
+    if words[0] in ("deploy", "state", "parameters"):
+        return
+    if words[0] == "run":
+        while world.enabled():
+            world.perform(0)
+        return
+    for i, action in enumerate(world.enabled()):
+        said = str(action).replace("->", "").replace("option", "").split()
+        if said == words or (words[0] == "go" and said[0] in ("go", "poll") and said[1:] == words[1:]):
+            world.perform(i)
+            return
+    raise ValueError(f"command {' '.join(words)!r}: not possible now; expected one of {', '.join(map(str, world.enabled()))}")

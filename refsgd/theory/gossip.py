@@ -1,0 +1,162 @@
+"""How fast replicas agree when they average with neighbours, and what that costs in time.
+
+The consensus distance of replicas x_1..x_n is D = (1/n) sum_i |x_i - xbar|^2.
+
+References
+----------
+Boyd, Ghosh, Prabhakar, Shah, "Randomized gossip algorithms", IEEE Trans. Information Theory 52, 2006.
+Xiao, Boyd, "Fast linear iterations for distributed averaging", Systems and Control Letters 53, 2004.
+Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018.
+Blot, Picard, Cord, Thome, "Gossip training for deep learning", 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from refsgd.machine import Law
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.stragglers import Values, integrate_survival, survival
+
+Matrix = npt.NDArray[np.float64]
+
+
+def pair(workers: int) -> Prediction:
+    """Factor on E[D] when a uniformly random pair replaces both by their average: 1 - 1/(n-1), exact.
+
+    The average takes |x_i - x_j|^2 / 2 out of n D, whose mean over pairs is n D / (n-1).
+    """
+    n = check_count("workers", workers, 2)
+    return Prediction(1 - 1 / (n - 1), "1", "exact", {"lost per exchange": 1 / (n - 1)}, "1 - 1/(n-1)",
+                      "Boyd et al. 2006", "pair uniform over all pairs")
+
+
+def one_sided(workers: int) -> Prediction:
+    """Factor on E[D] when only one of a random ordered pair takes the average: 1 - (n+1)/(2n(n-1)), exact.
+
+    x_i moves by (x_j - x_i)/2: n D changes by (x_i - xbar).(x_j - x_i) + |x_j - x_i|^2/4 less (1/n)|move|^2;
+    over ordered pairs E|x_j - x_i|^2 = 2 n D/(n-1) and E (x_i - xbar).(x_j - x_i) = -n D/(n-1).
+    """
+    n = check_count("workers", workers, 2)
+    lost = (n + 1) / (2 * n * (n - 1))
+    return Prediction(1 - lost, "1", "exact", {"lost per exchange": lost}, "1 - (n+1)/(2n(n-1))",
+                      "Boyd et al. 2006, with one side", "ordered pair uniform; the mean of the replicas moves")
+
+
+def laplacian(edges: Sequence[tuple[int, int]], workers: int) -> Matrix:
+    """Graph Laplacian, shape (n, n), of undirected edges."""
+    n = check_count("workers", workers)
+    out = np.zeros((n, n))
+    for i, j in edges:
+        if i == j or not (0 <= i < n and 0 <= j < n):
+            raise DomainError(f"edge {(i, j)}; the graph assumes two different workers below {n}")
+        out[i, i] += 1
+        out[j, j] += 1
+        out[i, j] -= 1
+        out[j, i] -= 1
+    return out
+
+
+def random_edge(edges: Sequence[tuple[int, int]], workers: int) -> Prediction:
+    """Bound on the factor of E[D] when a uniformly random edge of m averages: at most 1 - mu_2/(2m).
+
+    The loss of n D is (1/m) sum over edges |x_i - x_j|^2/2 = x'Lx/(2m) >= mu_2 n D/(2m); mu_2 is the second
+    smallest eigenvalue of the Laplacian, and its eigenvector reaches the bound.
+    """
+    if not edges:
+        raise DomainError("0 edges; the formula assumes at least one")
+    mu = float(np.linalg.eigvalsh(laplacian(edges, workers))[1]) if workers > 1 else 0.0
+    return Prediction(1 - max(mu, 0.0) / (2 * len(edges)), "1", "bound", {"algebraic connectivity": mu, "edges": float(len(edges))},
+                      "1 - mu_2/(2m)", "Boyd et al. 2006", "edge uniform", bound="upper")
+
+
+def mixing(weights: Matrix) -> Prediction:
+    """Bound on the factor of the *deviation* |X - Xbar| in one round of a fixed symmetric W; reached.
+
+    max(|lambda_2|, |lambda_n|), eigenvalues of W other than the one of the all-ones vector.
+
+    Parameters
+    ----------
+    weights : ndarray, (n, n)
+        Symmetric, rows sum to 1, entries >= 0.
+    """
+    w = np.asarray(weights, float)
+    if w.ndim != 2 or w.shape[0] != w.shape[1] or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1) or (w < 0).any():
+        raise DomainError(f"weights of shape {w.shape}; the formula assumes a symmetric matrix >= 0 with rows that sum to 1")
+    n = len(w)
+    value = float(np.max(np.abs(np.linalg.eigvalsh(w - np.ones((n, n)) / n))))
+    return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "max(|lambda_2|, |lambda_n|)",
+                      "Xiao and Boyd 2004", "fixed symmetric W", bound="upper")
+
+
+def ring_mixing(workers: int) -> Prediction:
+    """`mixing` of a ring with weights 1/3: 1/3 + 2/3 cos(2 pi/n) for n >= 4, 0 for n = 3."""
+    n = check_count("workers", workers, 3)
+    value = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / n) if n > 3 else 0.0
+    return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "1/3 + 2/3 cos(2 pi/n)", "Xiao and Boyd 2004",
+                      "ring, weights 1/3", bound="upper")
+
+
+def mean_of_longer(law: Law, other: float) -> float:
+    """E[max(T, x)] in seconds for a fixed x."""
+    check_law("compute", law)
+    fixed = Law("fixed", (other,))
+
+    def survive(t: Values) -> Values:
+        return np.where(t < other, 1.0, survival(law, t))
+
+    return integrate_survival([law, fixed], survive)
+
+
+def adpsgd(law: Law, transfer: float, latency: float, *, overlapped: bool = True) -> Prediction:
+    """Seconds per iteration of an asking peer of AD-PSGD; x = 2 (latency + w).
+
+    Averaging beside the computing and joined each iteration: E[max(T, x)], exact if askers never queue at one
+    partner (one asker per partner), else a lower bound; after the gradient: E[T] + x.  An asked peer
+    needs E[T].
+    """
+    x = 2 * (check_time("latency", latency) + check_time("transfer", transfer))
+    mean = check_law("compute", law).mean
+    value = mean_of_longer(law, x) if overlapped else mean + x
+    return Prediction(value, "s", "exact", {"compute E[T]": mean, "partner": value - mean},
+                      "E[max(T, 2 (alpha + w))]" if overlapped else "E[T] + 2 (alpha + w)", "Lian et al. 2018",
+                      "askers do not meet at one partner")
+
+
+def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], exchange: float, clocks: int = 600) -> tuple[float, float]:
+    """Seconds per iteration of synchronous gossip, and its standard error, from the recursion.
+
+    A peer starts its next iteration when it has its own result and those of its in-neighbours, `exchange`
+    seconds after they were sent: F_i(t) = T + max(F_i(t-1), max_j F_j(t-1) + E).  Nobody waits for all, so
+    delays travel one hop an iteration.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+    sources : sequence
+        For each round of the cycle, for each peer, the peers it hears from.
+    exchange : float
+        E [s].
+    """
+    n = check_count("workers", len(laws))
+    check_time("exchange", exchange)
+    replicas = max(8, 300_000 // (n * clocks))
+    rng = np.random.default_rng(1705)
+    times = np.stack([check_law("compute", law).sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
+    ends, warm = times[:, 0], np.zeros(replicas)
+    for t in range(1, clocks):
+        heard = sources[(t - 1) % len(sources)]
+        start = ends.copy()
+        for i in range(n):
+            if heard[i]:
+                start[:, i] = np.maximum(start[:, i], ends[:, list(heard[i])].max(axis=1) + exchange)
+        ends = times[:, t] + start
+        if t == clocks // 6:
+            warm = ends.mean(axis=1)
+    each = (ends.mean(axis=1) - warm) / (clocks - 1 - clocks // 6)
+    fixed = all(law.family == "fixed" for law in laws)
+    return float(each.mean()), 0.0 if fixed else float(each.std() / math.sqrt(replicas))

@@ -1,0 +1,99 @@
+"""Bytes that training keeps: parameters, gradients, optimiser state, activations, buffers, checkpoints.
+
+References
+----------
+Graur, "Distributed deep learning: performance of parallelization strategies", MSc thesis, TU Delft, 2019,
+sections 5.4.2 and 5.4.3: traffic per node, memory of forward-only runs.
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 3.
+"""
+
+from __future__ import annotations
+
+from refsgd.theory.prediction import DomainError, Prediction, check_count
+
+STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # vectors of optimiser state
+
+
+def _state(optimiser: str) -> int:
+    if optimiser not in STATE:
+        raise DomainError(f"optimiser {optimiser!r}; expected one of {', '.join(STATE)}")
+    return STATE[optimiser]
+
+
+def worker(parameters: int, activations_per_image: float, batch: int, *, optimiser: str = "sgd", forward_only: bool = False,
+           itemsize: int = 4, buffers: float = 0.0) -> Prediction:
+    """Bytes of one worker: parameters + gradient + optimiser state + batch x activations + exchange buffers.
+
+    Parameters
+    ----------
+    parameters : int
+    activations_per_image : float
+        Bytes kept for the backward pass.
+    batch : int
+        Images at once.
+    optimiser : {"sgd", "momentum", "adagrad", "adam"}
+        Where its state lives with the worker; "sgd" if a server has it.
+    forward_only : bool
+        No gradient, no state, and no activations kept.
+    buffers : float
+        Bytes of the exchange, e.g. M for a received model.
+    """
+    d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
+    if activations_per_image < 0 or buffers < 0:
+        raise DomainError(f"activations {activations_per_image}, buffers {buffers} bytes; the formula assumes both >= 0")
+    m = float(itemsize * d)
+    terms = {"parameters": m, "buffers": float(buffers)}
+    if not forward_only:
+        terms |= {"gradient": m, "optimiser state": _state(optimiser) * m, "activations": b * float(activations_per_image)}
+    return Prediction(sum(terms.values()), "bytes", "exact", terms, "M + M + state + b x activations + buffers", "Rajbhandari et al. 2020",
+                      "nothing recomputed, no fragmentation, no framework")
+
+
+def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: str = "sgd", collects: bool = False, backups: bool = False,
+           itemsize: int = 4) -> Prediction:
+    """Bytes of one of K servers: M/K and its optimiser state.
+
+    `collects`: it holds a gradient per worker until the last is in (BSP, added in worker order).
+    `backups`: it keeps a copy of the model per worker (DC-ASGD).
+    """
+    d, k, n = check_count("parameters", parameters, 0), check_count("servers", servers), check_count("workers", workers)
+    m = itemsize * d / k
+    terms = {"parameters": m, "optimiser state": _state(optimiser) * m, "gradients": (n if collects else 1) * m}
+    if backups:
+        terms["backups"] = n * m
+    return Prediction(sum(terms.values()), "bytes", "exact", terms, "M/K (1 + state + gradients + backups)", "Li et al. 2014",
+                      "even slices")
+
+
+def checkpoints(parameters: int, epochs: int, every: int = 1, *, optimiser: str = "sgd", itemsize: int = 4) -> Prediction:
+    """Bytes written by a checkpoint of parameters and optimiser state every `every` epochs."""
+    d, e = check_count("parameters", parameters, 0), check_count("epochs", epochs, 0)
+    one = float(itemsize * d * (1 + _state(optimiser)))
+    times = e // check_count("every", every)
+    return Prediction(times * one, "bytes", "exact", {"one checkpoint": one, "checkpoints": float(times)},
+                      "floor(epochs/every) x (M + state)", "definition", "", {"checkpoints": "1"})
+
+
+def traffic(workers: int, nbytes: float, seconds_per_iteration: float, pattern: str = "ring") -> dict[str, float]:
+    """Bytes per second each way at a worker and at the busiest node, by pattern.
+
+    Rings are flat in n; a server's traffic grows with n until its link is full.
+
+    Parameters
+    ----------
+    pattern : {"ring", "server"}
+
+    Returns
+    -------
+    dict
+        "worker" and "busiest" [bytes/s].
+    """
+    n = check_count("workers", workers)
+    if not seconds_per_iteration > 0 or nbytes < 0:
+        raise DomainError(f"{seconds_per_iteration} s, {nbytes} bytes; the formula assumes a time > 0 and bytes >= 0")
+    if pattern == "ring":
+        each = 2 * (n - 1) / n * nbytes / seconds_per_iteration
+        return {"worker": each, "busiest": each}
+    if pattern == "server":
+        return {"worker": nbytes / seconds_per_iteration, "busiest": n * nbytes / seconds_per_iteration}
+    raise DomainError(f"pattern {pattern!r}; expected ring or server")

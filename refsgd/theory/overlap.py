@@ -1,0 +1,149 @@
+"""Sending gradients while the backward pass still runs: wait-free backpropagation, priorities, buckets.
+
+Layers 1..L with forward times f_l, backward times b_l, and c_l the seconds that layer l's exchange keeps the
+link.  The backward pass goes from L to 1, so layer l's gradient is ready at b_L + ... + b_l; its weights are
+needed first when l is small, which is the wrong order.
+
+References
+----------
+Zhang et al., "Poseidon: an efficient communication architecture for distributed deep learning on GPU
+clusters", USENIX ATC 2017: wait-free backpropagation.
+Jayarajan et al., "Priority-based parameter propagation for distributed DNN training", MLSys 2019: P3.
+Jia, Saha, Bhimani, Mi, "Performance and consistency analysis for distributed deep learning applications",
+IPCCC 2020, Fig. 4: the wait that remains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from refsgd.theory.prediction import DomainError, Prediction, check_time
+
+Layers = Sequence[float]
+
+
+def _check(forward: Layers, backward: Layers, exchange: Layers) -> None:
+    if not forward or not len(forward) == len(backward) == len(exchange):
+        raise DomainError(f"{len(forward)} forward, {len(backward)} backward, {len(exchange)} exchange times; "
+                          "the formula assumes one of each for at least one layer")
+    for name, times in (("forward", forward), ("backward", backward), ("exchange", exchange)):
+        for t in times:
+            check_time(name, t)
+
+
+def _prediction(total: float, forward: Layers, backward: Layers, exchange: Layers, formula: str, source: str,
+                lower: float, upper: float) -> Prediction:
+    compute = math.fsum(forward) + math.fsum(backward)
+    return Prediction(total, "s", "exact", {"forward": math.fsum(forward), "backward": math.fsum(backward),
+                                            "exposed exchange": total - compute,
+                                            "hidden exchange": math.fsum(exchange) - (total - compute)},
+                      formula, source, "one link; times do not vary", lower=lower, upper=upper)
+
+
+def serial(forward: Layers, backward: Layers, exchange: Layers) -> Prediction:
+    """Nothing overlaps: sum f + sum b + sum c."""
+    _check(forward, backward, exchange)
+    total = math.fsum(forward) + math.fsum(backward) + math.fsum(exchange)
+    return _prediction(total, forward, backward, exchange, "sum f + sum b + sum c", "definition", total, total)
+
+
+def first_come(forward: Layers, backward: Layers, exchange: Layers) -> Prediction:
+    """Seconds per iteration when gradients are sent as they come (layer L first).
+
+    Sending of layer l starts at max(its gradient's end, end of sending l+1), so the last to leave, layer 1, is
+    through at max_l (sum_{j>=l} b_j + sum_{j<=l} c_j).  The next forward pass starts with layer 1, hence then:
+
+        iteration = sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j)
+
+    At least c_1 stays exposed.
+
+    Parameters
+    ----------
+    forward, backward, exchange : sequence of float
+        Seconds of layers 1..L.
+    """
+    _check(forward, backward, exchange)
+    layers = range(len(forward))
+    last = max(math.fsum(backward[l:]) + math.fsum(exchange[: l + 1]) for l in layers)
+    total = math.fsum(forward) + last
+    f, b, c = math.fsum(forward), math.fsum(backward), math.fsum(exchange)
+    return _prediction(total, forward, backward, exchange, "sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j)",
+                       "Zhang et al. 2017", max(f + b + exchange[0], f + c), f + b + c)
+
+
+def priority(forward: Layers, backward: Layers, exchange: Layers) -> Prediction:
+    """Seconds per iteration when the link always serves the lowest layer first, interrupting others (P3).
+
+    A layer that becomes ready goes before all deeper ones; the forward pass takes layers as they arrive.  All
+    exchanges of an iteration end within the next forward pass, so the recurrence closes after one iteration.
+
+        max(sum f + sum b + c_1, sum c + b_L + f_L) <= iteration <= first come
+    """
+    _check(forward, backward, exchange)
+    depth = len(forward)
+    ready, now = [0.0] * depth, 0.0
+    for l in reversed(range(depth)):
+        now += backward[l]
+        ready[l] = now
+    left, done, at = list(exchange), [0.0] * depth, 0.0
+    waiting: list[int] = []
+    for l in range(depth - 1, -2, -1):  # -1: nothing more becomes ready
+        until = ready[l] if l >= 0 else math.inf
+        while waiting and at < until:
+            top = waiting[-1]  # the lowest layer came last
+            if at + left[top] <= until:
+                at += left[top]
+                done[waiting.pop()] = at
+            else:
+                left[top] -= until - at
+                at = until
+        if l >= 0:
+            at = max(at, until)
+            waiting.append(l)
+    end = 0.0
+    for l in range(depth):
+        end = max(end, done[l]) + forward[l]
+    f, b, c = math.fsum(forward), math.fsum(backward), math.fsum(exchange)
+    return _prediction(end, forward, backward, exchange, "lowest layer first, preemptive; forward as layers arrive",
+                       "Jayarajan et al. 2019", max(f + b + exchange[0], backward[-1] + c + forward[-1]),
+                       first_come(forward, backward, exchange).value)
+
+
+def merge(layers: Layers, sizes: Sequence[int]) -> list[float]:
+    """Sum consecutive layers into buckets of the given sizes (tensor fusion).
+
+    A bucket is ready with its last gradient, which is its lowest layer's: as one layer with summed times.
+
+    >>> merge([1, 2, 3, 4], [1, 3])
+    [1.0, 9.0]
+    """
+    if any(size < 1 for size in sizes) or sum(sizes) != len(layers):
+        raise DomainError(f"buckets {list(sizes)} of {len(layers)} layers; the formula assumes sizes >= 1 that add up")
+    out, at = [], 0
+    for size in sizes:
+        out.append(math.fsum(layers[at: at + size]))
+        at += size
+    return out
+
+
+def buckets(forward: Layers, backward: Layers, nbytes: Layers, sizes: Sequence[int], latency: float,
+            bandwidth: float) -> Prediction:
+    """First-come order with layers merged into buckets: fewer latencies, later starts.
+
+    A bucket of m bytes keeps the link for 2 (latency + m/bandwidth): its push and its pull.
+
+    Parameters
+    ----------
+    nbytes : sequence of float
+        Bytes of layers 1..L.
+    sizes : sequence of int
+        Layers in each bucket, from layer 1.
+    latency, bandwidth : float
+        Of the link [s, bytes/s].
+    """
+    check_time("latency", latency)
+    if not bandwidth > 0:
+        raise DomainError(f"bandwidth {bandwidth} bytes/s; the formula assumes a number > 0")
+    exchange = [2 * (latency + m / bandwidth) for m in merge(nbytes, sizes)]
+    return first_come(merge(forward, sizes), merge(backward, sizes), exchange)

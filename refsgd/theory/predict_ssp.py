@@ -1,0 +1,130 @@
+"""Figures of stale synchronous parallel SGD: fresh answers, lazy and eager caches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from refsgd.theory import iteration, server, staleness
+from refsgd.theory import ssp as slack
+from refsgd.theory.predict_asp import asp_seconds
+from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.theory.setting import Figures, Setting, clocks, figures, weaker
+from refsgd.theory.stragglers import mean_of_maximum
+
+
+def ssp(c: Setting) -> Figures:
+    """ASP with a gate: held by the slowest, queueing as in ASP."""
+    s = slack.check_slack(c.options.get("staleness", 3))
+    refresh = str(c.options.get("refresh", "fresh"))
+    if refresh not in ("fresh", "lazy", "eager"):
+        raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
+    step, path, quiet = (_ssp_fresh if refresh == "fresh" else _ssp_cached)(c, s, refresh)
+    fixed = refresh == "fresh" and c.alike and c.laws[0].family == "fixed" and s >= 1
+    if not c.steps:
+        run = Prediction(0.0, "s", "exact", {}, "no iteration")
+    elif fixed:
+        run = asp_seconds(c, step)
+    elif refresh == "fresh" and s == 0:
+        bulk = iteration.bsp_run(c.laws, c.steps, **c.network)
+        run = Prediction(bulk.value, "s", weaker(bulk.kind, step.kind), bulk.terms, bulk.formula, bulk.source)
+    else:
+        end = path.end + (step.value - path.seconds) * c.steps * (not quiet)
+        if refresh != "fresh":  # the servers end with the last push
+            end += c.machine.latency + c.transfer + iteration.update_mean(c.machine.update)
+        run = Prediction(end, "s", step.kind, {"iterations": step.value * c.steps,
+                                               "the last one's excess": end - step.value * c.steps},
+                         "end of the recursion F_i(c)", step.source, step.assumptions)
+    down = path.refreshes if refresh == "lazy" else 1.0
+    out = figures(c, step, run, c.workers * c.steps, (1 + down) * c.workers * c.nbytes)
+    if refresh == "lazy":
+        for name in ("bytes_per_iteration", "bytes_sent"):
+            p = out[name]
+            out[name] = Prediction(p.value, p.unit, "approximation", {"pulls per clock": down},
+                                   "M up, one pull when the cache is older than c - s", p.source, "", {"pulls per clock": "1"})
+    out["staleness_max"] = staleness.ssp_bound(c.workers, s, c.steps)
+    if c.steps and (quiet or refresh != "eager"):
+        out["staleness_mean"] = _ssp_staleness(c, s, path, fixed, quiet, refresh)
+    return {**out, **clocks(c, s, s + 1, "started: s, completed: s + 1")}
+
+
+def _ssp_fresh(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.Path, bool]:
+    """Iteration of SSP with answers at the gate.
+
+    s = 0 waits like BSP, s = infinity like ASP.  Between them the recursion without queues says how far from
+    ASP to BSP a slack of s lies, and the same share of the way is taken between their times with queues.
+    """
+    free = server.asp(c.laws, **c.network)
+    queue, exchanges = free.terms["queueing"], c.exchanges
+    lone = math.fsum(exchanges) / c.workers
+    quiet = not c.transfer and c.machine.update is None
+    path = slack.recursion(c.laws, s, c.steps, [e + queue for e in exchanges])
+    if (c.alike and c.laws[0].family == "fixed" and s >= 1) or c.workers == 1 or (math.isinf(s) and c.alike):
+        return Prediction(free.value, "s", free.kind, {**free.terms, "slack": 0.0}, free.formula, free.source,
+                          "nobody is held: the workers come in turn"), path, quiet
+    if quiet:
+        plain = slack.ssp(c.laws, s, exchange=exchanges, steps=c.steps)
+        terms = {**plain.terms, "transfer": plain.terms["exchange"]}
+        terms.pop("exchange")
+        same = len(set(exchanges)) == 1
+        return Prediction(plain.value, "s", plain.kind if same else "approximation", terms, plain.formula, plain.source,
+                          plain.assumptions, plain.units, lower=plain.lower), path, True
+    bulk, mean = iteration.bsp(c.laws, **c.network), iteration.mean_time(c.laws)
+    floor = c.workers / math.fsum(1 / (law.mean + e + queue) for law, e in zip(c.laws, exchanges, strict=True))
+    value, kind, held = bulk.value, weaker(bulk.kind, "exact" if c.machine.update is None else "approximation"), bulk.terms["straggling"]
+    if s >= 1 and c.alike:
+        ceiling = mean_of_maximum(c.laws) + lone + queue
+        share = min(max((path.seconds - floor) / (ceiling - floor), 0.0), 1.0) if ceiling > floor else 0.0
+        value, kind, held = free.value + share * (bulk.value - free.value), "approximation", share * held
+    elif s >= 1:
+        value, kind, held = path.seconds, "approximation", max(path.seconds - floor, 0.0)
+    update = iteration.update_mean(c.machine.update)
+    terms = {"compute E[T]": mean, "slack": held, "transfer": lone - update, "update": update,
+             "queueing": max(value - mean - held - lone, 0.0)}
+    return Prediction(value, "s", kind, terms, "ASP + share (BSP - ASP), share from the recursion; unequal workers: the recursion",
+                      "Ho et al. 2013: the gate", "queueing taken between ASP's and BSP's"), path, False
+
+
+def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.Path, bool]:
+    """Iteration of SSP on a cache: lazy pays an exchange per read, eager waits for rows sent to all.
+
+    Exact (recursion) without bandwidth and update times.  Else an approximation: a read takes 2 latency + 2 w
+    + u behind its own push; the rows of an advance leave one by one, the last after (n + 1) w/K; and no clock
+    is shorter than what a server's link has to carry in it.
+    """
+    u, alpha, w = iteration.update_mean(c.machine.update), c.machine.latency, c.transfer
+    quiet = not w and not u
+    g = w / c.servers
+    read = 2 * alpha + 2 * w + u
+    gate = 2 * alpha + u + w + c.workers * g
+    arguments: dict[str, Any] = {"refresh": refresh, "gate": gate if refresh == "eager" else read}
+    path = slack.recursion(c.laws, s, c.steps, read if refresh == "lazy" else 0.0, **arguments)
+    if refresh == "lazy" and not quiet:
+        load = g * path.refreshes  # per clock and worker on the outgoing link; pushes come in beside
+        wait = server.mean_value_analysis(c.workers, path.seconds + g + u, max(g, u))[1] - max(g, u)
+        path = slack.recursion(c.laws, s, c.steps, read + wait + load, refresh=refresh, gate=read + wait)
+    plain = slack.ssp(c.laws, s, exchange=read if refresh == "lazy" else 0.0, steps=c.steps, **arguments) if quiet else None
+    value = plain.value if plain else max(path.seconds, c.workers * max(g, u))
+    mean = iteration.mean_time(c.laws)
+    paid = min(read * path.refreshes, value - mean) if refresh == "lazy" else 0.0
+    held = max(value - mean - paid, 0.0)
+    terms = {"compute E[T]": mean, "slack": held, "transfer": max(paid - u * path.refreshes, 0.0) if paid else 0.0,
+             "update": min(u * path.refreshes, paid) if refresh == "lazy" else 0.0}
+    return Prediction(value, "s", plain.kind if plain else "approximation", terms,
+                      "recursion F_i(c) with a read when the cache is too old (lazy) or rows at each advance (eager)",
+                      "Ho et al. 2013; Dai et al. 2015", "no queueing" if quiet else "queueing averaged",
+                      lower=max(mean, c.workers * max(g, u))), path, quiet
+
+
+def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, quiet: bool, refresh: str) -> Prediction:
+    """n-1 less the updates that come while a worker waits for its gate, less those left at the end."""
+    n = c.workers
+    if refresh == "fresh" and s == 0:
+        return Prediction((n - 1) / 2, "updates", "exact", {}, "(n-1)/2: all read together, applied one by one",
+                          staleness.SOURCE)
+    if refresh == "fresh" and (fixed or n == 1 or math.isinf(s)):
+        return staleness.asp_run(c.laws, c.steps, c.exchanges)
+    return Prediction(path.staleness, "updates", "exact" if quiet and c.alike else "approximation",
+                      {"long run of ASP": n - 1.0, "gate, caches, and reads left at the end": path.staleness - n + 1},
+                      "updates of others between a read and its own update in the recursion, by Monte Carlo",
+                      staleness.SOURCE, "no queueing", lower=0.0)

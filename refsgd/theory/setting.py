@@ -1,0 +1,156 @@
+"""What a prediction is asked about, and the figures that every algorithm has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from refsgd.machine import Law, Machine
+from refsgd.theory import iteration, server
+from refsgd.theory.prediction import Kind, Prediction, check_law
+from refsgd.theory.stragglers import mean_of_maximum, sum_law
+
+Figures = dict[str, Prediction]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a formula is asked about: the machine in numbers and the sizes of the run."""
+
+    machine: Machine
+    workers: int
+    servers: int
+    nbytes: int
+    batch: int
+    steps: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def laws(self) -> list[Law]:
+        """Compute time of each worker, slower or faster by its speed."""
+        law = check_law("compute", self.machine.compute)
+        return [law.scaled(1 / self.machine.speed(f"worker{i}")) for i in range(self.workers)]
+
+    @property
+    def transfer(self) -> float:
+        """w: seconds of the whole model on one link."""
+        return self.nbytes / self.machine.bandwidth
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The arguments that every parameter-server formula takes."""
+        m = self.machine
+        return {"servers": self.servers, "transfer": self.transfer, "latency": m.latency, "update": m.update,
+                "collocated": m.collocated}
+
+    @property
+    def busy(self) -> float:
+        """Seconds of gradients of a worker in the whole run, mean over workers."""
+        return self.steps * iteration.mean_time(self.laws)
+
+    @property
+    def exchanges(self) -> list[float]:
+        """Seconds of a push and its answer of each worker that meet nobody else."""
+        m = self.machine
+        return server.alone(self.laws, self.servers, self.transfer, m.latency, iteration.update_mean(m.update), m.collocated)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers have the same law and the same way to the servers."""
+        return len(set(self.laws)) == 1 and len(set(self.exchanges)) == 1
+
+
+def weaker(*kinds: Kind) -> Kind:
+    """exact only if all are."""
+    return "exact" if all(k == "exact" for k in kinds) else "approximation"
+
+
+def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
+    """A figure that is counted, hence exact."""
+    return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
+
+
+def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float) -> Figures:
+    """What every algorithm has: times, throughput, updates, bytes and idleness with its causes.
+
+    Parameters
+    ----------
+    step, run : Prediction
+        Seconds per iteration (long run) with its terms; seconds of the whole run.
+    updates : int
+        Of one server (without servers: of each worker's replica).
+    sent : float
+        Bytes per iteration, of all nodes together.
+    """
+    images = Prediction(c.workers * c.batch / step.value if step.value else math.inf, "images/s", step.kind,
+                        {"images per iteration": float(c.workers * c.batch), "iteration": step.value},
+                        "n b / seconds_per_iteration", step.source, step.assumptions,
+                        {"images per iteration": "images", "iteration": "s"})
+    out = {
+        "seconds_per_iteration": step, "images_per_second": images, "seconds": run,
+        "updates": count(updates, "updates", "updates of one server"),
+        "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
+        "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps"),
+    }
+    if run.value > 0 and math.isfinite(run.value):
+        out.update(_idleness(c, step, run))
+    return out
+
+
+def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:
+    """1 - (gradient seconds)/elapsed over the whole run, and its split by the iteration's terms."""
+    idle = max(1 - c.busy / run.value, 0.0)
+
+    def share(*names: str) -> dict[str, float]:
+        return {name: max(step.terms.get(name, 0.0), 0.0) * c.steps / run.value for name in names}
+
+    shares = _fit(share("transfer", "update"), idle)
+    rest = idle - math.fsum(shares.values())
+    shares |= _fit(share("queueing", "slack", "partner", "straggling"), rest)
+    shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)  # those that end first wait for the last
+    shares = {name: v for name, v in shares.items() if v > 0}
+    ratio = Prediction(idle, "1", run.kind, {"computing": c.busy, "elapsed": run.value},
+                       "1 - steps x E[T] / seconds, mean over workers", step.source, step.assumptions,
+                       {"computing": "s", "elapsed": "s"})
+    causes = Prediction(idle, "1", "approximation" if len(shares) > 1 else run.kind, shares,
+                        "terms of the iteration x steps / seconds", step.source, step.assumptions)
+    return {"idle_ratio": ratio, "idle_by_cause": causes}
+
+
+def _fit(shares: dict[str, float], room: float) -> dict[str, float]:
+    """Shares scaled down in proportion if they do not fit."""
+    known = math.fsum(shares.values())
+    return {name: v * max(room, 0.0) / known for name, v in shares.items()} if known > room else shares
+
+
+def zero(unit: str, formula: str) -> Prediction:
+    """A figure that is 0 by construction."""
+    return Prediction(0.0, unit, "exact", {}, formula, "by construction")
+
+
+def clocks(c: Setting, gap: float, lead: float, formula: str) -> Figures:
+    """Largest gap of started and of completed iterations; upper bounds, met in long runs."""
+    most = max(c.steps - 1, 0) if c.workers > 1 else 0
+    out: Figures = {}
+    for name, value, top in (("clock_gap_max", gap, most), ("lead_max", lead, most + 1 if c.workers > 1 and c.steps else 0)):
+        out[name] = Prediction(float(min(value, top)), "iterations", "bound", {}, formula, "the gate", bound="upper")
+    return out
+
+
+def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[float, bool]:
+    """E[max over workers of the sum of `steps` rounds that meet nobody] in seconds, and whether that is exact.
+
+    A round is a compute time and the worker's exchange.  Where exchanges differ, only workers within three
+    standard deviations of the slowest can be last.
+    """
+    if not c.steps:
+        return 0.0, True
+    sums = [sum_law(law, c.steps) for law in c.laws]
+    fixed = [c.steps * e for e in exchanges or [0.0] * c.workers]
+    if len(set(fixed)) == 1:
+        return mean_of_maximum([law for law, _ in sums]) + fixed[0], all(closed for _, closed in sums)
+    ends = [law.mean + e for (law, _), e in zip(sums, fixed, strict=True)]
+    near = [i for i, (law, _) in enumerate(sums) if ends[i] >= max(ends) - 3 * math.sqrt(law.variance)]
+    return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), False

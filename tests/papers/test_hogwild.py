@@ -1,0 +1,96 @@
+"""What is claimed of Hogwild!, and what happens without atomic additions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refsgd
+from refsgd.algorithms import hogwild, sequential
+from refsgd.algorithms.sgd import SGD
+from refsgd.machine import Machine
+from refsgd.problems import Problem, quadratic
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+
+
+def unit_gradients(workers):
+    """Worker i's gradient is the unit vector i: with rate 1 the vector counts steps, whatever the order."""
+    return Problem(np.zeros(workers, np.float32), lambda x, rank, t: np.eye(workers, dtype=np.float32)[rank], lambda x: 0.0)
+
+
+def same_component():
+    """Every worker adds to the same component: collisions matter."""
+    return Problem(np.zeros(1, np.float32), lambda x, rank, t: np.ones(1, np.float32), lambda x: 0.0)
+
+
+def counted(workers, steps):
+    def check(run):
+        assert final_parameters(run)[0] == -workers * steps, "an addition was lost"
+    return check
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), parts=st.integers(1, 5))
+def test_atomic_additions_lose_nothing(machine, seed, workers, parts):
+    """Recht et al. 2011, section 2: the final vector is x_0 plus all steps, in any order."""
+    run = simulate(hogwild.hogwild(unit_gradients(workers), workers, 4, SGD(1.0), parts=parts), machine, seed)
+    assert np.array_equal(final_parameters(run), np.full(workers, -4, np.float32))
+
+
+def test_no_schedule_loses_an_atomic_addition():
+    report = explore(lambda: hogwild.hogwild(same_component(), 2, 2, SGD(1.0), parts=1), counted(2, 2))
+    assert report.complete and report.states > 20
+
+
+def test_without_atomics_the_explorer_finds_the_lost_update():
+    with pytest.raises(Counterexample, match="an addition was lost") as found:
+        explore(lambda: hogwild.hogwild(same_component(), 2, 1, SGD(1.0), parts=1, atomic=False), counted(2, 1))
+    assert len(found.value.schedule) <= 12
+
+
+def test_without_atomics_updates_are_lost_in_virtual_time_when_an_addition_takes_time():
+    machine = Machine(compute="exponential(1)", update="fixed(0.5)")
+    lost = simulate(hogwild.hogwild(same_component(), 4, 20, SGD(1.0), parts=1, atomic=False), machine)
+    kept = simulate(hogwild.hogwild(same_component(), 4, 20, SGD(1.0), parts=1), machine)
+    assert final_parameters(kept)[0] == -80 < final_parameters(lost)[0]
+
+
+@given(machine=machines, seed=seeds, atomic=st.booleans())
+def test_one_worker_is_sequential_sgd(machine, seed, atomic):
+    problem, sgd = quadratic(d=7, workers=1, noise=1.0), SGD(0.1, weight_decay=0.01)
+    run = simulate(hogwild.hogwild(problem, 1, 5, sgd, atomic=atomic), machine, seed)
+    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 5, sgd))))
+
+
+def test_a_read_vector_can_be_torn_across_parts_but_not_within_one():
+    seen = []
+
+    def gradient(x, rank, t):
+        seen.append(x.copy())
+        return np.ones(4, np.float32)
+
+    def look(run):
+        for x in seen:
+            assert x[0] == x[1] and x[2] == x[3], "torn within a part"
+        seen.clear()
+
+    problem = Problem(np.zeros(4, np.float32), gradient, lambda x: 0.0)
+    explore(lambda: hogwild.hogwild(problem, 2, 1, SGD(1.0), parts=2), look)
+    torn = set()
+    explore(lambda: hogwild.hogwild(problem, 2, 1, SGD(1.0), parts=2), lambda run: torn.update(x[0] != x[2] for x in seen))
+    assert torn == {True, False}
+
+
+@pytest.mark.parametrize("runtime", ["processes", "tcp"])
+def test_real_processes_share_the_vector_and_replay(runtime, tmp_path):
+    problem_free = {"workers": 3, "steps": 20, "data": "integers", "lr": 0.25, "machine": Machine(compute="exponential(0.003)")}
+    result = refsgd.run("hogwild", runtime=runtime, record=tmp_path / "r.json", **problem_free)
+    assert result.measured["messages"] == 0 and result.measured["updates"] == 20
+    assert refsgd.replay(tmp_path / "r.json").parameters_sha256 == result.parameters_sha256
+
+
+def test_momentum_is_refused():
+    with pytest.raises(ValueError, match="momentum 0.9; expected 0"):
+        hogwild.hogwild(quadratic(), 2, 1, SGD(0.1, 0.9))

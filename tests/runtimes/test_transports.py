@@ -1,0 +1,269 @@
+"""Rings, slots and sockets, each by itself and in runs that press on their limits."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import threading
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.effects import Compute, Node, Recv, Send
+from refsgd.machine import Machine
+from refsgd.runtimes import processes, tcp
+from refsgd.runtimes.arena import LARGE, Slots
+from refsgd.runtimes.processes import run
+from refsgd.runtimes.rings import Rings, Segment
+from refsgd.runtimes.simulator import simulate
+from refsgd.runtimes.wire import WireError
+from tests.runtimes.deployments import exchange
+
+
+class Data(NamedTuple):
+    values: Any
+    more: Any = None
+
+
+HOSTS = ["peer0", "peer1", "peer2"]
+PLACES = {host: frozenset([i]) for i, host in enumerate(HOSTS)}
+
+
+@pytest.fixture(params=[False, True], ids=["rings", "arena"])
+def ends(request):
+    """Both ends of small rings, in one process."""
+    segment = Segment(HOSTS, PLACES, ring=4096, arena=request.param)
+    out = [segment.connect(host) for host in HOSTS]
+    yield out
+    out.clear()
+    gc.collect()
+    segment.close()
+
+
+def move(src: Rings, to: Rings, count: int) -> list[Any]:
+    """All frames, moving bytes both ways until they are there."""
+    frames = []
+    for _ in range(10_000):
+        frames += to.take()
+        src.take()
+        if len(frames) == count and not src.unsent:
+            return frames
+    raise AssertionError(f"{len(frames)} of {count} frames after 10,000 turns")
+
+
+@given(sizes=st.lists(st.integers(0, 30_000), min_size=1, max_size=8))
+def test_messages_larger_than_the_ring_stream_through_it(sizes):
+    """In order and whole, whatever wraps where."""
+    segment = Segment(HOSTS, PLACES, ring=4096, arena=False)
+    a, b, _ = [segment.connect(host) for host in HOSTS]
+    for k, size in enumerate(sizes):
+        a.post("peer1", Data(np.full(size, k, np.int32), k), 0, 1, k, 0.0)
+    frames = move(a, b, len(sizes))
+    assert [f.number for f in frames] == list(range(len(sizes))) and all((f.fields[0] == f.number).all() for f in frames)
+    assert [len(f.fields[0]) for f in frames] == sizes
+    del a, b, _
+    gc.collect()
+    segment.close()
+
+
+def test_an_array_stays_true_as_long_as_somebody_holds_it(ends):
+    """Fifty arrays, random ones kept for a while, views and views of views included."""
+    rng, kept = np.random.default_rng(0), {}
+    for k in range(200):
+        a, b = ends[k % 2], ends[(k + 1) % 2]
+        sent = np.full(LARGE // 4 + k, k, np.float32)
+        a.post(HOSTS[(k + 1) % 2], Data(sent), k % 2, (k + 1) % 2, k, 0.0)
+        (frame,) = move(a, b, 1)
+        got = frame.fields[0]
+        kept[k] = [got, got[1:], got.reshape(1, -1)[:, 5:]][k % 3]
+        del frame, got
+        for old in [o for o in kept if rng.random() < 0.2]:
+            assert (kept.pop(old) == old).all()
+        assert all((array == k).all() for k, array in kept.items())
+
+
+def test_an_array_sent_to_many_is_copied_once():
+    """One slot, two receivers; free when both have dropped it."""
+    slots = Slots(HOSTS, 2, 1 << 20)
+    mine, theirs = slots.of(0), [slots.of(0), slots.of(0)]
+    x, y, z = (np.full(LARGE, k, np.float32) for k in range(3))
+    assert [mine.place(1, x), mine.place(2, x), mine.place(1, y)] == [0, 0, 1]
+    assert mine.place(1, z) is None  # no slot is free: it streams
+    first, second = (arena.fetch(k + 1, 0, x.shape, x.dtype) for k, arena in enumerate(theirs))
+    assert (first == 0).all() and not second.flags.writeable
+    del first
+    assert mine.place(1, z) is None
+    del second
+    assert mine.place(1, z) == 0
+    for slot, shape in ((5, (4,)), (1, (1 << 30,)), (0, (4,))):
+        with pytest.raises(WireError):
+            theirs[1].fetch(2, slot, shape, np.dtype(np.float32))
+    del mine, theirs
+    slots.close()
+
+
+def test_small_and_huge_arrays_stream():
+    """Slots are for the sizes between."""
+    arena = Slots(HOSTS, 2, 1 << 17).of(0)
+    assert arena.place(1, np.zeros(LARGE - 1, np.uint8)) is None and arena.place(1, np.zeros(1 << 18, np.uint8)) is None
+
+
+def flood(other, count, size):
+    for k in range(count):
+        yield Send(other, Data(np.full(size, k, np.float32)))
+    kept = []
+    for _ in range(count):
+        _, data = yield Recv(Data)
+        kept.append(data.values)
+    return [float(v[-1]) for v in kept]
+
+
+@pytest.mark.parametrize("network", ["small rings", "small rings, no arena", "tcp"])
+def test_two_nodes_flood_each_other_through_small_pipes(network, monkeypatch):
+    """Twenty times two megabytes each way before either receives, and all of it is kept."""
+    monkeypatch.setitem(processes.NETWORKS, "small rings", partial(Segment, ring=1 << 16))
+    monkeypatch.setitem(processes.NETWORKS, "small rings, no arena", partial(Segment, ring=1 << 16, arena=False))
+    values = run(lambda: {"peer0": Node(flood("peer1", 20, 500_000)), "peer1": Node(flood("peer0", 20, 500_000))},
+                 transport=network, deadline=10.0).values
+    assert values == {"peer0": list(range(20)), "peer1": list(range(20))}
+
+
+def test_large_models_give_the_same_bits(transport):
+    """1.7 MB a message: slots, rings and sockets agree with the simulator."""
+    build = partial(exchange, n=3, d=431_080, steps=4)
+    expected, got = simulate(build).values, run(build, transport=transport).values
+    assert all(got[node].tobytes() == expected[node].tobytes() for node in expected)
+
+
+def test_forty_workers(transport):
+    """Many more processes than cores run to the end, and none is left."""
+    result = run(partial(exchange, n=40, steps=3), Machine(compute="fixed(0.05)"), transport=transport)
+    assert len(result.trace.marks("update")) == 3 and len(result.values) == 41
+
+
+# -- sockets -----------------------------------------------------------------------------------------------
+
+
+def pair(secret_a, secret_b, caller=1, called=0, expected=(1,)):
+    """A caller and a called side with their secrets; what each got."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    out: dict[str, Any] = {}
+
+    def calls():
+        try:
+            out["caller"] = tcp.call(listener.getsockname(), secret_a, caller, called, timeout=2.0)
+        except (OSError, tcp.HandshakeError) as error:
+            out["caller"] = error
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    try:
+        out["called"] = tcp.answer(listener, secret_b, 0, set(expected), timeout=1.0)
+    except (OSError, tcp.HandshakeError) as error:
+        out["called"] = error
+    thread.join()
+    listener.close()
+    return out["caller"], out["called"]
+
+
+def close(*things):
+    for thing in things:
+        for one in thing.values() if isinstance(thing, dict) else [thing]:
+            if isinstance(one, socket.socket):
+                one.close()
+
+
+def test_who_knows_the_secret_is_let_in():
+    """And both ends then carry bytes."""
+    caller, called = pair(b"s" * 32, b"s" * 32)
+    caller.sendall(b"hello")
+    called[1].setblocking(True)
+    assert called[1].recv(5) == b"hello"
+    close(caller, called)
+
+
+def test_who_does_not_know_the_secret_is_refused_on_both_sides(caplog):
+    """The caller sees that the called side proves nothing; the called side drops the caller and logs it."""
+    with caplog.at_level(logging.WARNING):
+        caller, called = pair(b"s" * 32, b"t" * 32)
+    assert isinstance(caller, tcp.HandshakeError) and "does not know the secret" in str(caller)
+    assert isinstance(called, TimeoutError) and "not called by [1]" in str(called)
+    assert any("refused a connection from 127.0.0.1:" in r.getMessage() for r in caplog.records)
+
+
+def test_a_stranger_who_names_another_place_is_refused():
+    """Only expected callers, each once, to the right place."""
+    caller, called = pair(b"s" * 32, b"s" * 32, caller=5)
+    assert isinstance(caller, tcp.HandshakeError) and isinstance(called, TimeoutError)
+    caller, called = pair(b"s" * 32, b"s" * 32, called=3)
+    assert isinstance(caller, tcp.HandshakeError) and isinstance(called, TimeoutError)
+
+
+def test_a_reflected_proof_is_no_proof():
+    """A called side that sends the caller's own challenge back, with whatever it likes, is refused."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def reflect():
+        s, _ = listener.accept()
+        hello = s.recv(tcp.HELLO.size)
+        s.sendall(hello[-32:] + os.urandom(32))
+        s.close()
+
+    thread = threading.Thread(target=reflect)
+    thread.start()
+    with pytest.raises(tcp.HandshakeError):
+        tcp.call(listener.getsockname(), b"s" * 32, 1, 0, timeout=2.0)
+    thread.join()
+    listener.close()
+
+
+def test_strangers_do_not_disturb_a_run(caplog):
+    """Silent ones, noisy ones and ones that leave, all before the peers have met."""
+    strangers = []
+
+    class Visited(tcp.Listeners):
+        def __init__(self, *args):
+            super().__init__(*args)
+            for address in self.addresses.values():
+                for said in (b"", b"GET / HTTP/1.0\r\n\r\n" * 20, tcp.MAGIC, os.urandom(400)):
+                    s = socket.create_connection(address)
+                    s.sendall(said)
+                    strangers.append(s)
+                strangers[-1].close()
+
+    processes.NETWORKS["visited"] = Visited
+    try:
+        with caplog.at_level(logging.WARNING):
+            result = run(partial(exchange, n=3, steps=5), transport="visited", deadline=10.0)
+    finally:
+        del processes.NETWORKS["visited"]
+        close(*strangers)
+    assert len(result.trace.marks("update")) == 5
+    assert sum("refused a connection" in r.getMessage() for r in caplog.records) >= 8
+
+
+def test_frames_of_others_end_the_run_with_their_origin():
+    """A peer that has proved itself and then sends noise is named."""
+    def main():
+        yield Compute(abs, -1)
+        yield Recv(Data)
+
+    class Noisy(tcp.Listeners):
+        def connect(self, host):
+            sockets = super().connect(host)
+            if host == "peer1":
+                sockets._peers["peer0"].sendall(b"\xff" * 100)
+            return sockets
+
+    processes.NETWORKS["noisy"] = Noisy
+    try:
+        with pytest.raises(processes.RunFailed, match=r"peer0 .*WireError: from peer1 came a frame of"):
+            run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
+    finally:
+        del processes.NETWORKS["noisy"]
