@@ -117,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
     p.add_argument("--staleness", type=_number, default=3, help="slack of ssp in clocks (default 3)")
+    p.add_argument("--no-hard", action="store_true", help="leave out the second panel (8 workers, shards by label, simulated)")
     _common(p, "processes")
 
     p = commands.add_parser("run", help="train with one algorithm", description="Trains with one algorithm in virtual time or as "
@@ -270,8 +271,9 @@ def _compare(args: argparse.Namespace) -> None:
             raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}")
     _compile(args)
     quiet = args.quiet or args.json == "-"
-    with _progress(quiet, 2 * len(names)) as say:
-        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say, **arguments)
+    with _progress(quiet, 2 * len(names) + 1) as say:
+        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say,
+                             hard=not args.no_hard and args.data == "digits", **arguments)
     if args.json != "-":
         from rich.console import Console
 

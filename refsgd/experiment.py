@@ -44,6 +44,9 @@ DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.1, 0.0, 16, 4
 SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
 DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
 
+#: where the algorithms part: twice the workers, and every worker sees only some of the classes
+HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
+
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
 
@@ -411,6 +414,11 @@ class Row:
     simulated: Result | None
     measured: Result | None
 
+    @property
+    def label(self) -> str:
+        """The algorithm with its options, e.g. ``ssp staleness=3``."""
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; the accuracy is the measured run's."""
         best = self.measured or self.simulated
@@ -436,17 +444,32 @@ class Comparison:
     runtime: str
     seed: int
     rows: Sequence[Row]
+    hard: Comparison | None = None  #: the same algorithms where they part, see `HARD`
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, format 1."""
+        from refsgd import __version__
+
+        out = {"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
+               "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
+        if self.hard is not None:
+            out["hard"] = self.hard.to_dict()
+        return out
 
     def to_json(self) -> str:
         """The comparison as JSON, format 1."""
-        from refsgd import __version__
+        return json.dumps(self.to_dict(), indent=1)
 
-        return json.dumps({"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
-                           "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}, indent=1)
+    @property
+    def results(self) -> dict[str, Result]:
+        """What was measured (else simulated), by label."""
+        found = {row.label: row.measured or row.simulated for row in self.rows}
+        return {name: result for name, result in found.items() if result is not None}
 
 
 def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
-            options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, **arguments: Any) -> Comparison:
+            options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, hard: bool = False,
+            **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
 
     Parameters
@@ -458,6 +481,8 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
         Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``.
     progress : callable, optional
         Told what starts.
+    hard : bool
+        Also simulate the same algorithms where they part (`HARD`).
     **arguments
         As `run`.
 
@@ -480,5 +505,10 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
             say(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
             measured = experiment.result(runtime, experiment.perform(runtime))
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
+    second = None
+    if hard and experiments:
+        say("the same algorithms where they part")
+        names = [e.function if e.arguments is None else e.name for e in experiments]
+        second = compare(names, runtime="simulator", options=options, **{**arguments, **HARD})
     return Comparison(experiments[0].machine if experiments else DEFAULT_MACHINE, runtime,
-                      experiments[0].seed if experiments else 0, rows)
+                      experiments[0].seed if experiments else 0, rows, second)

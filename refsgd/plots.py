@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refsgd.experiment import Comparison
-from refsgd.report import label
 from refsgd.result import Result
 from refsgd.trace import CAUSES, Trace
 
@@ -140,17 +139,17 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int = 6) -> 
 
 def comparison(found: Comparison) -> Figure:
     """Accuracy against time, idleness by cause, staleness, and a timeline, of what was measured."""
-    results: dict[str, Result] = {}
-    for row in found.rows:
-        result = row.measured or row.simulated
-        if result is not None:
-            results[label(row)] = result
+    results = found.results
     lanes = sum(len(r.trace.nodes) + 1 for r in results.values() if r.trace is not None)
-    figure = _figure(13, 4.2 + 0.19 * max(lanes, 8))
-    grid = figure.add_gridspec(2, 3, height_ratios=[3.6, 0.19 * max(lanes, 8)])
-    panels = [figure.add_subplot(grid[0, i]) for i in range(3)]
+    figure = _figure(13 if found.hard is None else 17, 4.2 + 0.19 * max(lanes, 8))
+    columns = 3 if found.hard is None else 4
+    grid = figure.add_gridspec(2, columns, height_ratios=[3.6, 0.19 * max(lanes, 8)])
+    panels = [figure.add_subplot(grid[0, i]) for i in range(columns)]
     accuracy_against_time(results, panels[0]).set_title("accuracy against time", loc="left", fontsize=10)
     idle_by_cause(results, panels[1]).set_title("why workers wait", loc="left", fontsize=10)
+    if found.hard is not None:
+        accuracy_against_time(found.hard.results, panels[3])
+        panels[3].set_title("where they part: 8 workers, shards by label (simulated)", loc="left", fontsize=10)
     parallel = {name: r for name, r in results.items() if r.workers > 1}
     staleness_histogram(parallel, panels[2]).set_title("how old gradients are", loc="left", fontsize=10)
     bottom = _timelines(results, figure.add_subplot(grid[1, :]))

@@ -26,11 +26,6 @@ def _cells(row: Row, pattern: str, key: str, scale: float, seen: Any) -> str:
     return "\n".join(lines)
 
 
-def label(row: Row) -> str:
-    """An algorithm with its options, e.g. ``ssp staleness=3``."""
-    return " ".join([row.algorithm, *(f"{k}={v}" for k, v in row.options.items())])
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds."""
     table = Table(title=f"{comparison.machine}", title_justify="left", caption="staleness in updates; ~ approximation, ≤ ≥ bound",
@@ -40,7 +35,7 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in comparison.rows:
         accuracies = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in (row.simulated, row.measured)]
         best = row.measured or row.simulated
-        head = f"{label(row)}\n{best.workers} worker{'s' if best.workers > 1 else ''}, {best.steps} steps" if best else label(row)
+        head = f"{row.label}\n{best.workers} worker{'s' if best.workers > 1 else ''}, {best.steps} steps" if best else row.label
         table.add_row(
             head, "predicted\nsimulated\nmeasured", "\n".join(["-", *accuracies]),
             _cells(row, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),
@@ -74,8 +69,7 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 def sentences(comparison: Comparison) -> list[str]:
     """What the comparison shows, in a few plain sentences."""
-    results = {label(row): row.measured or row.simulated for row in comparison.rows}
-    seen = {name: r for name, r in results.items() if r is not None}
+    seen = comparison.results
     out = []
     many = {name: r for name, r in seen.items() if r.workers > 1}
     if many:
@@ -99,13 +93,30 @@ def sentences(comparison: Comparison) -> list[str]:
                        + "".join(f"; {name} after {t:.2f} s" for name, t in times.items() if name != first) + ".")
     if comparison.runtime != "simulator":
         both = [row for row in comparison.rows if row.simulated and row.measured]
-        off = {label(row): row.measured.measured["seconds"] / row.simulated.measured["seconds"] - 1  # type: ignore[union-attr]
+        off = {row.label: row.measured.measured["seconds"] / row.simulated.measured["seconds"] - 1  # type: ignore[union-attr]
                for row in both if row.simulated.measured["seconds"]}  # type: ignore[union-attr]
         if off:
             worst = max(off, key=lambda name: abs(off[name]))
             out.append(f"Processes took {off[worst]:+.1%} of the simulated time at most ({worst}).")
-        same = [label(row) for row in both
+        same = [row.label for row in both
                 if row.simulated.parameters_sha256 == row.measured.parameters_sha256]  # type: ignore[union-attr]
         if same:
             out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    if comparison.hard is not None:
+        out += _parting(comparison.hard)
     return out
+
+
+def _parting(hard: Comparison) -> list[str]:
+    """What the second panel shows."""
+    final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
+    if not final:
+        return []
+    best, worst = max(final, key=lambda name: final[name]), min(final, key=lambda name: final[name])
+    spread = {name: r.consensus_distance for name, r in hard.results.items() if name in final}
+    drifted = max(spread, key=lambda name: spread[name])
+    text = (f"Where they part (8 workers, each with only some of the digits; simulated): {best} ends with {final[best]:.0%} test accuracy, "
+            f"{worst} with {final[worst]:.0%}")
+    if spread[drifted] > 0:
+        text += f"; the replicas of {drifted} are furthest apart, since nothing else shows them the other digits"
+    return [text + "."]

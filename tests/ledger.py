@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 
-from refsgd.effects import Compute, Node, Recv, RunEnded, Send
+from refsgd.effects import Node, Recv, RunEnded, Send
 
 
 def object_of(node, name="replica"):
@@ -14,21 +14,29 @@ def object_of(node, name="replica"):
 
 
 class Ledger:
-    """Messages under way, by channel, and a check that is made at every yield of every program.
+    """Knows the messages under way, and lets a test check its sums at every yield of every program.
 
-    `check(ledger)` is called when a program has just yielded; `applied(node, x, new)` when an optimiser's step was
-    computed as an effect.
+    Parameters
+    ----------
+    deployment : Deployment
+        Not yet run; run `ledger.deployment` instead.
+    check : callable
+        ``check(ledger)`` is called whenever a program has just yielded or returned.
+    asked, answered : callable, optional
+        ``asked(name, effect)`` just before that check; ``answered(name, effect, value)`` before the program goes on.
     """
 
-    def __init__(self, deployment, check, applied=None):
+    def __init__(self, deployment, check, asked=None, answered=None):
         self.flying = {}
-        self.check, self.applied = check, applied
+        self.check = check
+        self.asked = asked or (lambda name, effect: None)
+        self.answered = answered or (lambda name, effect, value: None)
         self.deployment = {name: Node(self._tap(name, node.main), [self._tap(name, r) for r in node.responders])
                            for name, node in deployment.items()}
 
-    def messages(self):
-        """All (receiver, body) that were sent and not yet received."""
-        return [(to, body) for (_, to), bodies in self.flying.items() for body in bodies]
+    def messages(self, kind=object):
+        """All (receiver, body) of a class that were sent and not yet received."""
+        return [(to, body) for (_, to), bodies in self.flying.items() for body in bodies if isinstance(body, kind)]
 
     def _tap(self, name, program):
         value = None
@@ -40,6 +48,7 @@ class Ledger:
                 return end.value
             if isinstance(effect, Send):
                 self.flying.setdefault((name, effect.to), deque()).append(effect.body)
+            self.asked(name, effect)
             self.check(self)
             try:
                 value = yield effect
@@ -48,6 +57,5 @@ class Ledger:
                 continue
             if isinstance(effect, Recv) and value is not None:
                 bodies = self.flying[value[0], name]
-                bodies.remove(next(b for b in bodies if type(b) is type(value[1])))
-            if isinstance(effect, Compute) and effect.kind == "update" and self.applied:
-                self.applied(name, effect.args[0], value[0])
+                del bodies[next(i for i, body in enumerate(bodies) if type(body) is type(value[1]))]
+            self.answered(name, effect, value)

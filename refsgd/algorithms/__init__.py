@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.algorithms import asp, bsp, downpour, easgd, gosgd, hogwild, independent, sequential, ssp
+from refsgd.algorithms import allreduce, asp, bsp, downpour, easgd, gosgd, hogwild, independent, sequential, ssp
 from refsgd.effects import Deployment
 
 CATALOGUE: dict[str, Callable[..., Deployment]] = {
@@ -19,6 +19,7 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "ssp": ssp.ssp,
     "easgd": easgd.easgd,
     "downpour": downpour.downpour,
+    "allreduce": allreduce.allreduce,
     "gosgd": gosgd.gosgd,
     "independent": independent.independent,
     "hogwild": hogwild.hogwild,

@@ -43,10 +43,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from refsgd.algorithms.independent import peers
+from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.graphs import sides
 
 
 class Ask(NamedTuple):
@@ -107,21 +108,28 @@ def respond(replica: Replica) -> Program[None]:
         yield Send(i, Answer(replica.x))
 
 
-def sides(neighbours: Sequence[Sequence[int]]) -> list[int]:
-    """Colour a graph with 0 (passive) and 1 (active) so that neighbours differ; raises ValueError where it cannot be.
+def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "bipartite") -> Deployment:
+    """Deploy AD-PSGD.
 
-    >>> sides([[1, 3], [0, 2], [1, 3], [0, 2]])
-    [0, 1, 0, 1]
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    graph : str
+        A bipartite one of `refsgd.graphs.GRAPHS`: "bipartite" (every even rank with every odd one, any n), "star"
+        (any n), "ring" (even n).  The side of rank 0 is passive, the other one active.
     """
-    side: dict[int, int] = {}
-    for root in range(len(neighbours)):
-        stack = [root]
-        side.setdefault(root, 0)
-        while stack:
-            i = stack.pop()
-            for j in neighbours[i]:
-                if j not in side:
-                    stack.append(j)
-                if side.setdefault(j, 1 - side[i]) == side[i]:
-                    raise ValueError(f"the graph has an odd cycle through nodes {i} and {j}; expected a bipartite graph")
-    return [side[i] for i in range(len(neighbours))]
+    near = graph_of(graph, workers)
+    side = sides(near)
+    if side is None:
+        raise ValueError(f"graph {graph!r} of {workers} peers has an odd cycle; expected a bipartite graph: bipartite, star, even ring")
+    names, deployment = peers(workers), {}
+    for rank, me in enumerate(names):
+        replica, passive = Replica(problem.x0), [] if side[rank] else [names[j] for j in near[rank]]
+        program = train(rank, me, passive, replica, problem, steps, sgd)
+        deployment[me] = Node(program, [] if passive else [respond(replica)])
+    return deployment

@@ -34,6 +34,7 @@ from __future__ import annotations
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+from refsgd.graphs import GRAPHS, Graph
 
 
 def peers(workers: int) -> list[str]:
@@ -45,6 +46,13 @@ def peers(workers: int) -> list[str]:
     if workers < 1:
         raise ValueError(f"workers {workers}; expected at least 1")
     return [f"peer{i}" for i in range(workers)]
+
+
+def graph_of(name: str, workers: int) -> Graph:
+    """The neighbours of every rank in a graph of `refsgd.graphs`; one peer has none in any graph."""
+    if name not in GRAPHS:
+        raise ValueError(f"graph {name!r}; expected one of {', '.join(GRAPHS)}")
+    return [[]] if workers == 1 else GRAPHS[name](workers)
 
 
 def peer(rank: int, me: str, problem: Objective, steps: int, sgd: SGD) -> Program[Array]:

@@ -28,8 +28,8 @@ def folded(me: int, peers: Sequence[str], x: Array, core: Callable[[int, Sequenc
     pair = me < 2 * extra
     if pair and me % 2 == 0:
         yield Send(peers[me + 1], Part(x))
-        _, (total,) = yield Recv(Total, src=peers[me + 1])
-        return total
+        _, (x,) = yield Recv(Total, src=peers[me + 1])
+        return x
     if pair:
         _, (other,) = yield Recv(Part, src=peers[me - 1])
         x = yield Compute(np.add, other, x, kind="reduction")

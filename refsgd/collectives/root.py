@@ -22,9 +22,10 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """The root's part: after the last arrival add all in rank order, so that the sum does not depend on the network."""
-    part = []
+    part = [x] * len(peers)
     for i, peer in enumerate(peers):
-        part.append(x if i == me else (yield Recv(Part, src=peer))[1].chunk)
+        if i != me:
+            _, (part[i],) = yield Recv(Part, src=peer)
     total = part[0]
     for other in part[1:]:
         total = yield Compute(np.add, total, other, kind="reduction")
@@ -34,8 +35,8 @@ def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 def hand_in(root: str, x: Array) -> Program[Array]:
     """The others' part: send my vector to the root and wait for the sum."""
     yield Send(root, Part(x))
-    _, (total,) = yield Recv(Total, src=root)
-    return total
+    _, (x,) = yield Recv(Total, src=root)
+    return x
 
 
 def answer(others: Sequence[str], total: Array) -> Program[None]:

@@ -348,7 +348,7 @@ class Watch:
     def __init__(self, launch: Launch, deadline: float | None) -> None:
         self._launch, self._strict = launch, deadline
         self._effects: list[int] = []
-        self._changed = self._looked = time.monotonic()
+        self._changed = self._looked = 0.0
         self._slowest = self._used = self._sampled = 0.0
         self._reported: set[str] = set()
 
@@ -361,6 +361,8 @@ class Watch:
         """Called at each look of the launcher."""
         now = time.monotonic()
         launch = self._launch
+        if not self._looked:
+            self._changed = self._looked = now
         if now - self._looked > SILENCE:  # then we were stopped ourselves (Ctrl-Z): accuse nobody
             log.warning("the launcher was stopped for %.1f s; the pacing of this run is broken", now - self._looked)
             self._changed = now

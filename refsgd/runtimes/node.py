@@ -56,7 +56,7 @@ from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes import cells
 from refsgd.runtimes.programs import freeze, line_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
-from refsgd.runtimes.wire import Frame
+from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
 
 SLACK = 0.002  # seconds by which a Compute may end late before nominal time slips
@@ -171,7 +171,8 @@ class Driver:
         self._cores = [0.0] * (machine.cores or 0)
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = self._sent = self._got = self._effects = 0
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # of the next message to send in a channel
+        self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
         self._computed: deque[tuple[Any, ...]] = deque()  # what helper threads have finished
         self._computing = 0
         self._local = threading.local()  # which program a thread works for
@@ -219,6 +220,10 @@ class Driver:
         """Put what has come over the wire and out of helper threads on the agenda."""
         for frame in self.transport.take():
             src, to = self.nodes[frame.src], self.nodes[frame.to]
+            if frame.number != self._next.get((src, to), 0):
+                raise WireError(f"message {frame.number} of {src} to {to} came twice or out of turn; expected "
+                                f"{self._next.get((src, to), 0)}")
+            self._next[src, to] = frame.number + 1
             letter = Letter(src, frame.tag, frame.fields, frame.number, 0.0, payload_bytes(frame.fields))
             head = frame.stamp + self.machine.latency
             if not self.machine.linked and not self.paced:

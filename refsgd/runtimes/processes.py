@@ -99,7 +99,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     with logs.shared_handlers() if records == "queue" else nullcontext():
         launch = Launch(_child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records)
         try:
-            launch.start()
+            with threadpoolctl.threadpool_limits(1):  # inherited: looking for the libraries takes a while
+                launch.start()
             if on_start is not None:
                 on_start({node: launch.pids[host] for node, host in launch.host.items()})
             launch.watch()
@@ -141,12 +142,11 @@ def _child(launch: Launch, host: str, out: int, parent: int) -> None:
     transport: Transport | None = None
     code = 0
     try:
-        with threadpoolctl.threadpool_limits(1):
-            transport = launch.network.connect(host)
-            driver = Driver(host, launch.deployment, launch.machine, launch.seed, transport, launch.board,
-                            launch.bell.ring, [launch.death[0]], launch.observe)
-            logs.stamp_records(driver.standing)
-            driver.run(_wait_for_start(launch, host, transport))
+        transport = launch.network.connect(host)
+        driver = Driver(host, launch.deployment, launch.machine, launch.seed, transport, launch.board,
+                        launch.bell.ring, [launch.death[0]], launch.observe)
+        logs.stamp_records(driver.standing)
+        driver.run(_wait_for_start(launch, host, transport))
         data = _pickled(("ok", *report(driver)))
     except Aborted:
         data, code = b"", 1

@@ -132,11 +132,12 @@ def conserve(deployment, machine, seed, exact=False):
         assert all(0 < weight <= 1 + 1e-12 for _, weight in everything)
         assert close(sum(float(weight) * x for x, weight in everything), expected), "pushes and merges move nothing"
 
-    def applied(name, old, new):
+    def answered(name, effect, value):
         nonlocal expected
-        expected = expected + replicas[name].weight * (new - old)
+        if isinstance(effect, Compute) and effect.kind == "update":
+            expected = expected + replicas[name].weight * (value[0] - effect.args[0])
 
-    run = simulate(Ledger(deployment, check, applied).deployment, machine, seed)
+    run = simulate(Ledger(deployment, check, answered=answered).deployment, machine, seed)
     assert sum(r.weight for r in run.values.values()) == pytest.approx(1.0), "nothing is left on the way"
     assert close(sum(r.weight * r.x for r in run.values.values()), expected)
     assert not any(r.queue for r in run.values.values())
