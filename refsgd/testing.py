@@ -21,13 +21,13 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters, parameters_sha256, schedule_sha256
+from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.runtimes.diagram import diagram
-from refsgd.runtimes.explorer import Counterexample, World, explore, walk
+from refsgd.runtimes.explorer import Counterexample, World, explore, follow, walk
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Run
 
-EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark"}
+EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 MACHINES = (
     Machine(compute="fixed(1)"),  # type: ignore[arg-type]
     Machine(compute="exponential(1)"),  # type: ignore[arg-type]
@@ -103,6 +103,11 @@ def finite(run: Run) -> None:
     """The final parameters are finite numbers."""
     if not np.all(np.isfinite(final_parameters(run))):
         raise AssertionError("the final parameters have NaN or infinite entries")
+
+
+def constant_gradients() -> Problem:
+    """Worker i's gradient is always (1 + i, 0) times a power of two: the sum of steps is known, whatever the schedule."""
+    return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32), lambda x: 0.0)
 
 
 def zero_problem(d: int = 5) -> Problem:
@@ -206,6 +211,26 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
             text += " (not all; then 200 random ones)"
         return f"{text}, {len(finals)} different results; no deadlock"
 
+    def mean() -> Finding:
+        problem, kept, broken = constant_gradients(), 0, ""
+        for picks in range(24):
+            rng = np.random.default_rng(picks)
+            world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
+            if error is not None:
+                return Finding("mean of replicas", None, "not checked: a schedule failed")
+            run = world.run()
+            if replicas(run)[0]:
+                return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
+            expected = problem.x0 - np.float32(sgd.lr) * 2 * np.mean([problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
+            if np.array_equal(final_parameters(run), expected):
+                kept += 1
+            elif not broken:
+                broken = diagram(world.events, world.nodes)
+        if not broken:
+            return Finding("mean of replicas", True, "moved by the gradients alone in 24 random schedules")
+        return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random schedules; averaging that is atomic on "
+                       f"both sides keeps it in all, weighted or one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
+
     def real() -> str:
         from refsgd.runtimes import processes as launcher
 
@@ -226,6 +251,7 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _attempt("fixed point", "zero gradients change nothing", fixed_point),
         _attempt("descent", "a quadratic is minimised", descent),
         _attempt("all schedules", "", schedules),
+        mean(),
     ]
     return [*findings, _attempt("processes", "", real)] if processes else findings
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import refsgd
+from refsgd.testing import forgotten_yields
 
 ROOT = Path(refsgd.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
 #: room -> rooms of the library that it may import
 ARROWS = {
@@ -50,21 +50,6 @@ def imported_rooms(tree: ast.AST) -> set[str]:
             modules = [a.name for a in node.names]
         rooms |= {m.split(".")[1] if "." in m else "" for m in modules if m.split(".")[0] == "refsgd"}
     return {"" if room == "__version__" else room for room in rooms}
-
-
-def forgotten_yields(tree: ast.AST) -> list[int]:
-    """Lines where an effect is built outside a yield, or a generator of this module is called without `yield from`."""
-    generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
-                  and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
-    lines = []
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name not in generators:
-            continue
-        yielded = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Yield | ast.YieldFrom)}
-        for n in ast.walk(function):
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and id(n) not in yielded and n.func.id in EFFECTS | generators:
-                lines.append(n.lineno)
-    return lines
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -9,7 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.algorithms import allreduce, asp, bsp, downpour, easgd, gosgd, hogwild, independent, sequential, ssp
+from refsgd.algorithms import (
+    adpsgd,
+    allreduce,
+    approximate,
+    asp,
+    backup_workers,
+    bsp,
+    consgd,
+    dc_asgd,
+    diloco,
+    downpour,
+    dpsgd,
+    dssp,
+    dynsgd,
+    easgd,
+    gosgd,
+    hogwild,
+    independent,
+    local_sgd,
+    pair_averaging,
+    post_local,
+    sequential,
+    sgp,
+    softsync,
+    ssp,
+    staleness_aware,
+)
 from refsgd.effects import Deployment
 
 CATALOGUE: dict[str, Callable[..., Deployment]] = {
@@ -19,8 +45,23 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "ssp": ssp.ssp,
     "easgd": easgd.easgd,
     "downpour": downpour.downpour,
+    "backup-workers": backup_workers.backup_workers,
+    "softsync": softsync.softsync,
+    "staleness-aware": staleness_aware.staleness_aware,
+    "dc-asgd": dc_asgd.dc_asgd,
+    "consgd": consgd.consgd,
+    "dynsgd": dynsgd.dynsgd,
+    "dssp": dssp.dssp,
+    "approximate": approximate.approximate,
     "allreduce": allreduce.allreduce,
     "gosgd": gosgd.gosgd,
+    "adpsgd": adpsgd.adpsgd,
+    "pair-averaging": pair_averaging.pair_averaging,
     "independent": independent.independent,
     "hogwild": hogwild.hogwild,
+    "local-sgd": local_sgd.local_sgd,
+    "post-local": post_local.post_local,
+    "diloco": diloco.diloco,
+    "dpsgd": dpsgd.dpsgd,
+    "sgp": sgp.sgp,
 }

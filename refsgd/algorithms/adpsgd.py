@@ -47,7 +47,7 @@ from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, Send
-from refsgd.graphs import sides
+from refsgd.graphs import Graph
 
 
 class Ask(NamedTuple):
@@ -108,6 +108,24 @@ def respond(replica: Replica) -> Program[None]:
         yield Send(i, Answer(replica.x))
 
 
+def sides(graph: Graph) -> list[int] | None:
+    """Colour a graph with 0 (rank 0: passive) and 1 (active) so that neighbours differ; None if it has an odd cycle.
+
+    >>> sides([[1, 3], [0, 2], [1, 3], [0, 2]]), sides([[1, 2], [0, 2], [0, 1]])
+    ([0, 1, 0, 1], None)
+    """
+    side: dict[int, int] = {}
+    for root in range(len(graph)):
+        todo = [] if root in side else [root]
+        side.setdefault(root, 0)
+        while todo:
+            i = todo.pop()
+            todo += [j for j in graph[i] if j not in side]
+            if any(side.setdefault(j, 1 - side[i]) == side[i] for j in graph[i]):
+                return None
+    return [side[i] for i in range(len(graph))]
+
+
 def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "bipartite") -> Deployment:
     """Deploy AD-PSGD.
 
@@ -129,7 +147,7 @@ def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str
         raise ValueError(f"graph {graph!r} of {workers} peers has an odd cycle; expected a bipartite graph: bipartite, star, even ring")
     names, deployment = peers(workers), {}
     for rank, me in enumerate(names):
-        replica, passive = Replica(problem.x0), [] if side[rank] else [names[j] for j in near[rank]]
+        replica, passive = Replica(problem.x0), [names[j] for j in near[rank]] if side[rank] else []
         program = train(rank, me, passive, replica, problem, steps, sgd)
         deployment[me] = Node(program, [] if passive else [respond(replica)])
     return deployment

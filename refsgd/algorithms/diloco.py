@@ -58,16 +58,16 @@ def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: S
     """Learn alone; after every `period` steps, and after the last, take the outer step; returns the replica."""
     me, n = names[rank], len(names)
     x = start = problem.x0
-    v, u, images = sgd.start(x), sgd.start(x), [0] * n
+    v, u, since = sgd.start(x), sgd.start(x), 0
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, x, rank, t)
         x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x)
-        images = [b + problem.images(i, t) for i, b in enumerate(images)]
         if (t + 1) % period == 0 or t == steps - 1:
+            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
             move = yield from mean_move(rank, names, start, x, images)
             start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, kind="update")
-            x, images = start, [0] * n
+            x, since = start, t + 1
         yield Mark("clock", t=t)
     return x
 

@@ -44,10 +44,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from refsgd.algorithms.independent import peers
+from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.graphs import metropolis
 
 Order = Literal["cta", "atc"]
 
@@ -108,3 +109,30 @@ def adapt_then_combine(rank: int, names: Sequence[str], weights: Mapping[int, fl
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x)
         yield Mark("clock", t=t)
     return x
+
+
+def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "ring", order: Order = "cta") -> Deployment:
+    """Deploy D-PSGD with Metropolis weights, which on a regular graph are 1/(deg + 1) for oneself and each neighbour.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    graph : str
+        A key of `refsgd.graphs.GRAPHS`.
+    order : {"cta", "atc"}
+        Combine then adapt, or adapt then combine.
+    """
+    if order not in ("cta", "atc"):
+        raise ValueError(f"order {order!r}; expected cta or atc")
+    names, near = peers(workers), graph_of(graph, workers)
+    program = combine_then_adapt if order == "cta" else adapt_then_combine
+    W, deployment = metropolis(near), {}
+    for rank, me in enumerate(names):
+        weights = {j: float(W[rank, j]) for j in sorted([rank, *near[rank]])}
+        deployment[me] = Node(program(rank, names, weights, problem, steps, sgd))
+    return deployment

@@ -62,7 +62,7 @@ def mean_move(rank: int, names: Sequence[str], start: Array, x: Array, images: S
     """
     weights = images if any(images) else [1] * len(names)
     number = x.dtype.type
-    total: Array = yield from ring_allreduce(names[rank], names, number(weights[rank]) * (x - start))
+    total: Array = yield from ring_allreduce(rank, names, number(weights[rank]) * (x - start))
     return total / number(sum(weights))
 
 
@@ -71,16 +71,16 @@ def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: S
     """Learn alone; after the steps t with `averages(t)`, and after the last, become the mean; returns the replica."""
     me, n = names[rank], len(names)
     x = start = problem.x0
-    v, images = sgd.start(x), [0] * n
+    v, since = sgd.start(x), 0
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, x, rank, t)
         x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x)
-        images = [b + problem.images(i, t) for i, b in enumerate(images)]
         if averages(t) or t == steps - 1:
+            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
             move = yield from mean_move(rank, names, start, x, images)
             x = start = start + move
-            images = [0] * n
+            since = t + 1
         yield Mark("clock", t=t)
     return x
 

@@ -42,12 +42,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.independent import peers
+from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
-
-Round = Callable[[int], Sequence[Sequence[int]]]  #: step t -> the out-neighbours of every peer, by rank
+from refsgd.graphs import Graph, one_peer_exponential
 
 
 class Part(NamedTuple):
@@ -57,8 +56,11 @@ class Part(NamedTuple):
     weight: np.floating  # 4 bytes in float32; in one message, for one without the other would be a different model
 
 
-def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD, out: Round) -> Program[Array]:
-    """Learn at z, push parts of (x, w), add up what comes; returns the model z = x / w, shape (d,)."""
+def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD, out: Callable[[int], Graph]) -> Program[Array]:
+    """Learn at z, push parts of (x, w), add up what comes; returns the model z = x / w, shape (d,).
+
+    `out` gives the graph of step t: ``out(t)[i]`` are the peers to whom i sends.
+    """
     x, v, me = problem.x0, sgd.start(problem.x0), names[rank]
     weight = x.dtype.type(1)
     for t in range(steps):
@@ -79,3 +81,28 @@ def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: S
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x / weight)
         yield Mark("clock", t=t)
     return x / weight
+
+
+def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "one-peer-exponential") -> Deployment:
+    """Deploy SGP.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    graph : str
+        "one-peer-exponential", or a key of `refsgd.graphs.GRAPHS`, where everybody sends to all neighbours in every
+        step; weights differ from 1 where degrees do ("star").
+    """
+    names = peers(workers)
+    if graph != "one-peer-exponential":
+        fixed = graph_of(graph, workers)
+
+    def out(t: int) -> Graph:
+        return one_peer_exponential(workers, t) if graph == "one-peer-exponential" else fixed
+
+    return {me: Node(peer(rank, names, problem, steps, sgd, out)) for rank, me in enumerate(names)}

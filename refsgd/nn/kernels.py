@@ -39,7 +39,7 @@ _dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
 _sparse_1, _sparse_2, _sparse_3, _sparse_4 = (make_sparse(v, inputs=True) for v in (1, 2, 3, 4))
 _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in (1, 3, 5))
 
-_BLOCK = LANES * VECTORS
+PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
@@ -47,13 +47,17 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
 
 
 @kernel
-def _product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
-    """``c = max(start + a w, floor)`` for m x n outputs; see `make_tile` for the meaning of the strides."""
-    for first in range(0, n, _BLOCK):
+def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+    """``c = max(start + a w, floor)`` for m x n outputs; see `make_tile` for the meaning of the strides.
+
+    ``wp`` is the distance of neighbouring columns of w at the borders of panels of `PANEL` columns: 4 for a plain
+    matrix, more for one that was packed panel by panel.
+    """
+    for first in range(0, n, PANEL):
         left = n - first
         wide = left > LANES
         lanes = min(left - LANES, LANES) if wide else left
-        panel, target, begin = w + 4 * first, c + 4 * first, start + 4 * first
+        panel, target, begin = w + wp * first, c + 4 * first, start + 4 * first
         k = 0
         while k < m:
             p, q, s = a + k * am, target + k * cm, begin + k * sm
@@ -78,18 +82,21 @@ def _product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor):  
 
 
 @kernel
-def convolve(b, rows, columns, x, xn, xr, xc, taps, tr, run, w, bias, o, y, yn, yr, yc, floor):  # type: ignore[no-untyped-def]
-    """``y[n, r, c, :] = max(bias + sum over taps of x w, floor)``.
+def convolve(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, o, start, sn, sr, sc, y, yn, yr, yc, floor
+):
+    """``y[n, r, c, :] = max(start + sum over taps of x w, floor)``.
 
     ``rows x columns`` outputs an image, ``xn, xr, xc`` strides of the input from one image, output row, output
     column to the next; ``taps`` rows of ``run`` consecutive floats, ``tr`` apart; ``w`` of shape (taps, run, o).
+    ``start`` is a bias (strides 0) or y itself, to add to it.
     A linear layer is one image with a row of b columns.
     """
     for n in range(b):
         for r in range(rows):
-            _product(
-                columns, o, x + n * xn + r * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4,
-                y + n * yn + r * yr, yc, bias, 0, floor,
+            product(
+                columns, o, x + n * xn + r * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4, 4,
+                y + n * yn + r * yr, yc, start + n * sn + r * sr, sc, floor,
             )  # fmt: skip
 
 
@@ -99,8 +106,8 @@ def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr,
     for n in range(b):
         for t in range(taps):
             g = dw + t * run * o * 4
-            _product(
-                run, o, x + n * xn + t * tr, 4, rows, xr, columns, xc, dy + n * yn, yr, yc,
+            product(
+                run, o, x + n * xn + t * tr, 4, rows, xr, columns, xc, dy + n * yn, yr, yc, 4,
                 g, o * 4, g, o * 4, _NO_FLOOR,
             )  # fmt: skip
 
@@ -120,8 +127,8 @@ def convolve_pool(  # type: ignore[no-untyped-def]
     for n in range(b):
         for r in range(rows // 2):
             for k in range(2):
-                _product(
-                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4,
+                product(
+                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4, 4,
                     scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
                 )  # fmt: skip
             first = (n * (rows // 2) + r) * half * o
@@ -247,87 +254,3 @@ def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
                     target[c, r] += source[r, c]
                 else:
                     target[c, r] = source[r, c]
-
-
-@kernel
-def copy_images(b, rows, run, source, sn, sr, target, tn, tr):  # type: ignore[no-untyped-def]
-    """Copy b images of ``rows`` rows of ``run`` floats between buffers with different borders."""
-    for n in range(b):
-        for r in range(rows):
-            from_row = carray(floats(source + n * sn + r * sr), (run,))
-            to_row = carray(floats(target + n * tn + r * tr), (run,))
-            for k in range(run):
-                to_row[k] = from_row[k]
-
-
-@kernel
-def zero(address, count):  # type: ignore[no-untyped-def]
-    """Set ``count`` floats to 0."""
-    target = carray(floats(address), (count,))
-    for k in range(count):
-        target[k] = _ZERO
-
-
-@kernel
-def zero_border(b, height, width, c, pad, x, xn, xr):  # type: ignore[no-untyped-def]
-    """Set the ``pad`` pixels around each image to 0; x is the address of the first pixel inside."""
-    for n in range(b):
-        for r in range(-pad, height + pad):
-            row = x + n * xn + r * xr
-            if r < 0 or r >= height:
-                zero(row - pad * c * 4, (width + 2 * pad) * c)
-            else:
-                zero(row - pad * c * 4, pad * c)
-                zero(row + width * c * 4, pad * c)
-
-
-@kernel
-def relu_backward(b, rows, columns, o, y, yn, yr, dy, gn, gr, db):  # type: ignore[no-untyped-def]
-    """``dy = 0 where y <= 0``, in place, and ``db += sum of dy``; y and dy may have different borders."""
-    bias = carray(floats(db), (o,))
-    for n in range(b):
-        for r in range(rows):
-            for c in range(columns):
-                value = carray(floats(y + n * yn + r * yr + c * o * 4), (o,))
-                gradient = carray(floats(dy + n * gn + r * gr + c * o * 4), (o,))
-                for k in range(o):
-                    g = gradient[k] if value[k] > _ZERO else _ZERO
-                    gradient[k] = g
-                    bias[k] += g
-
-
-@kernel
-def bias_backward(b, rows, columns, o, dy, gn, gr, db):  # type: ignore[no-untyped-def]
-    """``db += sum of dy`` over images and positions."""
-    bias = carray(floats(db), (o,))
-    for n in range(b):
-        for r in range(rows):
-            for c in range(columns):
-                gradient = carray(floats(dy + n * gn + r * gr + c * o * 4), (o,))
-                for k in range(o):
-                    bias[k] += gradient[k]
-
-
-@kernel
-def softmax_cross_entropy(b, classes, z, labels, share, dz):  # type: ignore[no-untyped-def]
-    """Sum of the cross-entropies over b images, number classified rightly; ``dz = share * (softmax - onehot)``."""
-    loss, right = 0.0, 0
-    for n in range(b):
-        score = carray(floats(z + n * classes * 4), (classes,))
-        gradient = carray(floats(dz + n * classes * 4), (classes,))
-        label, best = labels[n], 0
-        for k in range(classes):
-            if score[k] > score[best]:
-                best = k
-        right += best == label
-        total = _ZERO
-        for k in range(classes):
-            e = np.exp(score[k] - score[best])
-            gradient[k] = e
-            total += e
-        loss += np.log(total) - (score[label] - score[best])
-        scale = share / total
-        for k in range(classes):
-            gradient[k] *= scale
-        gradient[label] -= share
-    return loss, right

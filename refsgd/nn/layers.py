@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -72,13 +72,13 @@ class Conv:
         return weight | ({"bias": Parameter((self.channels,), fan_in)} if self.bias else {})
 
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
-        patches = self._patches(x)
+        patches = _windows(x, self, 0)
         y = np.tensordot(patches, p["weight"], axes=([4, 5, 3], [0, 1, 2]))
         return (y + p["bias"] if self.bias else y), x
 
     def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
         x, s = kept, self.stride
-        gradients = {"weight": np.tensordot(self._patches(x), dy, axes=([0, 1, 2], [0, 1, 2])).transpose(1, 2, 0, 3)}
+        gradients = {"weight": np.tensordot(_windows(x, self, 0), dy, axes=([0, 1, 2], [0, 1, 2])).transpose(1, 2, 0, 3)}
         if self.bias:
             gradients["bias"] = dy.sum(axis=(0, 1, 2))
         b, height, width, c = x.shape
@@ -88,16 +88,10 @@ class Conv:
             for j in range(self.kernel):
                 # Each tap saw the input shifted by (i, j), so its share of the gradient goes back there.
                 padded[:, i : i + rows : s, j : j + columns : s] += dy @ p["weight"][i, j].T
-        return padded[:, self.pad : self.pad + height, self.pad : self.pad + width], gradients
+        return _inside(padded, self.pad, height, width), gradients
 
     def flops(self, shape: Shape) -> int:
         return 2 * self.kernel**2 * shape[2] * prod(self.output_shape(shape))
-
-    def _patches(self, x: Array) -> Array:
-        """Views of shape ``(b, rows, columns, C, kernel, kernel)`` of what each output position sees."""
-        x = np.pad(x, ((0, 0), (self.pad, self.pad), (self.pad, self.pad), (0, 0)))
-        windows = sliding_window_view(x, (self.kernel, self.kernel), axis=(1, 2))
-        return windows[:, :: self.stride, :: self.stride]
 
 
 @dataclass(frozen=True)
@@ -125,34 +119,157 @@ class Relu:
 class MaxPool:
     """The largest of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are dropped.
 
-    The gradient goes to the first largest pixel of a window, in reading order.
+    Pixels outside the image, where ``pad`` lets windows reach, are never the largest. The gradient goes to the first
+    largest pixel of a window, in reading order.
     """
 
     kernel: int = 2
     stride: int = 2
+    pad: int = 0
 
     def output_shape(self, shape: Shape) -> Shape:
         height, width, channels = shape
-        return ((height - self.kernel) // self.stride + 1, (width - self.kernel) // self.stride + 1, channels)
+        return (_positions(height, self), _positions(width, self), channels)
 
     def parameters(self, shape: Shape) -> dict[str, Parameter]:
         return {}
 
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
-        windows = sliding_window_view(x, (self.kernel, self.kernel), axis=(1, 2))[:, :: self.stride, :: self.stride]
+        windows = _windows(x, self, -np.inf)
         flat = windows.reshape(*windows.shape[:4], -1)
         return flat.max(axis=-1), (x.shape, flat.argmax(axis=-1))
 
     def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
-        shape, winner = kept
-        n, r, c, k = np.ogrid[tuple(map(slice, dy.shape))]
-        dx = np.zeros(shape, dy.dtype)
+        (b, height, width, c), winner = kept
+        dx = np.zeros((b, height + 2 * self.pad, width + 2 * self.pad, c), dy.dtype)
+        n, row, column, k = np.ogrid[tuple(map(slice, dy.shape))]
+        rows, columns = row * self.stride + winner // self.kernel, column * self.stride + winner % self.kernel
         # Windows may overlap: `add.at` adds where plain indexing would overwrite.
-        np.add.at(dx, (n, r * self.stride + winner // self.kernel, c * self.stride + winner % self.kernel, k), dy)
+        np.add.at(dx, (n, rows, columns, k), dy)
+        return _inside(dx, self.pad, height, width), {}
+
+    def flops(self, shape: Shape) -> int:
+        return self.kernel**2 * prod(self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class AvgPool:
+    """The mean of each ``kernel x kernel`` window, windows ``stride`` apart."""
+
+    kernel: int = 2
+    stride: int = 2
+    pad: ClassVar[int] = 0
+
+    def output_shape(self, shape: Shape) -> Shape:
+        height, width, channels = shape
+        return (_positions(height, self), _positions(width, self), channels)
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return _windows(x, self, 0).mean(axis=(-2, -1)), x.shape
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        dx, s = np.zeros(kept, dy.dtype), self.stride
+        for i in range(self.kernel):
+            for j in range(self.kernel):
+                dx[:, i : i + s * dy.shape[1] : s, j : j + s * dy.shape[2] : s] += dy / self.kernel**2
         return dx, {}
 
     def flops(self, shape: Shape) -> int:
         return self.kernel**2 * prod(self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class GlobalAverage:
+    """The mean of each channel over the whole image: ``(H, W, C)`` becomes ``(C,)``."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (shape[2],)
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return x.mean(axis=(1, 2)), x.shape
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        _, height, width, _ = kept
+        return np.broadcast_to(dy[:, np.newaxis, np.newaxis] / (height * width), kept), {}
+
+    def flops(self, shape: Shape) -> int:
+        return prod(shape)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, mean and variance of each channel over the batch.
+
+    There is no running state: the layer is a function of the batch alone. An evaluation fixes the statistics once,
+    on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
+    """
+
+    epsilon: float = 1e-5
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {"gain": Parameter(shape[-1:], 0, 1.0), "bias": Parameter(shape[-1:], 0, 0.0)}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        axes = tuple(range(x.ndim - 1))
+        mean, var = (p["mean"], p["var"]) if "mean" in p else (x.mean(axis=axes), x.var(axis=axes))
+        inverse = 1 / np.sqrt(var + self.epsilon)
+        normal = (x - mean) * inverse
+        return p["gain"] * normal + p["bias"], (normal, inverse)
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        normal, inverse = kept
+        axes = tuple(range(dy.ndim - 1))
+        dgain, dbias = (dy * normal).sum(axis=axes), dy.sum(axis=axes)
+        count = prod(dy.shape[:-1])
+        # Mean and variance depend on every x of the channel: hence the two terms beside dy.
+        dx = p["gain"] * inverse * (dy - dbias / count - normal * dgain / count)
+        return dx, {"gain": dgain, "bias": dbias}
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * prod(shape)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps them all.
+
+    What is kept is a pure function of ``p["key"]`` (an integer; no key keeps everything) and of the position.
+    """
+
+    rate: float = 0.5
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        if "key" not in p:
+            return x, 1.0
+        keep = _hash(np.arange(x.size, dtype=np.uint32), int(p["key"])).reshape(x.shape) >= self.threshold
+        scale = keep * x.dtype.type(1 / (1 - self.rate))
+        return x * scale, scale
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy * kept, {}
+
+    def flops(self, shape: Shape) -> int:
+        return prod(shape)
+
+    @property
+    def threshold(self) -> np.uint32:
+        """Numbers whose hash is below this are dropped."""
+        return np.uint32(self.rate * 2**32)
 
 
 @dataclass(frozen=True)
@@ -196,6 +313,72 @@ class Linear:
 
     def flops(self, shape: Shape) -> int:
         return 2 * shape[0] * self.features
+
+
+@dataclass(frozen=True)
+class Residual:
+    """``y = body(x) + shortcut(x)``; an empty shortcut is the identity."""
+
+    body: tuple[Layer, ...]
+    shortcut: tuple[Layer, ...] = ()
+
+    @property
+    def branches(self) -> tuple[tuple[Layer, ...], ...]:
+        """The chains of layers that all read the input."""
+        return (self.body, self.shortcut)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = {chain_shape(branch, shape) for branch in self.branches}
+        if len(shapes) > 1:
+            raise ValueError("branches of different shapes")
+        return shapes.pop()
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {}
+
+    def forward(self, p: Any, x: Array) -> tuple[Array, Any]:
+        (y, kept), (z, kept_too) = (forward(branch, q, x) for branch, q in zip(self.branches, p, strict=True))
+        return y + z, (kept, kept_too)
+
+    def backward(self, p: Any, kept: Any, dy: Array) -> tuple[Array, Any]:
+        results = [backward(branch, q, k, dy) for branch, q, k in zip(self.branches, p, kept, strict=True)]
+        return results[0][0] + results[1][0], [gradients for _, gradients in results]
+
+    def flops(self, shape: Shape) -> int:
+        return prod(self.output_shape(shape))  # the addition; the layers of the branches count themselves
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The outputs of some branches, which all read the same input, side by side as channels."""
+
+    branches: tuple[tuple[Layer, ...], ...]
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = [chain_shape(branch, shape) for branch in self.branches]
+        if len({other[:-1] for other in shapes}) > 1:
+            raise ValueError("branches of different sizes")
+        return (*shapes[0][:-1], sum(other[-1] for other in shapes))
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {}
+
+    def forward(self, p: Any, x: Array) -> tuple[Array, Any]:
+        results = [forward(branch, q, x) for branch, q in zip(self.branches, p, strict=True)]
+        ends = np.cumsum([y.shape[-1] for y, _ in results])
+        return np.concatenate([y for y, _ in results], axis=-1), (ends, [kept for _, kept in results])
+
+    def backward(self, p: Any, kept: Any, dy: Array) -> tuple[Array, Any]:
+        ends, inner = kept
+        parts = np.split(dy, ends[:-1], axis=-1)
+        results = [backward(*arguments) for arguments in zip(self.branches, p, inner, parts, strict=True)]
+        dx = results[0][0] + 0  # a new array: the branch may have handed out a view
+        for more, _ in results[1:]:
+            dx = dx + more
+        return dx, [gradients for _, gradients in results]
+
+    def flops(self, shape: Shape) -> int:
+        return 0
 
 
 def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
@@ -243,5 +426,33 @@ def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) 
     return dy, gradients[::-1]
 
 
-def _positions(length: int, conv: Conv) -> int:
-    return (length + 2 * conv.pad - conv.kernel) // conv.stride + 1
+def chain_shape(layers: Sequence[Layer], shape: Shape) -> Shape:
+    """Output shape of layers run one after the other."""
+    for layer in layers:
+        shape = layer.output_shape(shape)
+    return shape
+
+
+def _positions(length: int, layer: Conv | MaxPool | AvgPool) -> int:
+    return (length + 2 * layer.pad - layer.kernel) // layer.stride + 1
+
+
+def _windows(x: Array, layer: Conv | MaxPool | AvgPool, outside: float) -> Array:
+    """Views of shape ``(b, rows, columns, C, kernel, kernel)`` of what each output position sees."""
+    pad, size, stride = layer.pad, layer.kernel, layer.stride
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)
+    return sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+
+
+def _inside(x: Array, pad: int, height: int, width: int) -> Array:
+    return x[:, pad : pad + height, pad : pad + width]
+
+
+def _hash(position: Array, key: int) -> Array:
+    """32 well-mixed bits for each position and key (the finaliser of MurmurHash3, twice)."""
+    h = position ^ np.uint32(key & 0xFFFFFFFF)
+    for _ in range(2):
+        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        h = h ^ (h >> np.uint32(16)) ^ np.uint32(key >> 32)
+    return h

@@ -1,14 +1,15 @@
 """A network: a list of layers, one flat vector of parameters, and the gradient of its loss."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refsgd.nn.layers import Array, Layer, Shape, backward, forward, softmax_cross_entropy
+from refsgd.nn.frame import Frame
+from refsgd.nn.layers import Array, Dropout, Layer, Parameter, Shape, backward, forward, softmax_cross_entropy
 
 if TYPE_CHECKING:
     from refsgd.nn.plan import Plan
@@ -34,6 +35,19 @@ class Row(NamedTuple):
     parameters: int
     flops: int
     activation_bytes: int
+
+
+class Leaf(NamedTuple):
+    """A layer in its place: name, input and output shape, byte offsets of its parameters in the flat vector.
+
+    Layers with branches are listed too, after the layers of their branches.
+    """
+
+    name: str
+    layer: Layer
+    shape: Shape
+    output_shape: Shape
+    at: dict[str, int]
 
 
 class Net:
@@ -76,26 +90,36 @@ class Net:
     def __init__(self, name: str, layers: Sequence[Layer], input_shape: Shape) -> None:
         self.name, self.layers, self.input_shape = name, list(layers), input_shape
         self.segments: dict[str, Segment] = {}
-        self._names: list[str] = []
-        self._shapes = [input_shape]
-        self._fans: dict[str, tuple[int, float]] = {}
-        position, counts = 0, dict.fromkeys((type(layer).__name__ for layer in layers), 0)
-        for layer in layers:
-            kind = type(layer).__name__
-            counts[kind] += 1
-            self._names.append(f"{kind.lower()}{counts[kind]}")
-            shape = self._shapes[-1]
-            for key, (size, fan_in, fill) in _fitting(self._names[-1], layer, shape).items():
-                name = f"{self._names[-1]}.{key}"
-                self.segments[name] = Segment(slice(position, position + prod(size)), size)
-                self._fans[name] = (fan_in, fill)
-                position += prod(size)
-            self._shapes.append(layer.output_shape(shape))
-        self.parameters = position
-        if len(self._shapes[-1]) != 1:
-            raise ValueError(f"net {name}: the last layer gives {self._shapes[-1]}, expected one score per class")
-        self.classes = self._shapes[-1][0]
+        self.leaves: list[Leaf] = []
+        self._fills: dict[str, Parameter] = {}
+        self._position = 0
+        self._counts: dict[str, int] = {}
+        shape = self._enter(self.layers, input_shape)
+        self.parameters = self._position
+        if len(shape) != 1:
+            raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
+        self.classes = shape[0]
         self._plan: Plan | None = None
+
+    def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
+        """Name the layers, those of branches included, and give each of their parameters its segment."""
+        for layer in layers:
+            kind = type(layer).__name__.lower()
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            name = f"{kind}{self._counts[kind]}"
+            for branch in getattr(layer, "branches", ()):
+                self._enter(branch, shape)
+            output, parameters = _fitting(name, layer, shape)
+            at = {}
+            for key, parameter in parameters.items():
+                size = prod(parameter.shape)
+                self.segments[f"{name}.{key}"] = Segment(slice(self._position, self._position + size), parameter.shape)
+                self._fills[f"{name}.{key}"] = parameter
+                at[key] = 4 * self._position
+                self._position += size
+            self.leaves.append(Leaf(name, layer, shape, output, at))
+            shape = output
+        return shape
 
     def __repr__(self) -> str:
         return f"Net({self.name!r}, {self.layers}, {self.input_shape})"
@@ -105,12 +129,11 @@ class Net:
         random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_INITIAL,)))
         x = np.empty(self.parameters, np.float32)
         for name, (part, _) in self.segments.items():
-            fan_in, fill = self._fans[name]
-            bound = fan_in**-0.5 if fan_in else 0.0
-            x[part] = random.uniform(-bound, bound, x[part].size) if fan_in else fill
+            _, fan_in, fill = self._fills[name]
+            x[part] = random.uniform(-(fan_in**-0.5), fan_in**-0.5, x[part].size) if fan_in else fill
         return x
 
-    def gradient(self, x: Array, images: Array, labels: Array) -> tuple[float, Vector]:
+    def gradient(self, x: Array, images: Array, labels: Array, key: int | None = None) -> tuple[float, Vector]:
         """Mean loss over a batch and its gradient.
 
         Parameters
@@ -121,6 +144,8 @@ class Net:
             Any b, 0 included.
         labels : integers, shape (b,)
             Classes, 0 to classes - 1.
+        key : int, 0 to 2**64 - 1, optional
+            Chooses what dropout drops, for a net that has it; without a key nothing is dropped.
 
         Returns
         -------
@@ -133,82 +158,133 @@ class Net:
         ------
         ValueError
             If an argument has another shape or type, or a label is no class.
+        FloatingPointError
+            If the loss is not finite; names the first layer where that is so.
         """
         images, labels = self._checked(x, images, labels)
         g = np.zeros(self.parameters, np.float32)
         b = len(images)
         if b == 0:
             return 0.0, g
-        plan, frame = self._frame(x, g)
-        plan.reserve(min(b, plan.chunk))
+        plan = self._planned()
+        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
+        chunk = plan.chunk or b
+        plan.reserve(min(b, chunk))
         share, loss = np.float32(1 / b), 0.0
         for step in plan.steps:
             step.prepare(frame)
-        for k in range(0, b, plan.chunk):
-            part = slice(k, min(k + plan.chunk, b))
+        for k in range(0, b, chunk):
+            part = slice(k, min(k + chunk, b))
             plan.forward(images[part], frame)
             loss += plan.loss(labels[part], share)[0]
             plan.backward(part.stop - k, frame)
         for step in plan.steps:
             step.finish(frame)
+        if not np.isfinite(loss):
+            raise FloatingPointError(self._diagnosis(x, images, loss / b))
         return loss / b, g
 
-    def loss_and_accuracy(self, x: Array, images: Array, labels: Array) -> tuple[float, float]:
-        """Mean loss and share of images classified rightly, forward only; arguments and errors as `gradient`.
+    def loss_and_accuracy(
+        self, x: Array, images: Array, labels: Array, sample: Array | None = None
+    ) -> tuple[float, float]:
+        """Mean loss and share of images classified rightly, forward only.
 
-        No images have loss 0.0 and accuracy 0.0.
+        Parameters
+        ----------
+        x, images, labels
+            As for `gradient`.
+        sample : float32, shape (m, H, W, C), optional
+            The images on which batch norm takes its statistics; without it, the first 500 of ``images``.
+
+        Returns
+        -------
+        loss, accuracy : float
+            Both 0.0 for no images; a loss may be NaN or infinite here.
+
+        Raises
+        ------
+        ValueError
+            As `gradient`.
         """
         images, labels = self._checked(x, images, labels)
         b = len(images)
-        plan, frame = self._frame(x, None)
-        plan.reserve(min(b, plan.chunk))
+        if b == 0:
+            return 0.0, 0.0
+        plan = self._planned()
+        frame = Frame(x.ctypes.data, 0)
+        for step in plan.steps:
+            step.prepare(frame)
+        if plan.normalises:
+            sample = images[:500] if sample is None else self._checked(x, sample, np.zeros(len(sample), int))[0]
+            plan.reserve(len(sample))
+            plan.forward(sample, frame)
+        frame = frame._replace(fixed=True)
+        chunk = plan.chunk or 256
+        plan.reserve(min(b, chunk))
         loss, right = 0.0, 0
-        for k in range(0, b, plan.chunk):
-            part = slice(k, k + plan.chunk)
+        for k in range(0, b, chunk):
+            part = slice(k, k + chunk)
             plan.forward(images[part], frame)
             more, hits = plan.loss(labels[part], np.float32(0))
             loss, right = loss + more, right + hits
-        return loss / max(b, 1), right / max(b, 1)
+        return loss / b, right / b
 
     def describe(self) -> list[Row]:
         """One row per layer: name, output shape, parameters, FLOPs forward and activation bytes for one image."""
         rows = []
-        for name, layer, shape, out in zip(self._names, self.layers, self._shapes, self._shapes[1:], strict=False):
-            count = sum(prod(parameter.shape) for parameter in layer.parameters(shape).values())
-            rows.append(Row(name, out, count, layer.flops(shape), 4 * prod(out)))
+        for name, layer, shape, output, at in self.leaves:
+            count = sum(prod(self.segments[f"{name}.{key}"].shape) for key in at)
+            rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
         return rows
 
     def compile(self) -> None:
         """Compile, or load from the disk cache, everything that `gradient` needs: seconds once, then milliseconds."""
         self.gradient(self.init(0), np.zeros((1, *self.input_shape), np.float32), np.zeros(1, np.int64))
 
-    def reference_gradient(self, x: Array, images: Array, labels: Array) -> tuple[float, Array]:
+    def reference_gradient(
+        self, x: Array, images: Array, labels: Array, key: int | None = None
+    ) -> tuple[float, Array]:
         """`gradient` by the definitions in `refsgd.nn.layers`: slow, plain numpy, in the precision of ``x``."""
-        p = self.unflatten(x)
+        p = self.unflatten(x, key)
         z, kept = forward(self.layers, p, images.astype(x.dtype))
         loss, dz = softmax_cross_entropy(z, labels)
         _, gradients = backward(self.layers, p, kept, dz)
-        return loss, np.concatenate([part.ravel() for layer in gradients for part in layer.values()])
+        return loss, np.concatenate([part.ravel() for part in _flattened(gradients)])
 
-    def unflatten(self, x: Array) -> list[dict[str, Array]]:
-        """Views of the flat vector ``x``, one dict per layer: the parameters that its definition takes."""
-        views: dict[str, dict[str, Array]] = {name: {} for name in self._names}
+    def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
+        """Views of the flat vector ``x`` for `refsgd.nn.layers.forward`: per layer a dict, or lists for its branches."""
+        dropping = {} if key is None else {"key": np.asarray(key)}
+        views: dict[str, dict[str, Array]] = {
+            leaf.name: dict(dropping) if isinstance(leaf.layer, Dropout) else {} for leaf in self.leaves
+        }
         for name, (part, shape) in self.segments.items():
-            layer, key = name.split(".")
-            views[layer][key] = x[part].reshape(shape)
-        return list(views.values())
+            layer, field = name.split(".")
+            views[layer][field] = x[part].reshape(shape)
+        return _nested(self.layers, iter(views.values()))
 
-    def _frame(self, x: Array, g: Array | None) -> tuple[Plan, Any]:
-        # Imported here: numba takes a quarter of a second to load, which `refsgd predict` need not wait for.
-        from refsgd.nn.plan import Frame, Plan
-
+    def _planned(self) -> Plan:
+        # Imported here: numba takes a quarter of a second to load, which those who compute no gradient need not wait for.
         if self._plan is None:
-            at = [
-                {key: 4 * self.segments[f"{name}.{key}"].slice.start for key in layer.parameters(shape)}
-                for name, layer, shape in zip(self._names, self.layers, self._shapes, strict=False)
-            ]
-            self._plan = Plan(self.layers, self.input_shape, at)
-        return self._plan, Frame(x.ctypes.data, 0 if g is None else g.ctypes.data)
+            from refsgd.nn.plan import Plan
+
+            self._plan = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves))
+        return self._plan
+
+    def _diagnosis(self, x: Array, images: Array, loss: float) -> str:
+        """Where the first number that is not finite appears."""
+        where = f"net {self.name}: loss is {loss}"
+        for name, (part, _) in self.segments.items():
+            if not np.isfinite(x[part]).all():
+                return f"{where}: {name} has numbers that are not finite"
+        if not np.isfinite(images).all():
+            return f"{where}: the images have numbers that are not finite"
+        names = [leaf.name for leaf in self.leaves if any(leaf.layer is layer for layer in self.layers)]
+        with np.errstate(all="ignore"):
+            for name, layer, p in zip(names, self.layers, self.unflatten(x), strict=False):
+                images, _ = layer.forward(p, images)
+                if not np.isfinite(images).all():
+                    return f"{where}: {name} is the first layer whose output is not finite"
+        return f"{where}: every layer's output is finite, the scores are too far apart"
 
     def _checked(self, x: Array, images: Array, labels: Array) -> tuple[Array, Array]:
         """The images and labels as the kernels read them, after checking all three arguments."""
@@ -234,8 +310,8 @@ class Net:
         return np.ascontiguousarray(images), np.ascontiguousarray(labels, np.int64)
 
 
-def _fitting(name: str, layer: Layer, shape: Shape) -> Any:
-    """Parameters of a layer on inputs of that shape, after checking that it takes them."""
+def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Parameter]]:
+    """Output shape and parameters of a layer on inputs of that shape, after checking that it takes them."""
     try:
         output = layer.output_shape(shape)
         parameters = layer.parameters(shape)
@@ -243,4 +319,20 @@ def _fitting(name: str, layer: Layer, shape: Shape) -> Any:
         raise ValueError(f"{name} ({layer}) does not take an input of shape {shape}") from None
     if min(output) < 1:
         raise ValueError(f"{name} ({layer}) makes {output} of an input of shape {shape}, expected sizes of 1 or more")
-    return parameters
+    return output, parameters
+
+
+def _nested(layers: Sequence[Layer], leaves: Iterator[dict[str, Array]]) -> list[Any]:
+    """Group what the leaves hold as the layers are grouped."""
+    nested: list[Any] = []
+    for layer in layers:
+        inner = [_nested(branch, leaves) for branch in getattr(layer, "branches", ())]
+        own = next(leaves)
+        nested.append(inner or own)
+    return nested
+
+
+def _flattened(gradients: Any) -> Iterator[Array]:
+    """Arrays of nested lists of dicts, in order."""
+    for part in gradients:
+        yield from part.values() if isinstance(part, dict) else _flattened(part)

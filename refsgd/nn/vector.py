@@ -250,6 +250,49 @@ def make_sparse_narrow(rows: int) -> Any:
     return sparse
 
 
+def make_transform(matrix: tuple[tuple[int, ...], ...], added: bool) -> Any:
+    """An intrinsic that computes ``A X A.T`` for one tile X of vectors and a small matrix A of entries 0, 1 and -1.
+
+    ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` works on ``lanes`` channels at once: element (i, j)
+    of X lies at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else the four
+    arguments after yj are ignored.
+    """
+    size = len(matrix[0])
+
+    def combine(b: Any, row: tuple[int, ...], values: list[Any]) -> Any:
+        total = None
+        for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: -pair[0]):
+            if factor and total is None:
+                total = value if factor > 0 else b.fsub(_zero, value)
+            elif factor:
+                total = b.fadd(total, value) if factor > 0 else b.fsub(total, value)
+        return total
+
+    @intrinsic
+    def transform(context, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            x, xi, xj, y, yi, yj, start, si, sj, floor, lanes = arguments
+            mask, least = _mask(b, lanes), _splat(b, floor)
+
+            def place(address: Any, row: Any, column: Any, i: int, j: int) -> Any:
+                return b.add(b.add(address, b.mul(row, _i64(i))), b.mul(column, _i64(j)))
+
+            tile = [[_load(b, place(x, xi, xj, i, j), mask) for j in range(size)] for i in range(size)]
+            half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)] for row in matrix]
+            for i in range(len(matrix)):
+                for j, row in enumerate(matrix):
+                    value = combine(b, row, half[i])
+                    if added:
+                        value = b.fadd(value, _load(b, place(start, si, sj, i, j), mask))
+                        value = b.select(b.fcmp_ordered("<", value, least), least, value)
+                    _store(b, value, place(y, yi, yj, i, j), mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9, types.float32, types.int64), generate
+
+    return transform
+
+
 @intrinsic
 def floats(context, address):  # type: ignore[no-untyped-def]
     """The address as a pointer to float32, for `numba.carray`."""

@@ -48,6 +48,9 @@ class Action(NamedTuple):
         return f"{self.kind} {self.node}{program}" + (f" option {self.option}" if self.kind == "choose" else "")
 
 
+_BEGIN = object()
+
+
 class Stuck(AssertionError):
     """No program can go on, and some main program has not returned."""
 
@@ -80,7 +83,8 @@ class World:
     >>> world = World(lambda: {"peer0": Node(pick())})
     >>> [str(action) for action in world.enabled()]
     ['choose peer0 option 0', 'choose peer0 option 1']
-    >>> world.perform(1)
+    >>> str(world.perform(1))
+    'choose peer0 option 1'
     >>> world.enabled(), world.values
     ([], {'peer0': 'right'})
     """
@@ -93,7 +97,7 @@ class World:
         self.boxes = {n: Mailbox() for n in self.nodes}
         self.wire: dict[tuple[str, str], deque[Letter]] = {}
         self.tasks: dict[str, list[_Task]] = {}
-        self.history: dict[tuple[str, int], list[Any]] = {}
+        self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}  # of a node: its programs share state
         self._numbers: dict[tuple[str, str], int] = {}
         self.cells: dict[int, Cell] = {}  # shared by nodes: every access is picked
         self._seen: dict[tuple[str, int], Any] = {}  # what an Add that is not atomic has read
@@ -102,8 +106,10 @@ class World:
             self.cells.update({id(cell): cell for cell in node.cells})
             self.tasks[name] = [_Task(name, i, p) for i, p in enumerate([node.main, *node.responders])]
         for task in self.all_tasks():
-            self.history[task.node, task.index] = []
-            self._advance(task, None)
+            if len(self.tasks[task.node]) > 1:
+                task.effect = _BEGIN  # where programs share state, their beginnings are ordered too
+            else:
+                self._advance(task, None)
 
     def all_tasks(self) -> Iterator[_Task]:
         """Programs in the deployment's order."""
@@ -167,7 +173,7 @@ class World:
             return None
         if isinstance(effect, Load):
             part = effect.cell.x[effect.cell.cut[effect.part]].copy()
-            self.history[task.node, task.index].append(part.tobytes())
+            self.history[task.node].append((task.index, part.tobytes()))
             self._record(task, "load", {"part": effect.part})
             return part
         if isinstance(effect, Add):
@@ -182,7 +188,7 @@ class World:
         if hit is None:
             return None
         letter, body = hit
-        self.history[task.node, task.index].append((letter.src, letter.number))
+        self.history[task.node].append((task.index, (letter.src, letter.number)))
         self._record(task, kind, {"src": letter.src, "message": type(body).__name__, "number": letter.number,
                                   "bytes": letter.nbytes, "since": float(task.since), "arrival": float(self.clock)})
         return letter.src, body
@@ -235,7 +241,7 @@ class World:
         task = self.tasks[action.node][action.program]
         if action.kind == "choose":
             option = task.effect.options[action.option]
-            self.history[task.node, task.index].append(("choose", action.option))
+            self.history[task.node].append((task.index, ("choose", action.option)))
             self._record(task, "choose", {"option": option})
             self._advance(task, option)
         elif type(task.effect) is Recv:
@@ -243,16 +249,16 @@ class World:
         elif type(task.effect) is Poll:
             hit = self._take(task, "poll")
             if hit is None:
-                self.history[task.node, task.index].append(None)
+                self.history[task.node].append((task.index, None))
                 self._record(task, "poll", {"src": None})
             self._advance(task, hit)
         elif isinstance(task.effect, Add) and not task.effect.atomic and (task.node, task.index) not in self._seen:
             cell = task.effect.cell  # the first of two steps: others may write before the second
             self._seen[task.node, task.index] = cell.x[cell.cut[task.effect.part]].copy()
-            self.history[task.node, task.index].append("read")
+            self.history[task.node].append((task.index, "read"))
         else:
-            self.history[task.node, task.index].append("go")
-            self._advance(task, self._simple(task))
+            self.history[task.node].append((task.index, "go"))
+            self._advance(task, None if task.effect is _BEGIN else self._simple(task))
         return action
 
     def _close(self) -> bool:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scipy import optimize
+
 from refsgd.machine import Law
 from refsgd.theory.gossip import mean_of_longer
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_share, check_time
@@ -79,7 +81,20 @@ def calibrated(latency: float, idle: float) -> float:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> float:
-    """k/T [1/s] from several (latency, idle) points: least squares of the logarithm of idle/(1 - idle)/latency."""
+    """k/T [1/s] from several (latency, idle) points: least squares of the idle ratio.
+
+    >>> k = fitted([(0.010, 0.10), (0.200, 0.72)])
+    >>> [round(latency_sweep(a, k).value, 3) for a in (0.010, 0.200)]
+    [0.109, 0.711]
+    """
     if not points:
         raise DomainError("0 points; the fit assumes at least one")
-    return math.exp(math.fsum(math.log(calibrated(a, i)) for a, i in points) / len(points))
+    starts = [math.log(calibrated(a, i)) for a, i in points]
+
+    def misfit(log_k: float) -> float:
+        return math.fsum((latency_sweep(a, math.exp(log_k)).value - i) ** 2 for a, i in points)
+
+    if max(starts) - min(starts) < 1e-12:
+        return math.exp(starts[0])
+    return math.exp(float(optimize.minimize_scalar(misfit, bounds=(min(starts), max(starts)), method="bounded",
+                                                   options={"xatol": 1e-10}).x))

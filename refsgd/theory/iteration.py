@@ -90,6 +90,8 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
     """
     n = len(laws)
     remote = n - 1 if local else n
+    if remote == 0:
+        return mean_of_maximum(laws), 0.0
     if slice_time == 0 and (lag == 0 or not local):
         return lag + mean_of_maximum(laws), 0.0
     fixed = all(law.family == "fixed" for law in laws)
@@ -97,7 +99,7 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
     rng = np.random.default_rng(20170)
     times = np.stack([law.sample(rng, rows) for law in laws], axis=1)
     offsets = slice_time * np.arange(1, remote + 1) * staggered
-    ends = lag + drain(times[:, n - remote:] + offsets, slice_time) if remote else np.zeros(rows)
+    ends = lag + drain(times[:, n - remote:] + offsets, slice_time)
     if local:
         ends = np.maximum(ends, times[:, 0])
     if fixed:

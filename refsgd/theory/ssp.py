@@ -206,8 +206,8 @@ def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) 
     """Ends F_i(c), read times and whether a read was asked for; shape (clocks, replicas, workers)."""
     replicas, clocks, n = times.shape
     ends, reads, asked = (np.zeros((clocks, replicas, n)) for _ in range(3))
-    # The lower rank is served first where workers end at the same moment.
-    ends[0] = times[:, 0] + 1e-9 * np.mean(times) * np.arange(n)
+    times = times + 1e-9 * np.mean(times) * np.arange(n)  # the lower rank is served first where two end at once
+    ends[0] = times[:, 0]
     slowest = np.full((clocks, replicas, 1), -math.inf)
     slowest[0, :, 0] = ends[0].max(axis=1)
     cache = np.zeros((replicas, n))  # clock of the cached row

@@ -4,12 +4,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refsgd.nn import kernels
-from refsgd.nn.layers import Conv, Flatten, Linear, MaxPool, Relu
+from refsgd.nn import elementwise, kernels
+from refsgd.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+    Residual,
+)
 from refsgd.nn.net import Net
 
 # Rounding of float32 sums of some thousand terms, relative to the largest gradient of the same net.
-TOLERANCE = 5e-6
+TOLERANCE = 2e-5
 
 
 def disagreement(net, b, seed):
@@ -56,6 +68,70 @@ def test_kernels_compute_what_the_definitions_say(net, b, seed):
     assert disagreement(net, b, seed) < TOLERANCE
 
 
+@st.composite
+def larger_nets(draw):
+    """Nets with branches, batch norm, strides and every pool."""
+    channels = st.sampled_from([1, 3, 8, 17, 24, 33, 48])
+    c = draw(channels)
+    layers = [Conv(c, 3, 1, 1, draw(st.booleans()))]
+
+    def unit(outputs, kernel=3, stride=1, relu=True):
+        conv = Conv(outputs, kernel, stride, kernel // 2, draw(st.booleans()))
+        return [conv, *draw(st.sampled_from([[], [BatchNorm()]])), *([Relu()] if relu else [])]
+
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["identity", "projection", "concat", "pool", "average", "before", "nested"]))
+        if kind == "identity":
+            layers += [Residual((*unit(draw(channels)), *unit(c, relu=draw(st.booleans()))))]
+        elif kind == "projection":
+            c, stride, last = draw(channels), draw(st.integers(1, 2)), draw(st.booleans())
+            layers += [Residual((*unit(c, 3, stride), *unit(c, relu=last)), (*unit(c, 1, stride, last),))]
+        elif kind == "concat":
+            parts = [draw(channels), draw(channels), c, c]
+            layers += [
+                Concat((tuple(unit(parts[0], 1)), tuple(unit(parts[1])), (MaxPool(3, 1, 1),), ())[: draw(st.integers(1, 4))])
+            ]
+            c = sum(parts[: len(layers[-1].branches)])
+        elif kind == "before":  # norm and relu before the convolution: the branch works on a copy
+            layers += [Residual((BatchNorm(), Relu(), Conv(c, 3, pad=1)))]
+        elif kind == "nested":
+            inner = Residual((Conv(c, 3, pad=1, bias=False), BatchNorm()))
+            layers += [Residual((inner,)), Residual((Conv(c, 1), inner), (Residual((Conv(c, 1),)),))]
+        else:
+            layers += [draw(st.sampled_from([MaxPool(), MaxPool(3, 2, 1), MaxPool(2, 1)])) if kind == "pool" else AvgPool()]
+        layers += draw(st.sampled_from([[], [Relu()]]))
+    end = draw(st.sampled_from([[Flatten()], [GlobalAverage()], [GlobalAverage(), BatchNorm(), Relu()]]))
+    return Net("drawn", [*layers, *end, Linear(5)], (draw(st.integers(10, 17)), draw(st.sampled_from([10, 12, 15])), 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(larger_nets(), st.sampled_from([2, 3, 5]), st.integers(0, 1000))
+def test_kernels_of_larger_nets(net, b, seed):
+    """With batch norm nothing is exact: the definition in float32 shows what rounding may do."""
+    random = np.random.default_rng(seed)
+    x = net.init(seed) * np.float32(2)
+    images = random.standard_normal((b, *net.input_shape)).astype(np.float32)
+    labels = random.integers(0, net.classes, b)
+    loss, g = net.gradient(x, images, labels)
+    wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels)
+    rounded_loss, rounded = net.reference_gradient(x, images, labels)
+    size = np.linalg.norm(wanted)
+    assert abs(loss - wanted_loss) < 1e-5 * max(1, wanted_loss) + 10 * abs(rounded_loss - wanted_loss)
+    assert np.linalg.norm(g - wanted) < 2e-5 * size + 10 * np.linalg.norm(rounded - wanted)
+
+
+def test_dropout_drops_what_the_definition_drops():
+    net = Net("drop", [Flatten(), Linear(70), Relu(), Dropout(0.3), Linear(4)], (5, 5, 1))
+    random = np.random.default_rng(0)
+    x, images = net.init(0), random.standard_normal((300, 5, 5, 1)).astype(np.float32)
+    labels = random.integers(0, 4, 300)
+    for key in (None, 0, 1, 2**63 + 5):
+        loss, g = net.gradient(x, images, labels, key)
+        wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels, key)
+        assert loss == pytest.approx(wanted_loss, rel=1e-5)
+        assert np.abs(g - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("outputs", [3, 16, 67])
 @pytest.mark.parametrize("b", [1, 4, 7])
 def test_large_linear_layers_multiply_by_the_transpose_without_forming_it(outputs, b):
@@ -69,7 +145,7 @@ def test_the_check_notices_a_lost_output(monkeypatch, index):
 
     def wrong(*arguments):
         right(*arguments)
-        kernels.zero(arguments[13] + 4 * index, 1)
+        elementwise.zero(arguments[16] + 4 * index, 1)
 
     right = kernels.convolve
     monkeypatch.setattr(kernels, "convolve", wrong)

@@ -3,7 +3,23 @@ import numpy as np
 import pytest
 
 from refsgd.nn import nets
-from refsgd.nn.layers import Conv, Flatten, Linear, MaxPool, Relu, softmax_cross_entropy
+from refsgd.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+    Residual,
+    backward,
+    forward,
+    softmax_cross_entropy,
+)
+from refsgd.nn.net import Net
 
 CASES = [
     (Conv(3, 3), (5, 6, 2)),
@@ -15,9 +31,20 @@ CASES = [
     (Relu(), (3, 4, 2)),
     (MaxPool(), (5, 4, 2)),
     (MaxPool(3, 1), (5, 4, 2)),
+    (MaxPool(3, 2, 1), (6, 5, 2)),
+    (AvgPool(), (5, 4, 2)),
+    (AvgPool(3, 1), (4, 5, 1)),
+    (GlobalAverage(), (3, 4, 2)),
+    (BatchNorm(), (2, 3, 2)),
+    (BatchNorm(), (5,)),
+    (Dropout(0.3), (7,)),
     (Flatten(), (2, 3, 2)),
     (Linear(4), (5,)),
 ]
+
+
+NETS = [("tiny", None), ("shallow", None), ("lenet5", None), ("mlp", None), ("softmax", None), ("resnet18:2", (8, 8, 1))]
+NETS += [("resnet50:1", (24, 24, 3)), ("inception:4", (8, 8, 3)), ("vgg16:2", None)]
 
 
 def differences(f, x, h=1e-6):
@@ -35,11 +62,12 @@ def checked(layer, shape, backward):
     random = np.random.default_rng(1)
     x = random.standard_normal((2, *shape))
     p = {name: random.standard_normal(q.shape) for name, q in layer.parameters(shape).items()}
-    y, kept = layer.forward(p, x)
+    key = {"key": 7} if isinstance(layer, Dropout) else {}
+    y, kept = layer.forward(p | key, x)
     assert y.shape == (2, *layer.output_shape(shape))
     dy = random.standard_normal(y.shape)
-    dx, gradients = backward(p, kept, dy)
-    errors = [np.abs(dx - differences(lambda v: np.sum(layer.forward(p, v)[0] * dy), x)).max()]
+    dx, gradients = backward(p | key, kept, dy)
+    errors = [np.abs(dx - differences(lambda v: np.sum(layer.forward(p | key, v)[0] * dy), x)).max()]
     for name in p:
         wanted = differences(lambda v, name=name: np.sum(layer.forward(p | {name: v}, x)[0] * dy), p[name])
         errors.append(np.abs(gradients[name] - wanted).max())
@@ -49,6 +77,52 @@ def checked(layer, shape, backward):
 @pytest.mark.parametrize("layer, shape", CASES, ids=str)
 def test_backward_is_the_derivative_of_forward(layer, shape):
     assert checked(layer, shape, layer.backward) < 1e-6
+
+
+CHAINS = [
+    [Residual((Conv(2, 3, pad=1), Relu(), Conv(2, 3, pad=1))), Relu()],
+    [Residual((Conv(4, 3, 2, 1, bias=False), BatchNorm()), (Conv(4, 1, 2, bias=False), BatchNorm()))],
+    [Concat(((Conv(3, 1),), (MaxPool(3, 1, 1), Conv(1, 1)), (Relu(),)))],
+    [Concat(((), (Residual((AvgPool(1, 1),)),)))],
+]
+
+
+@pytest.mark.parametrize("layers", CHAINS, ids=str)
+def test_branches_add_up(layers):
+    net = Net("chain", [*layers, Flatten(), Linear(2)], (4, 6, 2))
+    random = np.random.default_rng(4)
+    x, images = random.standard_normal(net.parameters), random.standard_normal((2, 4, 6, 2))
+    p = net.unflatten(x)
+    y, kept = forward(net.layers, p, images)
+    dy = random.standard_normal(y.shape)
+    dx, gradients = backward(net.layers, p, kept, dy)
+    wanted = differences(lambda v: np.sum(forward(net.layers, p, v)[0] * dy), images)
+    assert np.abs(dx - wanted).max() < 1e-6
+    wanted = differences(lambda v: np.sum(forward(net.layers, net.unflatten(v), images)[0] * dy), x)
+    assert np.abs(np.concatenate([g.ravel() for g in flattened(gradients)]) - wanted).max() < 1e-6
+
+
+def flattened(gradients):
+    for part in gradients:
+        yield from part.values() if isinstance(part, dict) else flattened(part)
+
+
+def test_dropout_keeps_the_mean_and_is_a_function_of_its_key():
+    x = np.ones((100, 1000))
+    drop = Dropout(0.3)
+    y, _ = drop.forward({"key": 5}, x)
+    assert y.mean() == pytest.approx(1, abs=5 * np.sqrt(0.3 / 0.7 / x.size))
+    assert np.array_equal(y, drop.forward({"key": 5}, x)[0])
+    assert np.mean(y == drop.forward({"key": 6}, x)[0]) == pytest.approx(0.58, abs=0.01)
+    assert np.array_equal(drop.forward({}, x)[0], x)
+
+
+def test_the_check_notices_batch_norm_with_constant_statistics():
+    def constant(p, kept, dy):
+        normal, inverse = kept
+        return p["gain"] * inverse * dy, BatchNorm().backward(p, kept, dy)[1]
+
+    assert checked(BatchNorm(), (2, 3, 2), constant) > 0.1
 
 
 @pytest.mark.parametrize("layer, shape", [CASES[1], CASES[2]], ids=str)
@@ -78,16 +152,18 @@ def test_ties_of_a_pool_go_to_the_first_pixel():
     assert dx[0, :, :, 0].tolist() == [[1, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("name", nets.NAMES)
-def test_gradient_of_a_whole_net_in_some_directions(name):
-    net = nets.build(name)
+@pytest.mark.parametrize("name, shape", NETS)
+def test_gradient_of_a_whole_net_in_some_directions(name, shape):
+    net = nets.build(name, shape)
     random = np.random.default_rng(3)
     x = net.init(0).astype(np.float64)
     images, labels = random.standard_normal((2, *net.input_shape)), random.integers(0, net.classes, 2)
     _, g = net.reference_gradient(x, images, labels)
-    for part, _ in net.segments.values():
+    parts = list(net.segments.values())
+    for part, _ in parts[:: max(1, len(parts) // 10)]:
         direction = np.zeros_like(x)
         direction[part] = random.standard_normal(x[part].size)
-        h = 1e-6 / np.linalg.norm(direction)
+        direction /= np.linalg.norm(direction)
+        h = 1e-6
         ahead, behind = (net.reference_gradient(x + s * h * direction, images, labels)[0] for s in (1, -1))
         assert (ahead - behind) / (2 * h) == pytest.approx(g @ direction, rel=1e-5, abs=1e-7)

@@ -17,13 +17,24 @@ def batch(net, b, seed=0):
     return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(0, net.classes, b)
 
 
-@pytest.mark.parametrize("name, parameters", [("tiny", 9930), ("shallow", 431_080)])
-def test_number_of_parameters(name, parameters):
-    net = nets.build(name)
-    assert net.parameters == parameters == net.init(0).size
+KNOWN = [
+    ("tiny", None, 10, 9_930),
+    ("shallow", None, 10, 431_080),
+    ("lenet5", None, 10, 61_706),
+    ("softmax", None, 10, 7_850),
+    ("resnet18", (224, 224, 3), 1000, 11_689_512),
+    ("resnet50", (224, 224, 3), 1000, 25_557_032),
+    ("vgg16", (224, 224, 3), 1000, 138_357_544),
+]
+
+
+@pytest.mark.parametrize("name, shape, classes, parameters", KNOWN)
+def test_number_of_parameters(name, shape, classes, parameters):
+    net = nets.build(name, shape, classes)
+    assert net.parameters == parameters
     assert sum(row.parameters for row in net.describe()) == parameters
-    covered = [i for part, _ in net.segments.values() for i in range(part.start, part.stop)]
-    assert covered == list(range(parameters))
+    bounds = [(part.start, part.stop) for part, _ in net.segments.values()]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])] and bounds[-1][1] == parameters
 
 
 def test_description_of_shallow():
@@ -34,7 +45,27 @@ def test_description_of_shallow():
     assert rows["conv2"].activation_bytes == 4 * 8 * 8 * 50
 
 
-@pytest.mark.parametrize("name", nets.NAMES)
+def test_operations_of_the_large_nets():
+    """Multiplications and additions of convolutions and linear layers, as published in their papers (10**9, halved)."""
+    for name, known in (("resnet18", 1.8), ("resnet50", 3.8), ("vgg16", 15.3)):
+        rows = nets.build(name, (224, 224, 3), 1000).describe()
+        products = sum(row.flops for row in rows if row.name.startswith(("conv", "linear"))) / 2e9
+        assert products == pytest.approx(known, rel=0.09)  # the papers' ResNet-50 strides in the 1x1 convolutions
+
+
+def test_widths_and_shapes():
+    assert nets.build("resnet18:16").parameters == 701_466
+    assert nets.build("resnet18:16", (28, 28, 1)).input_shape == (28, 28, 1)
+    assert nets.build("mlp:10", (8, 8, 1)).parameters == 64 * 10 + 10 + 10 * 10 + 10 + 10 * 10 + 10
+    for name in ("shallow:4", "tiny:", "tiny:x", "tiny:0", "tiny:-1"):
+        with pytest.raises(ValueError, match=f"net is '{name}', expected "):
+            nets.build(name)
+
+
+FAST = ("tiny", "shallow", "lenet5", "mlp", "softmax")
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_kernels_agree_with_the_definition(name):
     net = nets.build(name)
     x = net.init(1)
@@ -46,11 +77,11 @@ def test_kernels_agree_with_the_definition(name):
         assert np.abs(g - wanted).max() < 5e-6 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("name", nets.NAMES)
+@pytest.mark.parametrize("name", [*FAST, "resnet18:16", "inception:16", "vgg16:16", "resnet50:8"])
 def test_the_same_bits_whatever_was_computed_before(name):
     fresh, used = nets.build(name), nets.build(name)
     x = fresh.init(0)
-    for b in (5, 300, 1, 64):
+    for b in (5, 300, 1, 64) if name in FAST else (5, 9):
         used.gradient(x * np.float32(2), *batch(used, b, b))
         used.loss_and_accuracy(x, *batch(used, 7))
         images, labels = batch(fresh, b, 99)
@@ -103,6 +134,38 @@ def test_loss_and_accuracy_count_what_the_definition_counts():
     assert accuracy * 333 == pytest.approx(round(accuracy * 333))
 
 
+def test_evaluation_takes_the_statistics_of_a_sample():
+    net = nets.build("resnet18:2", (8, 8, 1))
+    x = net.init(0)
+    images, labels = batch(net, 40)
+    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(net.gradient(x, images, labels)[0], rel=1e-6)
+    sample, _ = batch(net, 64, seed=1)
+    whole = net.loss_and_accuracy(x, images, labels, sample)[0]
+    parts = [net.loss_and_accuracy(x, images[k : k + 10], labels[k : k + 10], sample)[0] for k in range(0, 40, 10)]
+    assert whole == pytest.approx(np.mean(parts), rel=1e-6)
+    assert whole != net.loss_and_accuracy(x, images, labels)[0]
+
+
+def test_numbers_that_are_not_finite_are_named():
+    net = nets.build("tiny")
+    x = net.init(0)
+    images, labels = batch(net, 4)
+
+    def message(x, images=images):
+        with pytest.raises(FloatingPointError) as error:
+            net.gradient(x, images, labels)
+        return str(error.value)
+
+    spoiled = x.copy()
+    spoiled[net.segments["conv2.bias"].slice] = np.nan
+    assert message(spoiled) == "net tiny: loss is nan: conv2.bias has numbers that are not finite"
+    with np.errstate(over="ignore"):
+        assert "conv2 is the first layer" in message(x * np.float32(1e25))
+    images = images.copy()
+    images[0, 0, 0, 0] = np.inf
+    assert "the images have numbers" in message(x, images)
+
+
 def test_one_net_object_per_thread():
     images, labels = batch(nets.build("tiny"), 64)
     x = nets.build("tiny").init(0)
@@ -150,7 +213,7 @@ def test_layers_that_do_not_fit_are_named():
         Net("wrong", [Linear(4)], (8, 8, 1))
     with pytest.raises(ValueError, match="expected one score per class"):
         Net("wrong", [Conv(4, 5)], (8, 8, 1))
-    with pytest.raises(ValueError, match="expected one of tiny, shallow"):
+    with pytest.raises(ValueError, match="expected one of tiny, shallow, lenet5"):
         nets.build("huge")
     assert Net("right", [Flatten(), Linear(4)], (8, 8, 1)).classes == 4
 

@@ -61,7 +61,7 @@ def test_random_times(text, n, k):
     seconds = simulated(drawn(law, n, steps), n, k, w, alpha, 0.0, steps)
     assert step.kind == "exact"
     # iterations are independent; one differs from E[max] by less than the largest draw's spread
-    spread = np.std(np.sort(law.sample(np.random.default_rng(1), 40_000).reshape(-1, n), axis=1)[:, -1])
+    spread = np.std(np.sort(law.sample(np.random.default_rng(1), 10_000 * n).reshape(-1, n), axis=1)[:, -1])
     assert abs(seconds - run) <= 4.5 * spread * math.sqrt(steps) * 1.5
     assert step.lower <= step.value * (1 + 1e-3) and step.value <= step.upper * (1 + 1e-3)
 
@@ -118,7 +118,7 @@ def test_serial(n):
     random = Law.parse("exponential(1)")
     bound = iteration.bsp_duplex([random] * n, "serial", transfer=w, latency=alpha)
     firsts = [simulated(drawn(random, n, 1, seed), n, 1, w, alpha, 0.0, 1) for seed in range(300)]
-    assert bound.bound == "upper" and np.mean(firsts) <= bound.value
+    assert bound.bound == "upper" and np.mean(firsts) <= bound.value + 4 * np.std(firsts) / math.sqrt(300)
 
 
 def test_link_models_meet_the_thesis():

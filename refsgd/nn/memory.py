@@ -1,0 +1,102 @@
+"""Where activations and their gradients lie: preallocated, with borders of zeros, addressed by strides in bytes."""
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from refsgd.nn.layers import Shape
+
+
+class Field:
+    """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
+
+    Features without a place are one row of one pixel: (images, 1, 1, features).
+
+    Attributes
+    ----------
+    address : int
+        Of the first pixel inside the border; ``corner`` of the border's first.
+    image, row, pixel : int
+        Strides in bytes.
+    dirty : bool
+        Whether some step writes into the border.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape if len(shape) == 3 else (1, 1, *shape)
+        self.pad = 0
+        self.dirty = False
+        self.of: Field | None = None  # the field whose memory this one shares
+        self.data = np.zeros(0, np.float32)
+        self.address = self.corner = self.image = self.row = self.pixel = 0
+
+    @property
+    def floats(self) -> int:
+        """Floats of one image, border included."""
+        height, width, channels = self.shape
+        return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
+
+    def allocate(self, images: int) -> None:
+        """Make room for ``images`` images, unless there is; what was there is lost."""
+        if self.of is not None:
+            self.data = self.of.data
+        elif self.data.size < images * self.floats:
+            self.data = np.zeros(images * self.floats, np.float32)
+        self.pixel = 4 * self.shape[2]
+        self.row = (self.shape[1] + 2 * self.pad) * self.pixel
+        self.image = 4 * self.floats
+        self.corner = self.data.ctypes.data
+        self.address = self.corner + self.pad * (self.row + self.pixel)
+
+    def at(self, row: int, column: int) -> int:
+        """Address of a pixel of the first image; the border has negative places."""
+        return self.address + row * self.row + column * self.pixel
+
+    def need(self, pad: int) -> None:
+        """Ask for a border of at least that many pixels."""
+        self.pad = max(self.pad, pad)
+
+
+class Buffer:
+    """The output of a step for every image, and the gradient of the loss with respect to it.
+
+    ``wanted`` tells whether anything before this buffer has parameters, so that the gradient is needed at all.
+    Steps in turn may share one field as their gradient, where the mathematics says it is the same numbers.
+    """
+
+    def __init__(self, shape: Shape, wanted: bool = True) -> None:
+        self.shape = shape
+        self.value = Field(shape)
+        self.gradient = Field(shape)
+        self.wanted = wanted
+        self.twins = False  # value and gradient need the same border
+
+    def settle(self) -> bool:
+        """Give value and gradient the same border if they need it; returns whether that changed anything."""
+        if not self.twins or self.value.pad == self.gradient.pad:
+            return False
+        self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
+        return True
+
+    @property
+    def size(self) -> int:
+        """Numbers of one image."""
+        return prod(self.shape)
+
+
+class Scratch:
+    """Memory that steps use one after the other, as large as the largest need."""
+
+    def __init__(self) -> None:
+        self.floats = 0
+        self.data = np.zeros(0, np.float32)
+
+    def need(self, floats: int) -> None:
+        """Ask for that many floats."""
+        self.floats = max(self.floats, floats)
+
+    def allocate(self) -> None:
+        """Make room, unless there is."""
+        if self.data.size < self.floats:
+            self.data = np.zeros(self.floats, np.float32)

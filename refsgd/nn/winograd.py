@@ -1,0 +1,135 @@
+"""Convolution with 3x3 filters, stride 1 and padding 1, by Winograd's minimal filtering F(2x2, 3x3).
+
+Four outputs of a 3x3 filter need 36 multiplications directly. Transformed, a 4x4 patch of the input and the filter
+give them with 16: ``y = A.T [(G g G.T) * (B.T d B)] A`` (Lavin and Gray 2016, arXiv:1509.09308, section 4.1). Over all
+channels, the products of one of the 16 places are a matrix product of (tiles, c) by (c, o), and that is where the time
+goes. Transforms cost additions only, which is worth it from some 32 channels on.
+
+Conventions as in `refsgd.nn.kernels`. Images have even sizes; ``x`` is the address of the border pixel at (-1, -1).
+Scratch ``v`` (16, tiles, c) and ``m`` (16, tiles, o) hold the tiles of ``chunk`` rows of tiles, so that they stay in the
+cache. Transformed filters ``u`` are packed in panels: (16, panels, c, PANEL).
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from refsgd.nn.kernels import PANEL, carray, kernel, product
+from refsgd.nn.vector import LANES, floats, make_transform
+
+_inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
+_outward = make_transform(((1, 1, 1, 0), (0, 1, -1, -1)), added=True)
+_gradient = make_transform(((1, 0), (1, 1), (1, -1), (0, -1)), added=False)
+
+_NO_FLOOR = np.float32(-np.inf)
+_HALF = np.float32(0.5)
+
+
+@kernel
+def pack_filters(c, o, w, u):  # type: ignore[no-untyped-def]
+    """``u = G w G.T`` for ``w`` of shape (3, 3, c, o)."""
+    panels = (o + PANEL - 1) // PANEL
+    target = carray(floats(u), (16, panels, c, PANEL))
+    filters = carray(floats(w), (9, c, o))
+    for k in range(c):
+        for panel in range(panels):
+            first = panel * PANEL
+            for j in range(min(PANEL, o - first)):
+                for column in range(3):
+                    # The three rows of this column of the filter, on their way through G.
+                    g0, g1, g2 = filters[column, k, first + j], filters[3 + column, k, first + j], filters[6 + column, k, first + j]
+                    plus, minus = (g0 + g1 + g2) * _HALF, (g0 - g1 + g2) * _HALF
+                    target[column, panel, k, j] = g0
+                    target[4 + column, panel, k, j] = plus
+                    target[8 + column, panel, k, j] = minus
+                    target[12 + column, panel, k, j] = g2
+                for row in range(0, 16, 4):
+                    g0, g1, g2 = target[row, panel, k, j], target[row + 1, panel, k, j], target[row + 2, panel, k, j]
+                    target[row + 1, panel, k, j] = (g0 + g1 + g2) * _HALF
+                    target[row + 2, panel, k, j] = (g0 - g1 + g2) * _HALF
+                    target[row + 3, panel, k, j] = g2
+
+
+@kernel
+def unpack_gradient(c, o, u, dw):  # type: ignore[no-untyped-def]
+    """``dw += G.T u G`` for ``u`` of shape (16, c, o)."""
+    source = carray(floats(u), (16, c * o))
+    target = carray(floats(dw), (9, c * o))
+    for first in range(0, c * o, 256):
+        for j in range(first, min(first + 256, c * o)):
+            for column in range(4):
+                u0, u1, u2, u3 = source[column, j], source[4 + column, j], source[8 + column, j], source[12 + column, j]
+                source[column, j] = u0 + (u1 + u2) * _HALF
+                source[4 + column, j] = (u1 - u2) * _HALF
+                source[8 + column, j] = (u1 + u2) * _HALF + u3
+            for row in range(3):
+                u0, u1, u2, u3 = source[4 * row, j], source[4 * row + 1, j], source[4 * row + 2, j], source[4 * row + 3, j]
+                target[3 * row, j] += u0 + (u1 + u2) * _HALF
+                target[3 * row + 1, j] += (u1 - u2) * _HALF
+                target[3 * row + 2, j] += (u1 + u2) * _HALF + u3
+
+
+@kernel
+def convolve(  # type: ignore[no-untyped-def]
+    b, height, width, chunk, c, x, xn, xr, u, o, v, m, zeros, start, sn, sr, sc, y, yn, yr, yc, floor
+):
+    """``y = max(start + x * w, floor)`` as `refsgd.nn.kernels.convolve`, ``u`` being w transformed."""
+    down, across = height // 2, width // 2
+    room = chunk * across
+    ve, me, ue = room * c * 4, room * o * 4, (o + PANEL - 1) // PANEL * PANEL * c * 4
+    for first in range(0, b * down, chunk):
+        last = min(first + chunk, b * down)
+        for q in range(first, last):
+            n, r = q // down, q % down
+            for p in range(across):
+                source = x + n * xn + 2 * r * xr + 2 * p * c * 4
+                target = v + ((q - first) * across + p) * c * 4
+                for k in range(0, c, LANES):
+                    _inward(source + 4 * k, xr, c * 4, target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR, min(LANES, c - k))
+        tiles = (last - first) * across
+        for e in range(16):
+            product(
+                tiles, o, v + e * ve, c * 4, 1, 0, c, 4, u + e * ue, 0, PANEL * 4, c * 4,
+                m + e * me, o * 4, zeros, 0, _NO_FLOOR,
+            )  # fmt: skip
+        for q in range(first, last):
+            n, r = q // down, q % down
+            for p in range(across):
+                source = m + ((q - first) * across + p) * o * 4
+                target, begin = y + n * yn + 2 * r * yr + 2 * p * yc, start + n * sn + 2 * r * sr + 2 * p * sc
+                for k in range(0, o, LANES):
+                    _outward(
+                        source + 4 * k, 4 * me, me, target + 4 * k, yr, yc, begin + 4 * k, sr, sc, floor, min(LANES, o - k)
+                    )
+
+
+@kernel
+def convolve_weights(  # type: ignore[no-untyped-def]
+    b, height, width, chunk, c, x, xn, xr, dy, gn, gr, gc, o, v, m, g
+):
+    """Add to ``g`` (16, c, o) the transformed gradient of the filters, for `unpack_gradient`.
+
+    Here ``m`` holds the transformed dy, in panels: (16, panels, tiles, PANEL).
+    """
+    down, across = height // 2, width // 2
+    room = chunk * across
+    ve, me = room * c * 4, (o + PANEL - 1) // PANEL * PANEL * room * 4
+    for first in range(0, b * down, chunk):
+        last = min(first + chunk, b * down)
+        for q in range(first, last):
+            n, r = q // down, q % down
+            for p in range(across):
+                t = (q - first) * across + p
+                source, target = x + n * xn + 2 * r * xr + 2 * p * c * 4, v + t * c * 4
+                for k in range(0, c, LANES):
+                    _inward(source + 4 * k, xr, c * 4, target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR, min(LANES, c - k))
+                source = dy + n * gn + 2 * r * gr + 2 * p * gc
+                for k in range(0, o, LANES):
+                    target = m + (k // PANEL * room + t) * PANEL * 4 + k % PANEL * 4
+                    _gradient(source + 4 * k, gr, gc, target, 4 * me, me, 0, 0, 0, _NO_FLOOR, min(LANES, o - k))
+        tiles = (last - first) * across
+        for e in range(16):
+            mine = g + e * c * o * 4
+            product(
+                c, o, v + e * ve, 4, 1, 0, tiles, c * 4, m + e * me, 0, PANEL * 4, room * 4,
+                mine, o * 4, mine, o * 4, _NO_FLOOR,
+            )  # fmt: skip

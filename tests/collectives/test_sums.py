@@ -1,0 +1,146 @@
+"""Every all-reduce, every n from 1 to 17, lengths that do not divide: sums, bits, schedules, sequences."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, reduce, reduce_scatter
+from refsgd.collectives.double_tree import places
+from refsgd.collectives.parts import chunks
+from refsgd.effects import Node
+from refsgd.machine import Machine
+from refsgd.runtimes.simulator import simulate
+from tests.collectives.groups import (
+    SIZES,
+    check_all_ranks_have_the_same_bits,
+    check_chunks_are_in_place,
+    check_each_part_counts_once,
+    late,
+    names,
+    sums,
+    together,
+)
+from tests.strategies import machines, seeds
+
+OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rings", {"count": 5}), ("recursive-doubling", {}),
+           ("halving-doubling", {}), ("tree", {}), ("double-tree", {"pieces": 1}), ("double-tree", {"pieces": 5}), ("root", {}),
+           ("pscpu", {}), ("pscpu", {"slices": 1}), ("pscpu", {"slices": 20}), ("hierarchical", {}), ("hierarchical", {"per_node": 1}),
+           ("hierarchical", {"per_node": 3}), ("hierarchical", {"per_node": 17}), ("torus", {}), ("torus", {"columns": 1})]
+IDS = ["-".join([name, *map(str, options.values())]) for name, options in OPTIONS]
+every = pytest.mark.parametrize("name,options", OPTIONS, ids=IDS)
+drawn = st.sampled_from(OPTIONS)
+sizes = st.integers(1, 9)
+
+
+@every
+def test_each_part_counts_once_and_lands_in_its_place(name, options):
+    for n in SIZES:
+        for d in sorted({0, 1, n - 1, n, n + 1, 7 * n + 3}):
+            check_each_part_counts_once(ALLREDUCE[name], n, d, **options)
+            check_chunks_are_in_place(ALLREDUCE[name], n, d, **options)
+
+
+@every
+def test_one_rank_sends_nothing(name, options):
+    run = check_each_part_counts_once(ALLREDUCE[name], 1, 5, **options)
+    assert run.trace.messages == 0 and run.trace.seconds == 0
+
+
+@every
+def test_all_ranks_have_the_same_bits(name, options):
+    for n in SIZES:
+        check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, **options)
+
+
+@given(machine=machines, seed=seeds, choice=drawn, n=sizes)
+def test_the_bits_do_not_depend_on_the_schedule(machine, seed, choice, n):
+    name, options = choice
+    first = check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, **options)
+    assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, machine, seed, **options), first)
+
+
+def one_after_the_other(me, peers, x, plan):
+    """Several collectives without a barrier between them."""
+    results = []
+    for name, options in plan:
+        results.append((yield from late(me, ALLREDUCE[name](me, peers, x * np.float32(len(results) + 1), **options))))
+    return np.stack(results)
+
+
+@given(machine=machines, seed=seeds, plan=st.lists(drawn, min_size=2, max_size=5), n=sizes, d=st.integers(0, 20))
+def test_collectives_in_sequence_do_not_confuse_their_messages(machine, seed, plan, n, d):
+    peers = names(n)
+    xs = [np.arange(d, dtype=np.float32) + 100 * i for i in range(n)]
+    run = simulate({p: Node(one_after_the_other(i, peers, xs[i], plan)) for i, p in enumerate(peers)}, machine, seed)
+    want = np.stack([np.sum(xs, axis=0) * (k + 1) for k in range(len(plan))])
+    assert all(np.array_equal(total, want) for total in sums(run))
+
+
+def test_root_and_pscpu_add_in_rank_order():
+    xs = [np.float32([1e8, 1.0]) * np.float32(k) for k in (1, 0.3, -1, 0.7)]
+    in_order = ((xs[0] + xs[1]) + xs[2]) + xs[3]
+    for name in ("root", "pscpu"):
+        assert np.array_equal(sums(together(ALLREDUCE[name], xs))[2], in_order)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_reduce_scatter_and_all_gather(n):
+    xs = [np.arange(2 * n + 1.0) * (i + 1) for i in range(n)]
+    total = np.sum(xs, axis=0)
+    parts = sums(together(reduce_scatter, xs))
+    assert all(np.array_equal(part, total[cut]) for part, cut in zip(parts, chunks(2 * n + 1, n), strict=True))
+    assert all(np.array_equal(whole, total) for whole in sums(together(all_gather, parts)))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_broadcast_and_reduce_from_any_root(n):
+    xs = [np.full(3, 8.0**i) for i in range(n)]
+    for root in range(n):
+        run = together(broadcast, xs, root=root)
+        assert all(np.array_equal(x, xs[root]) for x in sums(run)) and run.trace.messages == n - 1
+        run = together(reduce, xs, root=root)
+        assert np.array_equal(sums(run)[root], sum(xs)) and run.trace.messages == n - 1
+
+
+def through_a_barrier(me, peers, seen):
+    yield from late(me, entering(me, seen))
+    yield from barrier(me, peers)
+    assert len(seen) == len(peers)
+
+
+def entering(me, seen):
+    seen.append(me)
+    yield from ()
+
+
+@given(machine=machines, seed=seeds, n=st.integers(1, 17))
+def test_nobody_leaves_a_barrier_before_all_have_entered(machine, seed, n):
+    seen, peers = [], names(n)
+    simulate({p: Node(through_a_barrier(i, peers, seen)) for i, p in enumerate(peers)}, machine, seed)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_a_rank_is_inside_one_of_the_two_trees_at_most(n):
+    """Sanders, Speck and Traeff 2009; for odd n one rank is the exception."""
+    inside = [sum(bool(place.children) for place in places(i, n)) for i in range(n)]
+    assert max(inside) <= 1 + n % 2 and inside.count(2) <= 1
+    for tree in (0, 1):
+        parents = [places(i, n)[tree].parent for i in range(n)]
+        assert parents.count(None) == 1
+        assert all(i in places(p, n)[tree].children for i, p in enumerate(parents) if p is not None)
+        assert max(len(places(i, n)[tree].children) for i in range(n)) <= 2
+
+
+def test_every_collective_says_how_long_it_takes_or_what_it_is():
+    for name, collective in ALLREDUCE.items():
+        assert list(inspect.signature(collective).parameters)[:3] == ["me", "peers", "x"], name
+        assert collective.__doc__.startswith("The sum over ranks"), name
+
+
+def test_long_vectors_on_a_slow_network_do_not_deadlock():
+    machine = Machine(compute="exponential(1)", latency=1.0, bandwidth=100.0)
+    for name in ALLREDUCE:
+        check_all_ranks_have_the_same_bits(ALLREDUCE[name], 6, d=997, machine=machine)

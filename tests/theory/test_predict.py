@@ -1,0 +1,128 @@
+"""The table: every algorithm has its figures, they agree with each other, bad settings are refused by name."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.machine import Machine
+from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
+
+ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
+PARALLEL = sorted(set(ALGORITHMS) - {"sequential"})
+machines = st.builds(
+    Machine, compute=st.sampled_from(["fixed(0.02)", "exponential(0.02)", "gamma(0.02,4)", "straggler(0.02,0.1,5)"]),
+    latency=st.sampled_from([0.0, 0.001]), bandwidth=st.sampled_from([math.inf, 4e6]), update=st.sampled_from([None, "fixed(0.001)"]),
+    speeds=st.sampled_from([(), (1, 2)]), collocated=st.booleans())
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_every_algorithm_has_its_figures(name, n):
+    if name == "backup-workers" and n == 1:
+        return
+    machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e7, update=0.0005)
+    out = predict(name, machine, workers=n, servers=1, nbytes=40_000, batch=16, steps=40)
+    for key in ALWAYS:
+        p = out[key]
+        assert isinstance(p, Prediction) and math.isfinite(p.value) and p.value >= 0
+        assert p.formula and p.source
+        json.dumps(p.to_json(), allow_nan=False)
+    assert out["images_per_second"].value == pytest.approx(n * 16 / out["seconds_per_iteration"].value)
+    if "idle_by_cause" in out:
+        assert sum(out["idle_by_cause"].terms.values()) == pytest.approx(out["idle_ratio"].value, abs=1e-9)
+
+
+@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(2, 5), k=st.integers(1, 3), steps=st.integers(0, 12))
+def test_figures_agree_with_each_other(name, machine, n, k, steps):
+    out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
+    seconds, each = out["seconds"].value, out["seconds_per_iteration"].value
+    assert each >= 0.02 * (0.3 if machine.speeds else 0.9)
+    assert seconds >= steps * 0.02 * (0.45 if machine.speeds else 0.9)
+    if "idle_ratio" in out:
+        assert 0 <= out["idle_ratio"].value < 1
+        assert all(v >= 0 for v in out["idle_by_cause"].terms.values())
+    if "lead_max" in out:
+        assert out["clock_gap_max"].value <= out["lead_max"].value <= steps
+    for p in out.values():
+        assert p.lower is None or p.value >= p.lower * (1 - 1e-6) - 6 * p.terms.get("standard error", 0) or p.kind == "approximation"
+
+
+def test_bytes_of_the_message_protocol():
+    """2 M per worker and iteration through servers; 2 (n-1) M in all for a ring; 2 M per period for EASGD."""
+    machine = Machine(compute="fixed(0.02)")
+    sizes = {"workers": 4, "nbytes": 1000, "steps": 10}
+    expected = {"bsp": 80_000, "asp": 80_000, "ssp": 80_000, "allreduce": 60_000, "independent": 0}
+    for name, value in expected.items():
+        assert predict(name, machine, **sizes)["bytes_sent"].value == value
+    assert predict("easgd", machine, **sizes, options={"period": 5})["bytes_sent"].value == 8 * 1000 * 2
+    assert predict("ssp", machine, **sizes, options={"refresh": "eager"})["bytes_sent"].value == 80_000
+    lazy = predict("ssp", machine, **sizes, options={"refresh": "lazy", "staleness": 4})["bytes_sent"].value
+    assert 40_000 < lazy < 52_000
+    assert predict("gosgd", machine, **sizes, options={"p": 0.5})["bytes_sent"].value == 20_000
+    assert predict("local-sgd", machine, **sizes, options={"period": 5})["bytes_sent"].value == 12_000
+
+
+def test_updates_count_one_server():
+    machine = Machine(compute="fixed(0.02)")
+    for name, value in {"bsp": 10, "asp": 40, "ssp": 40, "softsync": 20, "allreduce": 10}.items():
+        options = {"splitting": 2} if name == "softsync" else {}
+        assert predict(name, machine, workers=4, steps=10, options=options)["updates"].value == value
+
+
+def test_the_lattice_of_limits():
+    """n = 1: all are sequential; SSP without a bound is ASP; local SGD with period 1 is allreduce."""
+    alone = Machine(compute="exponential(0.02)", update=0.001)
+    one = predict("sequential", alone, workers=1, steps=10)["seconds_per_iteration"].value
+    for name in ("bsp", "asp", "ssp", "allreduce", "independent", "local-sgd", "adpsgd", "gosgd", "dc-asgd"):
+        assert predict(name, alone, workers=1, steps=10)["seconds_per_iteration"].value == pytest.approx(one, rel=2e-3), name
+    machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=4e6)
+    sizes = {"workers": 4, "nbytes": 4000, "steps": 50}
+    asp, free = predict("asp", machine, **sizes), predict("ssp", machine, **sizes, options={"staleness": math.inf})
+    assert free["seconds_per_iteration"].value == asp["seconds_per_iteration"].value
+    every = predict("local-sgd", machine, **sizes, options={"period": 1})["seconds_per_iteration"].value
+    assert every == pytest.approx(predict("allreduce", machine, **sizes)["seconds_per_iteration"].value)
+    tight = predict("ssp", machine, **sizes, options={"staleness": 0})["seconds_per_iteration"].value
+    assert tight == pytest.approx(predict("bsp", machine, **sizes)["seconds_per_iteration"].value)
+
+
+def test_names_with_underscores_are_the_same():
+    machine = Machine(compute="fixed(0.02)")
+    assert predict("local_sgd", machine, workers=2, steps=8)["seconds"] == predict("local-sgd", machine, workers=2, steps=8)["seconds"]
+
+
+def test_prediction():
+    with pytest.raises(ValueError, match="lower or upper"):
+        Prediction(1.0, "s", "bound")
+    p = Prediction(math.inf, "s", "bound", {"a": math.inf, "b": 2.0}, units={"b": "1"}, bound="upper", lower=0.0)
+    assert p.to_json() == {"value": None, "unit": "s", "kind": "bound", "terms": {"a": None, "b": 2.0}, "formula": "", "source": "",
+                           "assumptions": "", "units": {"b": "1"}, "bound": "upper", "lower": 0.0}
+    assert float(p) == math.inf and p.binding == "a"
+
+
+MACHINE = Machine(compute="fixed(0.02)")
+
+
+@pytest.mark.parametrize("name,machine,sizes,assumption", [
+    ("bsp", Machine(), {"workers": 2}, "compute is not stated"),
+    ("bsp", MACHINE, {"workers": 0}, "workers 0"),
+    ("bsp", MACHINE, {"workers": 2, "servers": 0}, "servers 0"),
+    ("bsp", MACHINE, {"workers": 2, "nbytes": -1}, "nbytes -1"),
+    ("bsp", MACHINE, {"workers": 2, "steps": -1}, "steps -1"),
+    ("mystery", MACHINE, {"workers": 2}, "expected one of"),
+    ("sequential", MACHINE, {"workers": 2}, "assumes 1"),
+    ("ssp", MACHINE, {"workers": 2, "options": {"staleness": -1}}, "staleness -1"),
+    ("ssp", MACHINE, {"workers": 2, "options": {"refresh": "often"}}, "fresh, lazy or eager"),
+    ("allreduce", MACHINE, {"workers": 2, "options": {"collective": "telepathy"}}, "expected one of"),
+    ("softsync", MACHINE, {"workers": 2, "options": {"splitting": 3}}, "at most n"),
+    ("gosgd", MACHINE, {"workers": 2, "options": {"p": 1.5}}, "between 0 and 1"),
+    ("dpsgd", MACHINE, {"workers": 4, "options": {"graph": "star"}}, "covers ring"),
+    ("dssp", MACHINE, {"workers": 2, "options": {"lower": 3, "upper": 1}}, "lower <= upper"),
+    ("backup-workers", MACHINE, {"workers": 2, "options": {"backups": 2}}, "at least one that counts"),
+    ("easgd", MACHINE, {"workers": 2, "options": {"period": 0}}, "period 0"),
+])
+def test_domain(name, machine, sizes, assumption):
+    with pytest.raises(DomainError, match=assumption):
+        predict(name, machine, **sizes)

@@ -1,0 +1,160 @@
+"""SSP: the lumped chain against the full one, the closed form and the process; the bound on staleness is reached."""
+
+import heapq
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.machine import Law
+from refsgd.theory import DomainError, ssp, staleness
+
+
+def gate(law, n, s, clocks, seed, latency=0.0, may_start=lambda clock, slowest, s: clock - slowest <= s):
+    """The process itself on a heap: seconds, staleness of each update, largest completed lead."""
+    rng = np.random.default_rng(seed)
+    completed, read, waiting = [0] * n, [0] * n, set()
+    heap = [(law.sample(rng, 1)[0] + latency, i) for i in range(n)]
+    heapq.heapify(heap)
+    version, ages, lead, now = 0, [], 0, 0.0
+    while heap:
+        now, i = heapq.heappop(heap)
+        ages.append(version - read[i])
+        version += 1
+        completed[i] += 1
+        waiting.add(i)
+        lead = max(lead, completed[i] - min(completed))
+        for j in sorted(waiting):
+            if may_start(completed[j], min(completed), s):
+                waiting.discard(j)
+                read[j] = version
+                if completed[j] < clocks:
+                    heapq.heappush(heap, (now + 2 * latency + law.sample(rng, 1)[0], j))
+    return now + latency, ages, lead
+
+
+def full_chain(n, s):
+    """Blocked share from the chain on all vectors of leads, not lumped."""
+    states = [lags for lags in itertools.product(range(s + 2), repeat=n) if min(lags) == 0]
+    index = {x: i for i, x in enumerate(states)}
+    generator = np.zeros((len(states), len(states)))
+    for x in states:
+        for i in range(n):
+            if x[i] <= s:
+                y = list(x)
+                y[i] += 1
+                y = tuple(v - min(y) for v in y)
+                generator[index[y], index[x]] += 1
+                generator[index[x], index[x]] -= 1
+    generator[-1] = 1
+    share = np.linalg.solve(generator, np.eye(len(states))[-1])
+    return float(sum(p * sum(v == s + 1 for v in x) for p, x in zip(share, states, strict=True))) / n
+
+
+@pytest.mark.parametrize("s", [0, 1, 2, 3, 10])
+def test_two_workers(s):
+    """1/(2s+3), exactly; the throughput 2 (2s+2)/(2s+3); mean staleness 1 - 1/(2s+2)."""
+    chain = ssp.lumped_chain(2, s)
+    assert chain.blocked == pytest.approx(1 / (2 * s + 3), rel=1e-12) == ssp.two_workers(s).value
+    assert 1 - chain.missed == pytest.approx(1 - 1 / (2 * s + 2), rel=1e-12)
+    assert chain.states == ssp.chain_size(2, s) == s + 2
+
+
+@pytest.mark.parametrize("n,s", [(3, 0), (3, 1), (3, 2), (4, 1)])
+def test_lumping_changes_nothing(n, s):
+    chain = ssp.lumped_chain(n, s)
+    assert chain.blocked == pytest.approx(full_chain(n, s), rel=1e-10)
+    assert chain.states == math.comb(n + s, s + 1)
+
+
+def test_slack_zero_is_a_barrier():
+    """Blocked 1 - 1/H_n, and all of a round read together: staleness (n-1)/2."""
+    for n in (2, 5, 9):
+        chain = ssp.lumped_chain(n, 0)
+        assert chain.blocked == pytest.approx(1 - 1 / sum(1 / k for k in range(1, n + 1)))
+        assert n - 1 - chain.missed == pytest.approx((n - 1) / 2)
+
+
+@pytest.mark.parametrize("n,s", [(2, 0), (2, 3), (4, 1), (8, 4)])
+def test_the_process_agrees(n, s):
+    law, clocks = Law.parse("exponential(1)"), 1500
+    chain = ssp.lumped_chain(n, s)
+    seconds, ages, lead = gate(law, n, s, clocks, 1)
+    assert seconds / clocks == pytest.approx(1 / (1 - chain.blocked), rel=0.05)  # 4 standard errors at 1,500 clocks
+    assert np.mean(ages) == pytest.approx(n - 1 - chain.missed, rel=0.05)
+    assert lead == s + 1
+
+
+def test_an_off_by_one_gate_is_caught():
+    """A gate that says `<` waits too long; the chain and the lead both see it."""
+    wrong = gate(Law.parse("exponential(1)"), 4, 2, 1500, 1, may_start=lambda clock, slowest, s: clock - slowest < s)
+    assert wrong[2] != 3
+    assert abs(wrong[0] / 1500 * (1 - ssp.lumped_chain(4, 2).blocked) - 1) > 0.05
+
+
+@pytest.mark.parametrize("text", ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"])
+@pytest.mark.parametrize("n,s,latency", [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)])
+def test_recursion_for_any_law(text, n, s, latency):
+    law, clocks = Law.parse(text), 300
+    path = ssp.recursion([law] * n, s, clocks, 2 * latency)
+    runs = [gate(law, n, s, clocks, seed, latency) for seed in range(8)]
+    mean, error = np.mean([r[0] for r in runs]), np.std([r[0] for r in runs]) / math.sqrt(7)
+    assert abs(path.end - mean) <= 4.5 * error + 1e-3 * path.end
+    assert path.staleness == pytest.approx(np.mean([np.mean(r[1]) for r in runs]), rel=0.04)
+
+
+def test_recursion_meets_the_chain():
+    law = Law.parse("exponential(1)")
+    for n, s in ((2, 0), (4, 1), (6, 3)):
+        path = ssp.recursion([law] * n, s, 100, replicas=400)
+        assert abs(path.seconds - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * path.error
+
+
+@given(n=st.integers(1, 5), s=st.integers(0, 3), seed=st.integers(0, 10**6), clocks=st.integers(1, 12))
+def test_staleness_never_exceeds_its_bound(n, s, seed, clocks):
+    _, ages, lead = gate(Law.parse("straggler(1,0.4,20)"), n, s, clocks, seed)
+    assert max(ages) <= staleness.ssp_bound(n, s, clocks).value
+    assert lead <= s + 1
+
+
+def test_the_bound_on_staleness_is_reached():
+    """(2s+1)(n-1); s (n-1), which bounds what a read lacks, is not a bound on the age in updates."""
+    for n, s in ((2, 0), (2, 1), (3, 1), (2, 2)):
+        oldest = max(max(gate(Law.parse("straggler(1,0.4,20)"), n, s, 200, seed)[1]) for seed in range(4))
+        assert oldest == staleness.ssp_bound(n, s, 200).value == (2 * s + 1) * (n - 1) > s * (n - 1)
+
+
+@given(n=st.integers(2, 6), s=st.integers(0, 4))
+def test_slack_shortens_the_wait(n, s):
+    """Between no bound and the barrier, falling in s and rising in n."""
+    law = Law.parse("exponential(1)")
+    here, more = ssp.ssp([law] * n, s).value, ssp.ssp([law] * n, s + 1).value
+    harmonic = sum(1 / k for k in range(1, n + 1))
+    assert 1 <= more <= here <= harmonic * (1 + 1e-12)
+    assert here <= ssp.ssp([law] * (n + 1), s).value
+
+
+def test_limits():
+    fixed, law = Law.parse("fixed(2)"), Law.parse("exponential(1)")
+    assert ssp.ssp([fixed] * 5, 0, exchange=0.5).value == 2.5
+    assert ssp.ssp([law], 0, exchange=0.5).value == 1.5
+    assert ssp.ssp([law] * 3, math.inf, exchange=0.5).value == 1.5
+    slow = [Law.parse("fixed(1)"), Law.parse("fixed(3)")]
+    assert ssp.ssp(slow, 2, steps=50).value == pytest.approx(3, rel=0.02)  # the slowest sets the pace
+    lazy = ssp.recursion([fixed] * 3, 3, 400, 0.1, refresh="lazy")
+    assert 1 / 4 <= lazy.refreshes <= 1 / 3 + 0.01
+
+
+@pytest.mark.parametrize("call,assumption", [
+    (lambda: ssp.lumped_chain(0, 1), "whole number"),
+    (lambda: ssp.lumped_chain(2, -1), "at least 0"),
+    (lambda: ssp.lumped_chain(50, 10), "at most"),
+    (lambda: ssp.check_slack(math.nan), "at least 0"),
+    (lambda: ssp.ssp([Law.parse("fixed(1)")], 1, exchange=-1.0), "finite time"),
+])
+def test_domain(call, assumption):
+    with pytest.raises(DomainError, match=assumption):
+        call()
