@@ -19,6 +19,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.effects import Array, Deployment
 from refsgd.machine import Machine
+from refsgd.phantom import phantom
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.result import (
     Result,
@@ -82,6 +83,8 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
         return quadratic(workers=workers, noise=0.1, seed=seed)
     if data == "integers":
         return integer_gradients(workers=workers, seed=seed)
+    if net.startswith("phantom:"):
+        return phantom(_parameters(net), batch)
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     if batch < 1:
@@ -96,6 +99,14 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
         raise Usage(f"net {net} takes images of shape {tuple(built.input_shape)}; "
                     f"data {data} has {dataset.train_images.shape[1:]}")
     return classification(dataset, built, workers, batch, seed, shards == "by-label")
+
+
+def _parameters(net: str) -> int:
+    """The number in ``phantom:P``."""
+    try:
+        return int(net.removeprefix("phantom:"))
+    except ValueError:
+        raise Usage(f"net {net!r}; expected phantom: and a number of parameters, e.g. phantom:25557032") from None
 
 
 @dataclass(frozen=True)
@@ -140,12 +151,16 @@ class Experiment:
         """Run the programs to their end in one of `RUNTIMES`."""
         if runtime == "simulator":
             return simulate(self.deploy, self.machine, self.seed)
+        if self.problem.describe.get("phantom"):
+            raise Usage(f"net {self.problem.describe['net']} on {runtime}; expected the simulator: there is nothing to send")
         from refsgd.runtimes import processes
 
         return processes.run(self.deploy, self.machine, self.seed, transport="shm" if runtime == "processes" else runtime)
 
     def result(self, runtime: str, run: Run, evaluate: bool = True) -> Result:
         """Figures, history and hashes of a finished run."""
+        if self.problem.describe.get("phantom"):
+            return self._timed(runtime, run)
         x = final_parameters(run)
         servers, workers = replicas(run)
         trace = run.trace
@@ -166,6 +181,13 @@ class Experiment:
             measure(trace, self.batch), predicted_to_json(self.predictions()),
             points, accuracy, self.problem.loss(x), distance,
             parameters_sha256(x), schedule_sha256(trace), trace, x)
+
+    def _timed(self, runtime: str, run: Run) -> Result:
+        """The result of a run without contents: times, bytes, staleness."""
+        return Result(
+            self.name, self.options, self.problem.describe, self.machine, runtime, self.workers,
+            self.servers if has_servers(self.function) else 0, self.steps, self.seed, measure(run.trace, self.batch),
+            predicted_to_json(self.predictions()), [], {}, float("nan"), float("nan"), "", schedule_sha256(run.trace), run.trace)
 
 
 def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
@@ -246,7 +268,7 @@ def prepare(
         raise Usage(f"epochs {epochs}; expected a number >= 0")
     if problem is None:
         problem = build_problem(data, net or default_net(data), workers, batch, seed, shards)
-    if not np.all(np.isfinite(problem.x0)):
+    if isinstance(problem.x0, np.ndarray) and not np.all(np.isfinite(problem.x0)):
         raise Usage("the starting point x0 has NaN or infinite entries; expected finite numbers")
     if steps is None:
         per_epoch = problem.describe.get("steps_per_epoch", 100)

@@ -178,7 +178,7 @@ class Result:
         ]
         if self.accuracy:
             lines.append(f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, loss {self.loss:.4f}")
-        else:
+        elif self.parameters_sha256:
             lines.append(f"loss       {self.loss:.6g}")
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
         lines += [

@@ -175,12 +175,16 @@ class Trace:
     @cached_property
     def _gaps(self) -> tuple[int, int]:
         done, gap, lead = dict.fromkeys(self.workers, 0), 0, 0
+        at, slowest = Counter(done.values()), 0  # how many workers have completed so many
         for _, started, worker in self._clock_steps():
             if started:
-                gap = max(gap, done[worker] - min(done.values()))
-            else:
-                done[worker] += 1
-                lead = max(lead, done[worker] - min(done.values()))
+                gap = max(gap, done[worker] - slowest)
+                continue
+            at[done[worker]] -= 1
+            done[worker] += 1
+            at[done[worker]] += 1
+            slowest += not at[slowest]
+            lead = max(lead, done[worker] - slowest)
         return gap, lead
 
     @property

@@ -145,6 +145,46 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
             at, high = (q.src, history.sender[q.src, at[0], q.number]), min(high, q.sent)
 
 
+class Wait(NamedTuple):
+    """A worker waits from `start` to `end` for `message` (None: for an update of its own), because of `cause`."""
+
+    worker: str
+    cause: str
+    start: float
+    end: float
+    message: Transit | None
+
+
+def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
+    """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration.
+
+    Returns
+    -------
+    list of Wait
+        Disjoint for each worker.
+    dict of str to float
+        Seconds by worker.
+    """
+    found, rest = list[Wait](), dict[str, float]()
+    history = _History(trace)
+    for worker in trace.workers:
+        busy = _union((a.start, a.end) for key, done in history.activities.items() if key[0] == worker
+                      for a in done if a.work == "gradient")
+        starts = [a for a, _ in busy]
+        idle = trace.seconds - sum(max(0.0, min(b, trace.seconds) - a) for a, b in busy)
+        for activity in history.activities[worker, 0]:
+            if activity.work == "gradient" or activity.end <= activity.start:
+                continue
+            near = busy[max(0, bisect_right(starts, activity.start) - 1): bisect_right(starts, activity.end)]
+            free = _outside(near, activity.start, min(activity.end, trace.seconds))
+            pieces = explain(history, worker, activity) if activity.message else [(activity.start, activity.end, "update")]
+            for cause, lo, hi in _charge(free, pieces):
+                found.append(Wait(worker, cause, lo, hi, activity.message))
+                idle -= hi - lo
+        rest[worker] = max(0.0, idle)
+    return found, rest
+
+
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
     """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers.
 
@@ -161,22 +201,10 @@ def waiting_by_cause(trace: Trace) -> dict[str, float]:
     seconds = dict.fromkeys(CAUSES, 0.0)
     if not trace.seconds or not trace.workers:
         return seconds
-    history = _History(trace)
-    for worker in trace.workers:
-        busy = _union((a.start, a.end) for key, found in history.activities.items() if key[0] == worker
-                      for a in found if a.work == "gradient")
-        starts = [a for a, _ in busy]
-        idle = trace.seconds - sum(max(0.0, min(b, trace.seconds) - a) for a, b in busy)
-        for activity in history.activities[worker, 0]:
-            if activity.work == "gradient" or activity.end <= activity.start:
-                continue
-            near = busy[max(0, bisect_right(starts, activity.start) - 1): bisect_right(starts, activity.end)]
-            free = _outside(near, activity.start, min(activity.end, trace.seconds))
-            pieces = explain(history, worker, activity) if activity.message else [(activity.start, activity.end, "update")]
-            for cause, spent in _charge(free, pieces):
-                seconds[cause] += spent
-                idle -= spent
-        seconds["straggling"] += max(0.0, idle)
+    found, rest = waits(trace)
+    for wait in found:
+        seconds[wait.cause] += wait.end - wait.start
+    seconds["straggling"] += sum(rest.values())
     total = trace.seconds * len(trace.workers)
     return {cause: spent / total for cause, spent in seconds.items()}
 
@@ -207,7 +235,7 @@ def _outside(busy: list[Interval], low: float, high: float) -> list[Interval]:
     return out
 
 
-def _charge(free: list[Interval], pieces: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
+def _charge(free: list[Interval], pieces: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float, float]]:
     """Give each free moment to the first piece that covers it, and the rest to straggling.
 
     Earlier pieces win: they are the message itself, then the own request, then the critical path.
@@ -217,10 +245,10 @@ def _charge(free: list[Interval], pieces: Iterable[tuple[float, float, str]]) ->
         for x, y in free:
             lo, hi = max(a, x), min(b, y)
             if hi > lo:
-                yield cause, hi - lo
+                yield cause, lo, hi
                 rest += [(x, lo), (hi, y)]
             else:
                 rest.append((x, y))
         free = [(x, y) for x, y in rest if y > x]
     for x, y in free:
-        yield "straggling", y - x
+        yield "straggling", x, y

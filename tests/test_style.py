@@ -28,6 +28,7 @@ ARROWS = {
     "nn": {"nn"},
     "data": {"data"},
     "problems": {"effects", "data", "nn"},
+    "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "machine", "trace"},
     "theory": {"theory", "machine"},
     "result": {"effects", "machine", "trace", ""},

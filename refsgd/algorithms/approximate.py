@@ -22,9 +22,9 @@ per worker and iteration: M up, M down inside; 8 for each significant entry betw
 ASP; of an insignificant change unbounded, its size at most limit |x_j| | momentum: at each server, of own pushes |
 aggregation: each push is applied alone | deterministic: given the order of arrival
 
-What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one
-isolates the centres until the end.  The last push flushes, so both copies end equal, to rounding.  Half of the
-result is read from each copy.
+What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one isolates
+the centres until the end.  The last push flushes, so both copies end equal, to rounding; half of the result is read
+from each.  A copy's version counts the pushes that it knows of, own and remote: staleness means the same on both.
 
 What differs from the paper
 ---------------------------
@@ -34,13 +34,12 @@ change is significant.  A message without significant entries is sent too; it co
 
 References
 ----------
-Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017, section 4: approximate
-synchronous parallel, the significance filter, threshold v / sqrt(t) with v = 1 %.
+Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017: approximate
+synchronous parallel, the significance filter, a threshold that falls as 1 / sqrt(t) from about 1 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,49 +51,50 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv
 
 
 class Significant(NamedTuple):
-    """server -> server: changes to add to these entries."""
+    """server -> server: changes to add to these entries, after a push of `worker`."""
 
-    index: npt.NDArray[np.int32]
-    change: Array  # as many as `index`
+    entries: npt.NDArray[np.int32]
+    change: Array  # as many as `entries`
+    worker: str
+    version: int  # of the sender's copy at which it computed
 
 
-def filtered(x: Array, unsent: Array, limit: float) -> tuple[Significant, Array]:
-    """The entries of `unsent` above `limit` times the parameter, and the rest with zeros in their place.
+def filtered(x: Array, unsent: Array, limit: float) -> tuple[npt.NDArray[np.int32], Array]:
+    """Which entries of `unsent` exceed `limit` times the parameter; the rest, with zeros in their place.
 
     >>> filtered(np.ones(3), np.array([0.5, 0.01, -0.2]), 0.1)
-    (Significant(index=array([0, 2], dtype=int32), change=array([ 0.5, -0.2])), array([0.  , 0.01, 0.  ]))
+    (array([0, 2], dtype=int32), array([0.  , 0.01, 0.  ]))
     """
     significant = np.abs(unsent) > np.float32(limit) * np.abs(x)
-    index = np.flatnonzero(significant).astype(np.int32)
-    return Significant(index, unsent[index]), np.where(significant, np.zeros_like(unsent), unsent)
+    return np.flatnonzero(significant).astype(np.int32), np.where(significant, np.zeros_like(unsent), unsent)
 
 
-def add(x: Array, message: Significant) -> Array:
+def add(x: Array, entries: npt.NDArray[np.int32], change: Array) -> Array:
     """The copy with the other centre's changes."""
     x = x.copy()
-    x[message.index] += message.change
+    x[entries] += change
     return x
 
 
-def server(k: int, others: Sequence[str], mine: slice, x: Array, pushes: int, remote: int, per_iteration: int, sgd: SGD,
+def server(k: int, other: str | None, mine: slice, x: Array, pushes: int, remote: int, per_iteration: int, sgd: SGD,
            threshold: float) -> Program[Array]:
     """Apply `pushes` of own workers and `remote` messages of the other centre; returns slice `mine` of the copy."""
-    v, unsent = sgd.start(x), np.zeros_like(x)
-    done = 0  # own pushes
-    for version in range(pushes + remote):
+    v, unsent, done = sgd.start(x), np.zeros_like(x), 0  # done: own pushes
+    for version in range(pushes + remote):  # counts all pushes that the copy knows of
         w, message = yield Recv(Push, Significant)
         if isinstance(message, Significant):
-            x = yield Compute(add, x, message, kind="update")
-            yield Mark("update", slice=k, version=version, reads=(), x=x[mine])
+            x = yield Compute(add, x, message.entries, message.change, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((message.worker, message.version),), x=x[mine])
             continue
         old = x
         x, v = yield Compute(sgd.step, x, v, message.grad, done, kind="update")
         yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x[mine])
         unsent, done = unsent + (x - old), done + 1
         limit = threshold / (1 + (done - 1) // per_iteration) ** 0.5 if done < pushes else 0.0
-        for other in others:
-            news, unsent = filtered(x, unsent, limit)
-            yield Send(other, news)
+        if other is not None:
+            entries, rest = filtered(x, unsent, limit)
+            yield Send(other, Significant(entries, unsent[entries], w, message.version))
+            unsent = rest
         yield Send(w, Model(x, version + 1))
     return x[mine]
 
@@ -121,7 +121,6 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, *, thres
     for s, center in zip(ss, centers, strict=True):
         deployment |= {w: Node(worker(i, [s], problem, steps)) for i, w in list(enumerate(ws))[center]}
     for k, (s, mine) in enumerate(zip(ss, halves, strict=True)):
-        own = len(ws[centers[k]])
-        others = [other for other in ss if other != s]
-        deployment[s] = Node(server(k, others, mine, problem.x0, own * steps, (workers - own) * steps, own, sgd, threshold))
+        own, other = len(ws[centers[k]]), ss[1 - k] if len(ss) == 2 else None
+        deployment[s] = Node(server(k, other, mine, problem.x0, own * steps, (workers - own) * steps, own, sgd, threshold))
     return deployment

@@ -34,7 +34,7 @@ TensorFlow's accumulators are per variable and take several from a fast worker; 
 References
 ----------
 Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting distributed synchronous SGD", arXiv:1604.00981, 2016,
-section 3.1, algorithms 3 (worker) and 4 (server).
+algorithms 3 (worker) and 4 (server).
 """
 
 from __future__ import annotations

@@ -37,8 +37,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, rotate, slices, worker
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
@@ -51,7 +49,7 @@ def update(sgd: SGD, x: Array, v: Array, pushes: Sequence[Push], t: int, aggrega
     if aggregation == "mean":
         g = mean_gradient([push.grad for push in pushes], [push.images for push in pushes])
     else:
-        g = np.sum([push.grad for push in pushes], axis=0, dtype=x.dtype)
+        g = sum((push.grad for push in pushes[1:]), start=pushes[0].grad)
     return sgd.step(x, v, g, t)
 
 

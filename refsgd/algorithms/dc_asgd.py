@@ -34,7 +34,7 @@ worker: one shared backup, the model before the last update, sees only that upda
 References
 ----------
 Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", ICML 2017, arXiv:1609.08326,
-equation (10) and algorithm 2: constant lambda (0.04) and adaptive (2, decay 0.95).
+algorithms 1 (worker) and 2 (server): DC-ASGD-c with a constant lambda (0.04), DC-ASGD-a adaptive (2, decay 0.95).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ leaves an entry alone while its G is 0.  Local steps are plain -lr g, without mo
 
 References
 ----------
-Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.1 and algorithm 7.1 (appendix).
+Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.1, and the client in its appendix.
 Duchi, Hazan and Singer, "Adaptive subgradient methods", JMLR 12, 2011: the rule of `adagrad`.
 """
 

@@ -23,8 +23,8 @@ Quick facts
 -----------
 synchronous: yes, with one's neighbours | centralised: no | roles: n peers | messages per peer and iteration: deg each
 way | bytes per peer and iteration: deg M each way (M = 4 d); on a ring 2 M whatever n is | staleness: 0 | clock gap:
-at most the distance in the graph | momentum: local, never communicated | aggregation: W | graph: any connected one |
-deterministic: yes, whatever the schedule
+at most the distance in the graph (`cta`), one less (`atc`) | momentum: local, never communicated | aggregation: W |
+graph: any connected one | deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------

@@ -30,7 +30,7 @@ bound.
 References
 ----------
 Zhao, An, Liu and Chen, "Dynamic stale synchronous parallel distributed training for deep learning", ICDCS 2019,
-arXiv:1908.11848: algorithm 1 (server), algorithm 2 (the controller that simulates the next pushes).
+arXiv:1908.11848: the server, and the controller that simulates the next pushes.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ The centre takes no part in the last iterations after an exchange, as in the pap
 
 References
 ----------
-Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015: equations (2), (3) sync,
-algorithm 1 EASGD, algorithm 2 EAMSGD; beta = 0.9, alpha = beta / n.
+Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NIPS 2015, section 3: the synchronous
+rule; algorithm 1: asynchronous EASGD; algorithm 2: EAMSGD; beta = 0.9, alpha = beta / n.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Elastic(NamedTuple):
 
 def nesterov(sgd: SGD, x: Array, v: Array, z: Array, g: Array, t: int) -> tuple[Array, Array]:
     """Replica and velocity after iteration t, whose gradient g was taken at z; all (d,)."""
-    v = np.float32(sgd.momentum) * v - sgd.rate(t) * (g + np.float32(sgd.weight_decay) * z)
+    g = g + np.float32(sgd.weight_decay) * z
+    v = np.float32(sgd.momentum) * v - sgd.rate(t) * g
     return x + v, v
 
 

@@ -76,7 +76,7 @@ def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: S
         g: Array = yield Compute(problem.gradient, x, rank, t)
         x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x)
-        if averages(t) or t == steps - 1:
+        if n > 1 and (averages(t) or t == steps - 1):
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
             move = yield from mean_move(rank, names, start, x, images)
             x = start = start + move

@@ -76,7 +76,8 @@ def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: S
             if rank in to[j]:
                 _, parts[j] = yield Recv(Part, src=names[j])
         # In rank order, whoever came first.
-        x = np.sum([parts[j].x for j in sorted(parts)], axis=0)
+        first, *others = sorted(parts)
+        x = sum((parts[j].x for j in others), start=parts[first].x)
         weight = x.dtype.type(sum(parts[j].weight for j in sorted(parts)))
         yield Mark("update", slice=0, version=t, reads=((me, t),), t=t, x=x / weight)
         yield Mark("clock", t=t)

@@ -33,7 +33,7 @@ so every gradient is used once.
 References
 ----------
 Gupta, Zhang and Wang, "Model accuracy and runtime tradeoff in distributed deep learning: a systematic study",
-ICDM 2016, arXiv:1509.04210, section 3.2, equation (5): n-softsync.
+ICDM 2016, arXiv:1509.04210: the protocols hardsync and n-softsync.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ that save bandwidth are left out.
 References
 ----------
 Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016,
-arXiv:1511.05950, equations (5), (6): the rate of each gradient.
-Odena, "Faster asynchronous SGD", arXiv:1601.04033, 2016, section 2: the rule `odena`.
+arXiv:1511.05950: the learning rate of each gradient, on top of n-softsync.
+Odena, "Faster asynchronous SGD", arXiv:1601.04033, 2016: the rule `odena`.
 """
 
 from __future__ import annotations

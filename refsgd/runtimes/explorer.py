@@ -73,6 +73,8 @@ class World:
     ----------
     factory : Factory
         Builds a fresh deployment.
+    every : bool
+        Pick also where every order gives the same: each effect is an action of its own, as a reader steps.
 
     Examples
     --------
@@ -89,8 +91,9 @@ class World:
     ([], {'peer0': 'right'})
     """
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Factory, every: bool = False) -> None:
         deployment = factory()
+        self.every = every
         self.nodes = list(deployment)
         self.events: list[Event] = []
         self.values: dict[str, Any] = {}
@@ -137,7 +140,7 @@ class World:
             if self.clock > MAX_STEPS:
                 raise Stuck(f"still running after {MAX_STEPS} steps; expected an end")
             task.since = self.clock
-            if len(self.tasks[task.node]) > 1 or isinstance(task.effect, Poll | Recv | Choose | Load | Add):
+            if self.every or len(self.tasks[task.node]) > 1 or isinstance(task.effect, Poll | Recv | Choose | Load | Add):
                 return
             value = self._simple(task)
 
@@ -190,14 +193,18 @@ class World:
         letter, body = hit
         self.history[task.node].append((task.index, (letter.src, letter.number)))
         self._record(task, kind, {"src": letter.src, "message": type(body).__name__, "number": letter.number,
-                                  "bytes": letter.nbytes, "since": float(task.since), "arrival": float(self.clock)})
+                                  "bytes": letter.nbytes, "since": float(task.since), "arrival": letter.arrival})
         return letter.src, body
+
+    def _deliver(self, src: str, to: str) -> None:
+        self.boxes[to].put(self.wire[src, to].popleft()._replace(arrival=float(self.clock)))
 
     # -- actions -------------------------------------------------------------------------------------------
 
     def enabled(self) -> list[Action]:
         """What may happen next, in a fixed order; empty when the run is over."""
-        self._settle()
+        if not self.every:
+            self._settle()
         actions = []
         for task in self.all_tasks():
             effect = task.effect
@@ -224,7 +231,7 @@ class World:
                     continue
                 hit = self._take(tasks[0], "receive")
                 if hit is None and effect.src is not None and self.wire.get((effect.src, node)):
-                    self.boxes[node].put(self.wire[effect.src, node].popleft())
+                    self._deliver(effect.src, node)
                     hit = self._take(tasks[0], "receive")
                     moved = True
                 if hit is not None:
@@ -236,7 +243,7 @@ class World:
         actions = self.enabled()
         action = actions[min(pick, len(actions) - 1)]
         if action.kind == "deliver":
-            self.boxes[action.node].put(self.wire[action.src, action.node].popleft())
+            self._deliver(action.src, action.node)
             return action
         task = self.tasks[action.node][action.program]
         if action.kind == "choose":

@@ -117,7 +117,11 @@ class Launch:
         programs = {h: [(n, k) for n in order if self.host[n] == h for k in range(1 + len(deployment[n].responders))]
                     for h in self.hosts}
         self.board, self.bell, self.death = Board(programs), Bell(), os.pipe()
-        self.network = network(self.hosts, places)
+        try:
+            self.network = network(self.hosts, places)
+        except BaseException:  # too many descriptors, no memory: give back what there is
+            self._give_back()
+            raise
         self.children: dict[str, BaseProcess] = {}
         self.pids: dict[str, int] = {}
         self.readers: dict[int, str] = {}  # read ends of result pipes
@@ -273,10 +277,15 @@ class Launch:
                 child.kill()
             child.join()
             child.close()
-        for fd in [*self.readers, *self.death]:
+        for fd in self.readers:
             os.close(fd)
         self.readers.clear()
         self.network.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for fd in self.death:
+            os.close(fd)
         self.bell.close()
         self.board.close()
 

@@ -207,6 +207,9 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     world = comm if comm is not None else MPI.COMM_WORLD
     machine = machine or Machine()
     deployment = factory() if callable(factory) else factory
+    if any(node.cells for node in deployment.values()):
+        raise ValueError("the nodes of this deployment share memory (Load, Add), which MPI ranks do not; "
+                         "use processes or the simulator")
     hosts = list(dict.fromkeys(machine.hosts(deployment).values()))
     if len(hosts) > world.size:
         raise ValueError(f"this deployment needs {len(hosts)} processes and MPI has started {world.size}; "

@@ -39,6 +39,7 @@ from refsgd.effects import (
     payload_bytes,
 )
 from refsgd.machine import Draws, Machine
+from refsgd.runtimes import cells
 from refsgd.runtimes.board import (
     ABORT,
     BEAT,
@@ -53,7 +54,6 @@ from refsgd.runtimes.board import (
     Notes,
 )
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes import cells
 from refsgd.runtimes.programs import freeze, line_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame, WireError

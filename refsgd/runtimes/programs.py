@@ -28,9 +28,15 @@ def add_to(effect: Add, seen: Any) -> None:
 
 def innermost(program: Any) -> Any:
     """The generator that is suspended at a primitive effect, below every ``yield from``."""
-    while getattr(program, "gi_yieldfrom", None) is not None and hasattr(program.gi_yieldfrom, "gi_frame"):
-        program = program.gi_yieldfrom
-    return program
+    return frames(program)[-1]
+
+
+def frames(program: Any) -> list[Any]:
+    """The suspended generators of a program, from its outermost down to the one at a primitive effect."""
+    found = [program]
+    while hasattr(getattr(found[-1], "gi_yieldfrom", None), "gi_frame"):
+        found.append(found[-1].gi_yieldfrom)
+    return found
 
 
 def line_of(program: Any) -> str:

@@ -7,7 +7,7 @@ that was computed.  Arguments of a `Compute` are frozen and its function is pure
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
@@ -15,6 +15,8 @@ from refsgd.runtimes.programs import add_to, describe, freeze, line_of
 from refsgd.trace import Event, Run, Thinner, Trace
 
 FORMAT = 1
+#: told of a node, how many of its steps are done, and its programs with the effect that each waits for
+Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 #: event kinds as single letters in a record
 LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
            "load": "l", "add": "a"}
@@ -26,8 +28,8 @@ class ReplayError(RuntimeError):
 
 
 def record(trace: Trace) -> dict[str, list[list[Any]]]:
-    """What each node's programs did, in order: ``[program, letter]``, with source and number for a receive or poll,
-    and the time in seconds at the end of each.
+    """What each node's programs did, in order: ``[program, letter, time]``, the time in seconds at the end of each, with
+    source, number and arrival for a receive or poll, and the start for a send or compute.
 
     Returns
     -------
@@ -41,10 +43,10 @@ def record(trace: Trace) -> dict[str, list[list[Any]]]:
     for e in trace.events:
         step: list[Any] = [e.program, LETTERS[e.kind], e.time]
         if e.kind in ("receive", "poll"):
-            step += [e.data["src"], e.data.get("number")]
+            step += [e.data["src"], e.data.get("number"), e.data.get("arrival")]
         elif e.kind == "choose":
             step.append(e.data["option"])
-        elif e.kind == "compute":
+        elif e.kind in ("compute", "send"):
             step.append(e.data["start"])
         elif e.kind in ("load", "add"):
             step.append(e.data.get("ticket", tickets))
@@ -54,8 +56,9 @@ def record(trace: Trace) -> dict[str, list[list[Any]]]:
 
 
 class _Replayer:
-    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]]) -> None:
+    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer | None = None) -> None:
         deployment = factory()
+        self._observe = observe
         if set(deployment) != set(steps):
             raise ReplayError(f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
         self.nodes = list(deployment)
@@ -68,9 +71,15 @@ class _Replayer:
         self.values: dict[str, Any] = {}
         self._thin = Thinner()
         self.tickets = 0
+        self._since: dict[tuple[str, int], float] = {}  # when a program yielded what it waits for
         for node in self.nodes:
             for index in range(len(self.programs[node])):
                 self._answer(node, index, None)
+            self._show(node)
+
+    def _show(self, node: str) -> None:
+        if self._observe is not None:
+            self._observe(node, self.at[node], [(p, self.pending[node, i]) for i, p in enumerate(self.programs[node])])
 
     def _answer(self, node: str, index: int, value: Any) -> None:
         program = self.programs[node][index]
@@ -113,10 +122,10 @@ class _Replayer:
             freeze(effect.body)
             channel = self.sent.setdefault((node, effect.to), [])
             data = {"to": effect.to, "message": type(effect.body).__name__, "number": len(channel),
-                    "bytes": payload_bytes(effect.body), "start": time}
+                    "bytes": payload_bytes(effect.body), "start": rest[0] if rest else time}
             channel.append(effect.body)
         elif letter in "rp":
-            src, number = rest
+            src, number, *arrival = rest
             if src is None:
                 data = {"src": None}
             else:
@@ -129,7 +138,7 @@ class _Replayer:
                 channel[number] = None
                 value = src, body
                 data = {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
-                        "since": time, "arrival": time}
+                        "since": self._since.get((node, index), 0.0), "arrival": arrival[0] if arrival else time}
         elif letter in "la":
             if rest[0] != self.tickets:  # one-sided accesses happen in the order of all nodes together
                 return False
@@ -151,17 +160,23 @@ class _Replayer:
         self.events.append(Event(time, node, index, NAMES[letter], data))
         self._thin(self.events[-1])
         self.at[node] += 1
+        self._since[node, index] = time
         if letter != "e":
             self._answer(node, index, value)
+        self._show(node)
         return True
 
-    def run(self) -> Run:
+    def advance(self) -> None:
+        """Perform whatever the record allows."""
         moved = True
         while moved:
             moved = False
             for node in self.nodes:
                 while self.at[node] < len(self.steps[node]) and self._step(node):
                     moved = True
+
+    def run(self) -> Run:
+        self.advance()
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck:
             node = stuck[0]
@@ -193,6 +208,27 @@ def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
         Where record and programs part: node, step, what was recorded, where the program is.
     """
     return _Replayer(factory, steps).run()
+
+
+def watch(factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer) -> None:
+    """Run programs along the beginning of a record, and show where they stand after every step.
+
+    Parameters
+    ----------
+    factory : Factory
+        Builds the deployment that was recorded.
+    steps : dict
+        Of `record`, of a whole run or of its first events.
+    observe : callable
+        ``(node, done, programs)``: called when the programs of a node have started (done = 0) and after each of its
+        steps, with (generator, effect that it waits for) of each; the effect of a program that has ended is None.
+
+    Raises
+    ------
+    ReplayError
+        Where record and programs part.
+    """
+    _Replayer(factory, steps, observe).advance()
 
 
 def load(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-import select
+import selectors
 import socket
 import struct
 import time
@@ -203,7 +203,7 @@ def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int],
                     found[place] = pending.pop(fd).socket
                     missing.discard(place)
             for fd in [fd for fd, caller in pending.items() if caller.until < time.monotonic()]:
-                _drop(pending.pop(fd), f"said nothing for {CALL:g} s")
+                _drop(pending.pop(fd), f"has not proved itself within {CALL:g} s")
     except BaseException:
         for s in found.values():
             s.close()
@@ -231,23 +231,22 @@ class Sockets:
         self._out: dict[str, Outgoing] = {}
         self._in: dict[str, Incoming] = {}
         self._stalled: set[str] = set()
-        self._host_of = {s.fileno(): other for other, s in peers.items()}
-        # One descriptor to sleep on; epoll's own timeout counts in milliseconds, so `wait` uses select on it.
-        self._poll = select.epoll()
-        self._poll.register(self._bell.fileno(), select.EPOLLIN)
+        # One descriptor to sleep on; its own timeout counts in milliseconds, so `wait` uses select on it.
+        self._poll = selectors.DefaultSelector()
+        self._poll.register(self._bell, selectors.EVENT_READ, "")
         for other, s in peers.items():
             s.setblocking(False)
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._out[other] = Outgoing(self._writer(s, other))
             parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[host])
             self._in[other] = Incoming(self._reader(s, other), parts)
-            self._poll.register(s.fileno(), select.EPOLLIN)
+            self._poll.register(s, selectors.EVENT_READ, other)
 
     def _lost(self, other: str) -> None:
         if other not in self.closed:
             self.closed.add(other)
             self._stalled.discard(other)
-            self._poll.unregister(self._peers[other].fileno())
+            self._poll.unregister(self._peers[other])
 
     def _writer(self, s: socket.socket, other: str) -> Callable[[memoryview], int]:
         def write(view: memoryview) -> int:
@@ -297,21 +296,21 @@ class Sockets:
         out.post(encode(body, src, to, number, stamp))
         if out.nbytes and host not in self._stalled and host not in self.closed:
             self._stalled.add(host)
-            self._poll.modify(self._peers[host].fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._poll.modify(self._peers[host], selectors.EVENT_READ | selectors.EVENT_WRITE, host)
 
     def take(self) -> list[Frame]:
         """Move bytes both ways; the messages that are now complete, each channel's in order."""
-        for fd, event in self._poll.poll(0):
-            if fd == self._bell.fileno():
+        for key, event in self._poll.select(0):
+            other: str = key.data
+            if not other:
                 self._bell.drain()
                 continue
-            other = self._host_of[fd]
-            if event & select.EPOLLOUT and other in self._stalled:
+            if event & selectors.EVENT_WRITE and other in self._stalled:
                 self._out[other].flush()
                 if not self._out[other].nbytes and other not in self.closed:
                     self._stalled.discard(other)
-                    self._poll.modify(fd, select.EPOLLIN)
-            if event & ~select.EPOLLOUT and other not in self.closed:
+                    self._poll.modify(self._peers[other], selectors.EVENT_READ, other)
+            if event & selectors.EVENT_READ and other not in self.closed:
                 try:
                     self._in[other].pump()
                 except WireError as error:
@@ -324,8 +323,8 @@ class Sockets:
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
-        ready = wait_for([self._poll.fileno(), *others], timeout)
-        return [fd for fd in ready if fd != self._poll.fileno()]
+        mine: int = self._poll.fileno()  # epoll and kqueue have one
+        return [fd for fd in wait_for([mine, *others], timeout) if fd != mine]
 
     def knock(self) -> None:
         """End a `wait`, from another thread."""

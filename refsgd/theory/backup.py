@@ -32,7 +32,7 @@ def steps_of_mean(fresh: int, backups: int) -> float:
     """h(N, k): seconds of a step over E[T], exponential times, late workers finish.
 
     >>> steps_of_mean(3, 0), round(steps_of_mean(3, 1), 4)
-    (1.8333333333333333, 1.2778)
+    (1.8333333333333333, 1.3542)
     """
     n = fresh + backups
     h: dict[tuple[int, int], float] = {}

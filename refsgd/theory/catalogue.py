@@ -81,7 +81,7 @@ def backup(c: Setting) -> Figures:
 
 def softsync(c: Setting) -> Figures:
     """ASP whose server applies c = floor(n/splitting) gradients at a time."""
-    splitting = check_count("splitting", int(c.options.get("splitting", c.workers)))
+    splitting = check_count("splitting", int(c.options.get("splitting") or c.workers))
     if splitting > c.workers:
         raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
     collected = c.workers // splitting
@@ -200,7 +200,7 @@ def _gossip(c: Setting, graph: str) -> Figures:
     step = Prediction(seconds + u, "s", kind, terms | ({"standard error": error} if error else {}),
                       "F_i(t) = T + max(F_i(t-1), max_j F_j(t-1) + alpha + degree w), by Monte Carlo",
                       "Lian et al. 2017; Assran et al. 2019", "constant exchange")
-    run = Prediction(step.value * c.steps, "s", "approximation", {"iterations": step.value * c.steps}, "steps x iteration")
+    run = Prediction(step.value * c.steps, "s", "approximation", {"iterations": step.value * c.steps}, "steps x iteration", step.source)
     return figures(c, step, run, c.steps, float(degree * c.workers * c.nbytes))
 
 
@@ -225,6 +225,9 @@ def dssp(c: Setting) -> Figures:
         a, b = quick[name], slow[name]
         out[name] = Prediction((a.value + b.value) / 2, "s", "approximation", {"SSP(upper)": a.value, "SSP(lower)": b.value},
                                "between SSP(upper) and SSP(lower)", "Zhao et al. 2019", b.assumptions, lower=a.value, upper=b.value)
+    each = out["seconds_per_iteration"]
+    images = c.workers * c.batch / each.value if each.value else math.inf
+    out["images_per_second"] = Prediction(images, "images/s", "approximation", {}, "n b / seconds_per_iteration", each.source)
     return {**out, **{k: quick[k] for k in ("clock_gap_max", "lead_max", "staleness_max")}}
 
 

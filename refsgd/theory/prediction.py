@@ -10,6 +10,7 @@ from typing import Any, Literal
 from refsgd.machine import Law
 
 Kind = Literal["exact", "approximation", "bound"]
+Side = Literal["", "lower", "upper"]
 
 
 class DomainError(ValueError):
@@ -54,7 +55,7 @@ class Prediction:
     source: str = ""
     assumptions: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
-    bound: Literal["", "lower", "upper"] = ""
+    bound: Side = ""
     lower: float | None = None
     upper: float | None = None
 

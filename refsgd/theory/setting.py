@@ -9,7 +9,7 @@ from typing import Any
 
 from refsgd.machine import Law, Machine
 from refsgd.theory import iteration, server
-from refsgd.theory.prediction import Kind, Prediction, check_law
+from refsgd.theory.prediction import Kind, Prediction, Side, check_law
 from refsgd.theory.stragglers import mean_of_maximum, sum_law
 
 Figures = dict[str, Prediction]
@@ -87,7 +87,7 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     images = Prediction(c.workers * c.batch / step.value if step.value else math.inf, "images/s", step.kind,
                         {"images per iteration": float(c.workers * c.batch), "iteration": step.value},
                         "n b / seconds_per_iteration", step.source, step.assumptions,
-                        {"images per iteration": "images", "iteration": "s"})
+                        {"images per iteration": "images", "iteration": "s"}, _flipped(step.bound))
     out = {
         "seconds_per_iteration": step, "images_per_second": images, "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
@@ -97,6 +97,12 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     if run.value > 0 and math.isfinite(run.value):
         out.update(_idleness(c, step, run))
     return out
+
+
+def _flipped(bound: Side) -> Side:
+    """A lower bound of a time is an upper bound of a rate."""
+    opposite: dict[Side, Side] = {"lower": "upper", "upper": "lower", "": ""}
+    return opposite[bound]
 
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:

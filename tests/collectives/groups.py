@@ -36,12 +36,12 @@ def sums(run):
     return [run.values[name] for name in run.trace.nodes]
 
 
-def check_each_part_counts_once(collective, n, d, **options):
+def check_each_part_counts_once(collective, n, d, machine=None, seed=0, **options):
     """Rank i hands in 8^i (or twice that): in base 8 every digit of every element of the sum is the count of a rank's part."""
     factor = 1 + np.arange(d) % 2  # neighbours differ, so that a chunk in the wrong place is seen
     xs = [factor * 8.0**i for i in range(n)]
     before = [x.copy() for x in xs]
-    run = together(collective, xs, **options)
+    run = staggered(collective, xs, machine, seed, **options) if machine else together(collective, xs, **options)
     want = factor * float(sum(8**i for i in range(n)))
     for total in sums(run):
         assert total.shape == (d,) and total.dtype == np.float64

@@ -113,15 +113,15 @@ def same(a, b):
 def test_seconds_equal_the_formula_or_respect_the_bound(name, n):
     for link in LINKS:
         seconds, formula, how = measured(ALLREDUCE[name], n, *link)[0], EXACT[name](n, *link), kind(name, n, *link)
-        assert (how == "none" or same(seconds, formula) or how == "upper" and seconds < formula
-                or how == "lower" and seconds > formula), (link, seconds, formula, how)
+        assert (how == "none" or same(seconds, formula) or (how == "upper" and seconds < formula)
+                or (how == "lower" and seconds > formula)), (link, seconds, formula, how)
 
 
 @given(name=st.sampled_from([*EXACT]), n=st.integers(2, 17), latency=st.floats(0, 2), reduction=st.sampled_from([0.0, 0.3, 1.0]))
 def test_seconds_at_any_latency(name, n, latency, reduction):
     seconds, formula = measured(ALLREDUCE[name], n, latency, 1.0, reduction)[0], EXACT[name](n, latency, 1.0, reduction)
     how = kind(name, n, latency, 1.0, reduction)
-    assert how == "none" or same(seconds, formula) or (seconds < formula) == (how == "upper") and how != "exact"
+    assert how == "none" or same(seconds, formula) or ((seconds < formula) == (how == "upper") and how != "exact")
 
 
 @pytest.mark.parametrize("name,n,link", [
@@ -156,7 +156,7 @@ def test_the_parts_of_an_allreduce(n):
         assert same(measured(all_gather, n, a, w, c)[0], (n - 1) * (a + w))  # each rank's chunk is a whole vector here
         assert same(measured(broadcast, n, a, w, c)[0], low * a + high * w)
         seconds = measured(reduce, n, a, w, c)[0]
-        assert same(seconds, high * (a + w + c)) or f and seconds < high * (a + w + c)
+        assert same(seconds, high * (a + w + c)) or (f and seconds < high * (a + w + c))
         seconds, run = measured(lambda me, peers, x: barrier(me, peers), n, a, w, c)
         assert same(seconds, high * a) and run.trace.messages == n * high and not any(run.trace.bytes_sent.values())
 

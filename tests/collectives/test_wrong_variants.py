@@ -61,6 +61,17 @@ def doubling_without_fold(me, peers, x):
     return x
 
 
+def doubling_with_anybody(me, peers, x):
+    """WRONG: "the partner's message is the next to arrive": a partner of a later round may be faster."""
+    distance = 1
+    while distance < len(peers):
+        yield Send(peers[me ^ distance], Part(x))
+        _, (other,) = yield Recv(Part)
+        x = yield Compute(np.add, x, other, kind="reduction")
+        distance *= 2
+    return x
+
+
 def tree_in_order_of_arrival(me, peers, x):
     """WRONG: children are added as they come: the sum depends on the network."""
     for _ in children(me, len(peers)):
@@ -115,6 +126,13 @@ def test_a_missing_fold_is_caught_only_where_n_is_no_power_of_two():
     check_each_part_counts_once(doubling_without_fold, 8, 5)
     with pytest.raises(AssertionError):
         check_each_part_counts_once(doubling_without_fold, 6, 5)
+
+
+def test_receiving_from_anybody_is_caught_when_ranks_do_not_start_together():
+    check_each_part_counts_once(doubling_with_anybody, 8, 5, Machine(latency=0.1))
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            check_each_part_counts_once(doubling_with_anybody, 8, 5, Machine(compute="exponential(1)"), seed)
 
 
 def test_a_sum_in_order_of_arrival_is_caught_by_a_second_schedule():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -267,3 +268,59 @@ def test_frames_of_others_end_the_run_with_their_origin():
             run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
     finally:
         del processes.NETWORKS["noisy"]
+
+
+def test_a_repeated_frame_ends_the_run():
+    """Each message of a channel has its number: what comes twice, or too early, changes no run."""
+    def sends():
+        yield Send("peer1", Data(1))
+        yield Recv(Data)
+
+    def receives():
+        while True:
+            yield Recv(Data)
+
+    class Repeats(tcp.Listeners):
+        def connect(self, host):
+            sockets = super().connect(host)
+            post = sockets.post
+            sockets.post = lambda *message: (post(*message), post(*message))
+            return sockets
+
+    processes.NETWORKS["repeats"] = Repeats
+    try:
+        with pytest.raises(processes.RunFailed, match=r"peer1 .*message 0 of peer0 to peer1 came twice or out of turn"):
+            run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats", deadline=5.0)
+    finally:
+        del processes.NETWORKS["repeats"]
+
+
+def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, caplog):
+    """One byte a time, slower than the patience of the called side."""
+    monkeypatch.setattr(tcp, "CALL", 0.3)
+    listener = socket.create_server(("127.0.0.1", 0))
+    slow, done = socket.create_connection(listener.getsockname()), threading.Event()
+
+    def dawdle():
+        with contextlib.suppress(OSError):
+            for byte in tcp.MAGIC * 10:
+                slow.sendall(bytes([byte]))
+                if done.wait(0.05):
+                    break
+
+    def late():
+        done.wait(0.6)
+        out.append(tcp.call(listener.getsockname(), b"s" * 32, 1, 0, timeout=2.0))
+
+    out: list[Any] = []
+    threads = [threading.Thread(target=dawdle), threading.Thread(target=late)]
+    for thread in threads:
+        thread.start()
+    with caplog.at_level(logging.WARNING):
+        found = tcp.answer(listener, b"s" * 32, 0, {1}, timeout=5.0)
+    done.set()
+    for thread in threads:
+        thread.join()
+    close(slow, found, *out)
+    listener.close()
+    assert list(found) == [1] and any("has not proved itself within 0.3 s" in r.getMessage() for r in caplog.records)

@@ -177,6 +177,42 @@ def test_altered_frames_are_refused_or_have_the_right_size(data):
         assert sum(getattr(v, "nbytes", 0) for v in f.fields if isinstance(v, np.ndarray) and any(v.strides)) <= 80
 
 
+def recorded():
+    """Frames as runs send them: small and large, many kinds of fields, several in a row."""
+    rng = np.random.default_rng(0)
+    bodies = [Body(rng.standard_normal(n).astype(np.float32), more) for n in (0, 1, 100, 5000)
+              for more in (None, 3, (1, (2, "x")), np.float64(1), rng.integers(0, 9, (3, 4)), True)]
+    return [joined(body, number=k) for k, body in enumerate(bodies)]
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_altered_recordings_crash_nothing(count):
+    """Bytes changed, cut out, doubled, swapped, frames repeated: refused, or frames of a bounded size; seeded."""
+    frames, rng, refused = recorded(), np.random.default_rng(1), 0
+    for _ in range(count):
+        data = bytearray(b"".join(frames[k] for k in rng.integers(0, len(frames), 3)))
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(0, min(len(data), 400)))
+            end = at + int(rng.integers(1, 20))
+            how = rng.integers(0, 4)
+            if how == 0:
+                data[at] = rng.integers(0, 256)
+            elif how == 1:
+                del data[at:end]
+            elif how == 2:
+                data[at:at] = data[at:end]
+            else:
+                data[at:end] = rng.bytes(end - at)
+        try:
+            got = decode(bytes(data), piece=int(rng.integers(1, 5000)))
+        except WireError:
+            refused += 1
+        else:
+            assert all(sum(a.nbytes for a in f.fields if isinstance(a, np.ndarray) and any(a.strides)) <= 1 << 20
+                       for f in got)
+    assert refused > count // 4
+
+
 def test_the_overflow_queue_keeps_order_and_counts():
     """A stream that takes three bytes at a time, or none."""
     taken, room = bytearray(), [5]

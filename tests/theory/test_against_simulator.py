@@ -75,12 +75,12 @@ def test_random_times(compute, name, n, k, options):
     """Exact figures within 4.5 standard errors of eight runs, on latency only (and BSP with bandwidth)."""
     machine = Machine(compute=compute, latency=0.002, bandwidth=1e6 if name == "bsp" else math.inf)
     p, runs = table(name, machine, n, k, 60, **options), traces(name, machine, n, k, 60, 8, **options)
-    for key, values in (("seconds", [t.seconds for t in runs]), ("staleness_mean", [np.mean([tau for _, tau in t.staleness]) for t in runs]),
-                        ("idle_ratio", [t.idle_ratio for t in runs])):
+    ages = [np.mean([tau for _, tau in t.staleness]) for t in runs]
+    for key, values in (("seconds", [t.seconds for t in runs]), ("staleness_mean", ages), ("idle_ratio", [t.idle_ratio for t in runs])):
         error = np.std(values) / math.sqrt(len(values) - 1)
         tolerance = 4.5 * error + 0.004 * p[key].value  # 0.4 %: the ratio of means, and the sampling of the formula
         assert abs(p[key].value - np.mean(values)) <= tolerance, key
-    assert p["seconds"].kind == "exact" or (name == "asp" and compute.startswith("uniform")) or name == "asp"
+    assert p["seconds"].kind == "exact" or name == "asp"
 
 
 def errors(name, n, k, options, compute, latency, bandwidth, update, collocated=False):

@@ -51,7 +51,8 @@ def test_fixed_times_reach_the_bound(n, k, w, alpha, u):
 
 
 @pytest.mark.parametrize("text", ["exponential(1)", "uniform(0.5,1.5)", "gamma(1,4)"])
-@pytest.mark.parametrize("n,k,w,u", [(2, 1, 0.3, 0.0), (4, 1, 0.25, 0.0), (8, 1, 0.1, 0.0), (8, 2, 0.4, 0.0), (6, 1, 0.02, 0.2), (8, 1, 0.3, 0.0)])
+@pytest.mark.parametrize("n,k,w,u", [
+    (2, 1, 0.3, 0.0), (4, 1, 0.25, 0.0), (8, 1, 0.1, 0.0), (8, 2, 0.4, 0.0), (6, 1, 0.02, 0.2), (8, 1, 0.3, 0.0)])
 def test_mean_value_analysis_is_within_8_percent(text, n, k, w, u):
     law, steps = Law.parse(text), 500
     step = server.asp([law] * n, servers=k, transfer=w, latency=0.02, update=Law("fixed", (u,)))

@@ -1,0 +1,153 @@
+"""What is claimed of Downpour SGD (Dean et al., NIPS 2012, section 4.1)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import asp, downpour, sequential
+from refsgd.algorithms.parameter_server import Push
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Node, Send
+from refsgd.machine import Machine
+from refsgd.problems import integer_gradients
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import explore
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
+
+periods = {"push_every": st.integers(1, 4), "fetch_every": st.integers(1, 4)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_periods_of_one_are_asp_bit_for_bit(seed, momentum):
+    """A fetch right behind its push reads what ASP's answer holds; where bytes take no time nothing comes between the two."""
+    problem, sgd, machine = curved(), SGD(0.1, momentum, 0.01), Machine(compute="exponential(1)", latency=0.2, update="fixed(0.1)")
+    pulled, answered = (simulate(deploy(problem, 4, 15, sgd), machine, seed) for deploy in (downpour.downpour, asp.asp))
+    assert np.array_equal(final_parameters(pulled), final_parameters(answered))
+    assert pulled.trace.staleness == answered.trace.staleness
+
+
+def test_longer_periods_are_not_asp():
+    for options in ({"push_every": 2}, {"fetch_every": 2}):
+        assert not np.array_equal(final(downpour.downpour(curved(), 4, 15, SGD(0.1), **options)), final(asp.asp(curved(), 4, 15, SGD(0.1))))
+
+
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 8))
+def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, servers, steps):
+    problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
+    assert np.array_equal(final(downpour.downpour(problem, 1, steps, sgd, servers), machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
+
+
+def windows(problem, steps, push_every):
+    """Gradients in each push of one worker, read off unit gradients."""
+    sizes = []
+    deployment = downpour.downpour(problem, 1, steps, SGD(0.1), push_every=push_every, fetch_every=3)
+    for _ in moments(deployment, lambda node, effect, answer: sizes.append(float(effect.body.grad[0]))
+                     if isinstance(effect, Send) and isinstance(effect.body, Push) else None, FREE, 0):
+        pass
+    return sizes
+
+
+def test_the_first_window_has_one_gradient_and_the_last_what_is_left():
+    """The client pushes when step mod n_push = 0, so at step 0.  Off by one, and wrong: windows of 4, 4, 2."""
+    unit = constant(lambda rank, t: 1.0)
+    assert windows(unit, 10, 4) == [1, 4, 4, 1]
+    assert windows(unit, 9, 4) == [1, 4, 4]
+    assert windows(unit, 3, 1) == [1, 1, 1]
+    assert windows(unit, 1, 5) == [1]
+
+
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 9), workers=st.integers(1, 4), **periods)
+def test_every_gradient_reaches_the_servers_once(machine, seed, servers, steps, workers, push_every, fetch_every):
+    """Sum of pushed = sum of computed; integers, so exact in any order."""
+    problem, seen = recorded(integer_gradients(d=5, workers=workers))
+    x = final(downpour.downpour(problem, workers, steps, SGD(0.25), servers, push_every=push_every, fetch_every=fetch_every), machine, seed)
+    assert len(seen) == workers * steps
+    assert np.array_equal(x, problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
+
+
+def forgetful(program):
+    """WRONG: a worker that pushes its last gradient and forgets what it has accrued."""
+    answer, last = None, None
+    while True:
+        try:
+            effect = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(effect, Send) and isinstance(effect.body, Push):
+            object.__setattr__(effect, "body", effect.body._replace(grad=last))
+        answer = yield effect
+        last = answer if type(answer) is np.ndarray else last
+
+
+def test_a_lost_accrual_is_caught():
+    problem, seen = recorded(integer_gradients(d=5, workers=2))
+    wrong = dict(downpour.downpour(problem, 2, 8, SGD(0.25), push_every=3))
+    wrong = {name: Node(forgetful(node.main)) if name != "server0" else node for name, node in wrong.items()}
+    assert not np.array_equal(final(wrong), problem.x0 - np.float32(0.25) * sum(g for *_, g in seen))
+
+
+@given(machine=machines, seed=seeds, fetch_every=st.integers(1, 4))
+def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
+    """x = fetched - lr sum of local gradients since."""
+    problem, seen = recorded(curved())
+    simulate(downpour.downpour(problem, 4, 9, SGD(0.1), 2, push_every=2, fetch_every=fetch_every), machine, seed)
+    mine = {(rank, t): (x, g) for rank, t, x, g in seen}
+    for (rank, t), (x, _) in mine.items():
+        if t % fetch_every:
+            before, g = mine[rank, t - 1]
+            assert np.array_equal(x, before - np.float32(0.1) * g)
+
+
+def test_adagrad_divides_by_the_root_of_all_squares():
+    """Rate of an entry: lr / sqrt(sum of its squared pushes); an entry that never moved stays, without 0/0."""
+    sgd, x, squares = SGD(0.5), np.zeros(3, np.float32), np.zeros(3, np.float32)
+    x, squares = downpour.adagrad_step(sgd, x, squares, np.array([3, -4, 0], np.float32), 0)
+    assert np.array_equal(x, np.array([-0.5, 0.5, 0], np.float32))  # the first step is lr, whatever the scale
+    x, grown = downpour.adagrad_step(sgd, x, squares, np.array([4, 0, 0], np.float32), 1)
+    assert np.allclose(x, [-0.5 - 0.5 * 4 / 5, 0.5, 0]) and np.all(grown >= squares) and x.dtype == np.float32
+
+
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3))
+def test_adagrad_lives_with_the_slices(machine, seed, servers):
+    problem = curved(workers=1)
+    whole = final(downpour.downpour(problem, 1, 8, SGD(0.1), adagrad=True), LOCKSTEP)
+    assert np.array_equal(final(downpour.downpour(problem, 1, 8, SGD(0.1), servers, adagrad=True), machine, seed), whole)
+
+
+@pytest.mark.parametrize("workers, servers, steps, push, fetch", [(1, 1, 5, 1, 1), (4, 3, 10, 4, 3), (3, 9, 7, 2, 5), (2, 1, 0, 3, 2)])
+def test_bytes_are_a_model_per_push_and_per_fetch(workers, servers, steps, push, fetch):
+    pushes = -(-steps // push) + (steps > 1 and (steps - 1) % push > 0)  # windows that end at 0, push, ...; the rest
+    fetches = -(-steps // fetch)
+    trace = simulate(downpour.downpour(curved(workers=workers), workers, steps, SGD(0.1), servers, push_every=push, fetch_every=fetch), RANDOM).trace
+    assert sum(trace.bytes_sent.values()) == workers * 24 * (pushes + fetches)
+    assert trace.messages == workers * servers * (pushes + 2 * fetches)
+    assert all(count == workers * pushes for count in trace.updates.values())
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_staleness_grows_with_the_period_of_fetching(every):
+    """Mean (n - 1)(f + 1)/2 + (f - 1)/2 pushes, own ones counted, for equal workers; within 4 % at 12,000 pushes."""
+    n = 4
+    run = simulate(downpour.downpour(integer_gradients(d=1), n, 3000, SGD(0.0), fetch_every=every), FREE, observe=1)
+    taus = [tau for _, tau in run.trace.staleness]
+    assert np.mean(taus) == pytest.approx((n - 1) * (every + 1) / 2 + (every - 1) / 2, rel=0.04)
+
+
+def test_every_schedule_of_two_workers_loses_nothing():
+    problem = constant(lambda rank, t: 1.0 + rank)
+
+    def check(run):
+        assert np.array_equal(final_parameters(run), np.full(2, -0.25 * 2 * 3, np.float32))
+
+    for options in ({}, {"push_every": 2, "fetch_every": 2}):
+        assert explore(lambda: downpour.downpour(problem, 2, 2, SGD(0.25), **options), check).complete
+
+
+@pytest.mark.parametrize("momentum, options", [(0, {"push_every": 0}), (0, {"fetch_every": 0}), (0.9, {"adagrad": True})])
+def test_wrong_options_are_named(momentum, options):
+    with pytest.raises(ValueError, match="expected"):
+        downpour.downpour(curved(), 4, 1, SGD(0.1, momentum), **options)

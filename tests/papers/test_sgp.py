@@ -1,0 +1,214 @@
+"""What is claimed of stochastic gradient push: Assran et al., ICML 2019, algorithm 1, and of push-sum below it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import bsp, sequential, sgp
+from refsgd.algorithms.independent import graph_of, peers
+from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgp import Part
+from refsgd.effects import Compute, Mark, Recv, Send
+from refsgd.graphs import one_peer_exponential
+from refsgd.machine import Machine
+from refsgd.problems import Problem, integer_gradients, quadratic
+from refsgd.result import final_parameters
+from refsgd.runtimes.simulator import simulate
+from tests.ledger import Ledger
+from tests.strategies import machines, seeds
+
+MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
+GRAPHS = ["one-peer-exponential", "ring", "complete", "star", "torus"]
+
+
+def once(workers, d=8):
+    """Gradients in the first iteration only: what follows is averaging; x0 moves to the workers' centres."""
+    inner = quadratic(d=d, workers=workers, dtype=np.float64)
+    return Problem(inner.x0, lambda x, rank, t: inner.gradient(x, rank, t) * (t == 0), inner.loss)
+
+
+def replicas(run):
+    """z of every peer after each iteration, shape (steps, n, d); for at most 64 steps."""
+    xs = {name: [e.data["x"] for e in run.trace.marks("update") if e.node == name] for name in run.trace.nodes}
+    return np.array(list(xs.values())).swapaxes(0, 1)
+
+
+# -- the pseudo-code -------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_is_of_the_model_and_is_applied_to_the_numerator():
+    """Algorithm 1: gradient at z = x / w, update of x; then equal parts of x and w to oneself and the out-neighbours."""
+    problem, names = quadratic(d=2, workers=2), peers(2)
+    program = sgp.peer(0, names, problem, 2, SGD(1.0), lambda t: [[1], []] if t == 0 else [[], []])
+    compute = program.send(None)
+    update = program.send(np.float32([-2, -4]))
+    assert np.array_equal(compute.args[0], problem.x0) and np.array_equal(update.fn(*update.args)[0], [2, 4])
+    send = program.send(update.fn(*update.args))
+    assert send.to == "peer1" and np.array_equal(send.body.x, [1, 2]) and send.body.weight == np.float32(0.5)
+    mark = program.send(None)  # nobody sends to peer0
+    assert np.array_equal(mark.values["x"], [2, 4]), "half of the numerator over half of the weight"
+    program.send(None)
+    compute = program.send(None)
+    assert isinstance(compute, Compute) and np.array_equal(compute.args[0], [2, 4])
+
+
+# -- push-sum --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_one_peer_exponential_averages_exactly_after_log2_n_steps(k):
+    """Section 3 of the paper: after k steps each peer of n = 2^k holds the mean of all, and not before."""
+    xs = replicas(simulate(sgp.sgp(once(2**k), 2**k, k, SGD(1.0)), MACHINE))
+    mean = -np.mean([once(2**k).gradient(np.zeros(8), i, 0) for i in range(2**k)], axis=0)
+    assert np.allclose(xs[k - 1], mean, rtol=1e-12)
+    assert k == 1 or not np.allclose(xs[k - 2], mean, rtol=1e-2)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 6, 7])
+def test_it_is_not_exact_after_a_cycle_for_other_numbers_of_peers(workers):
+    steps = (workers - 1).bit_length()
+    xs = replicas(simulate(sgp.sgp(once(workers), workers, steps, SGD(1.0)), MACHINE))
+    assert not np.allclose(xs[-1], xs[-1][0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_models_agree_on_the_true_mean_on_any_graph(graph):
+    """Push-sum: z -> the mean of what the peers began with, also where degrees differ."""
+    problem = once(6)
+    xs = replicas(simulate(sgp.sgp(problem, 6, 60, SGD(1.0), graph=graph), MACHINE))
+    mean = -np.mean([problem.gradient(problem.x0, i, 0) for i in range(6)], axis=0)
+    assert np.allclose(xs[-1], mean, rtol=1e-6, atol=1e-6)
+
+
+def conserve(deployment, machine, seed, workers, lr):
+    """Run with books of every peer's (x, w), kept from its messages alone, and hold the program's models against them."""
+    names = peers(workers)
+    x, w, least = dict.fromkeys(names), dict.fromkeys(names, 1.0), [1.0]
+    moved = total = None
+
+    def asked(name, effect):
+        if isinstance(effect, Compute) and effect.kind == "gradient":
+            if x[name] is None:
+                x[name] = effect.args[0]
+            assert np.allclose(effect.args[0], x[name] / w[name], rtol=1e-9, atol=1e-9), "the gradient is at z = x / w"
+        if isinstance(effect, Send):
+            x[name], w[name] = x[name] - effect.body.x, w[name] - float(effect.body.weight)
+        if isinstance(effect, Mark) and effect.name == "update":
+            assert np.allclose(effect.values["x"], x[name] / w[name], rtol=1e-9, atol=1e-9), "what is kept is what was not sent"
+
+    def answered(name, effect, value):
+        nonlocal moved
+        if isinstance(effect, Compute) and effect.kind == "gradient":
+            x[name] = x[name] - lr * value
+            moved = lr * value + (0 if moved is None else moved)
+        if isinstance(effect, Recv):
+            x[name], w[name] = x[name] + value[1].x, w[name] + float(value[1].weight)
+
+    def check(ledger):
+        flying = [body for _, body in ledger.messages(Part)]
+        assert sum(w.values()) + sum(float(part.weight) for part in flying) == pytest.approx(workers), "sum of w = n"
+        least.append(min(w.values()))
+
+    run = simulate(Ledger(deployment, check, asked, answered).deployment, machine, seed)
+    assert min(least) > 0
+    if moved is not None:
+        total = sum(float(w[name]) * z for name, z in run.values.items())
+        assert np.allclose(total, -moved, rtol=1e-9, atol=1e-9), "sum of x = sum of x0 - lr sum of g"
+    return run, w
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6), graph=st.sampled_from(GRAPHS))
+def test_weights_sum_to_n_and_numerators_move_only_by_gradients(machine, seed, workers, steps, graph):
+    problem = quadratic(d=3, workers=workers, noise=1.0, dtype=np.float64)
+    run, _ = conserve(sgp.sgp(problem, workers, steps, SGD(0.25), graph=graph), machine, seed, workers, 0.25)
+    reference = simulate(sgp.sgp(problem, workers, steps, SGD(0.25), graph=graph), MACHINE)
+    assert all(np.array_equal(run.values[name], reference.values[name]) for name in peers(workers)), "under any schedule"
+    for i, name in enumerate(peers(workers)):
+        near = [one_peer_exponential(workers, t)[i] if graph not in ("ring", "complete", "star", "torus")
+                else graph_of(graph, workers)[i] for t in range(steps)]
+        assert run.trace.bytes_sent[name] == sum(map(len, near)) * (8 * 3 + 8), "x and w in one message"
+
+
+def test_where_everybody_hears_as_much_as_he_says_all_weights_are_1():
+    for graph in ("one-peer-exponential", "ring", "torus"):
+        _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph=graph), MACHINE, 0, 6, 0.25)
+        assert list(w.values()) == pytest.approx([1.0] * 6)
+    _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph="star"), MACHINE, 0, 6, 0.25)
+    assert max(w.values()) > 2, "the hub of a star is told more than it says"
+
+
+def test_float32_models_stay_float32_and_a_message_is_m_plus_4_bytes():
+    run = simulate(sgp.sgp(quadratic(d=3, workers=4), 4, 5, SGD(0.1)), MACHINE)
+    assert all(x.dtype == np.float32 for x in run.values.values())
+    assert sum(run.trace.bytes_sent.values()) == 4 * 5 * (4 * 3 + 4)
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_on_the_complete_graph_it_is_bsp_bit_for_bit(workers):
+    """P = 11'/n."""
+    problem, sgd = integer_gradients(workers=workers), SGD(0.25)
+    synchronous = final_parameters(simulate(bsp.bsp(problem, workers, 8, sgd)))
+    assert all(np.array_equal(x, synchronous) for x in simulate(sgp.sgp(problem, workers, 8, sgd, graph="complete")).values.values())
+
+
+def test_one_peer_is_sequential_sgd_bit_for_bit():
+    problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, 0.9, 0.01)
+    run = simulate(sgp.sgp(problem, 1, 20, sgd), MACHINE)
+    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd))))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 6])
+def test_equal_models_without_gradients_stay_the_same_bits(workers):
+    """Halving is exact, so one message per step keeps every bit; thirds would not."""
+    problem = Problem(np.float32([0.1, -1 / 3, 1e-30]), lambda x, rank, t: 0 * x, lambda x: 0.0)
+    assert all(np.array_equal(x, problem.x0) for x in simulate(sgp.sgp(problem, workers, 9, SGD(0.1)), MACHINE).values.values())
+
+
+# -- wrong programs --------------------------------------------------------------------------------------------
+
+
+def wrong_peer(gradient_at_numerator=False, weight_stays=False, keeps_all=False, scales_step=False):
+    """SGP with one thing wrong."""
+    def peer(rank, names, problem, steps, sgd, out):
+        x, w = problem.x0, 1.0
+        for t in range(steps):
+            at = x if gradient_at_numerator else x / w
+            g = yield Compute(problem.gradient, at, rank, t)
+            x = x - np.float32(sgd.lr) * (w if scales_step else 1.0) * g
+            to = out(t)
+            part = Part(x / (len(to[rank]) + 1), np.float64(w / (len(to[rank]) + 1)))
+            for j in to[rank]:
+                yield Send(names[j], part)
+            x, w = (x, w) if keeps_all else part
+            for j in range(len(names)):
+                if rank in to[j]:
+                    _, (dx, dw) = yield Recv(Part, src=names[j])
+                    x, w = x + dx, w + dw
+            w = 1.0 if weight_stays else w
+            yield Mark("update", slice=0, version=t, reads=(), t=t, x=x / w)
+        return x / w
+    return peer
+
+
+@pytest.mark.parametrize("wrong", [
+    {"gradient_at_numerator": True},  # WRONG: gradient at x; the same on regular graphs, where every w is 1
+    {"weight_stays": True},  # WRONG: plain averaging of parts, as if rows summed to 1 too
+    {"keeps_all": True},  # WRONG: sends parts and forgets to give them away
+    {"scales_step": True},  # WRONG: the step is scaled by w, so that z instead of x moves by -lr g
+])
+def test_a_wrong_push_is_caught_where_degrees_differ(monkeypatch, wrong):
+    problem = quadratic(d=3, workers=5, noise=1.0, dtype=np.float64)
+    monkeypatch.setattr(sgp, "peer", wrong_peer())
+    conserve(sgp.sgp(problem, 5, 9, SGD(0.25), graph="star"), MACHINE, 0, 5, 0.25)
+    monkeypatch.setattr(sgp, "peer", wrong_peer(**wrong))
+    with pytest.raises(AssertionError):
+        conserve(sgp.sgp(problem, 5, 9, SGD(0.25), graph="star"), MACHINE, 0, 5, 0.25)
+
+
+def test_an_unknown_graph_is_named():
+    with pytest.raises(ValueError, match="graph 'exponential-growth'; expected one of"):
+        sgp.sgp(integer_gradients(), 4, 1, SGD(0.1), graph="exponential-growth")

@@ -1,0 +1,112 @@
+"""What is claimed of n-softsync (Gupta, Zhang and Wang, ICDM 2016)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import asp, bsp, softsync
+from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.machine import Machine
+from refsgd.problems import integer_gradients
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import explore
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), servers=st.integers(1, 3), steps=st.integers(0, 6),
+       momentum=st.sampled_from([0.0, 0.9]))
+def test_as_many_splits_as_workers_is_asp_bit_for_bit(machine, seed, workers, servers, steps, momentum):
+    """n = lambda, so c = 1; the same schedule too."""
+    problem, sgd = curved(workers=workers), SGD(0.1, momentum, 0.01)
+    soft, plain = (simulate(deployment, machine, seed) for deployment in (
+        softsync.softsync(problem, workers, steps, sgd, servers, splitting=workers), asp.asp(problem, workers, steps, sgd, servers)))
+    assert np.array_equal(final_parameters(soft), final_parameters(plain))
+    assert soft.trace.seconds == plain.trace.seconds and soft.trace.staleness == plain.trace.staleness
+
+
+@pytest.mark.parametrize("machine", [LOCKSTEP, RANDOM])
+def test_one_split_is_not_bsp(machine):
+    """There is no barrier: staleness is not 0, not even in lockstep, where all but the last push of a step are answered before it."""
+    soft, sync = (simulate(deploy(curved(), 4, 12, SGD(0.1)), machine) for deploy in (softsync.softsync, bsp.bsp))
+    assert not np.array_equal(final_parameters(soft), final_parameters(sync))
+    assert soft.trace.updates == sync.trace.updates and max(tau for _, tau in soft.trace.staleness) >= 1
+
+
+def test_a_fast_worker_may_give_two_gradients_of_one_update():
+    trace = simulate(softsync.softsync(curved(), 4, 12, SGD(0.1)), Machine(compute="fixed(1)", speeds=(9,))).trace
+    assert any(len({w for w, _ in e.data["reads"]}) < 4 for e in trace.marks("update"))
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), split=st.integers(1, 5), servers=st.integers(1, 3), steps=st.integers(0, 7))
+def test_every_gradient_is_used_once_c_at_a_time(machine, seed, workers, split, servers, steps):
+    """version = floor(pushes / c); the last update takes what is left."""
+    split = min(split, workers)
+    c, problem = workers // split, integer_gradients(d=7, workers=workers)
+    trace = simulate(softsync.softsync(problem, workers, steps, SGD(0.25), servers, splitting=split), machine, seed).trace
+    total = workers * steps
+    for k in range(servers):
+        updates = [e for e in trace.marks("update") if e.data["slice"] == k]
+        assert [len(e.data["reads"]) for e in updates] == [c] * (total // c) + [total % c] * (total % c > 0)
+        counts = [w for e in updates for w, _ in e.data["reads"]]
+        assert all(counts.count(w) == steps for w in trace.workers)
+        order = [[int(w.removeprefix("worker")) for w, _ in e.data["reads"]] for e in updates]
+        assert all(ranks == sorted(ranks) for ranks in order), "added in worker order"
+    assert min((tau for _, tau in trace.staleness), default=0) >= 0
+    assert sum(trace.bytes_sent.values()) == 2 * total * 28 and trace.messages == 2 * total * servers
+
+
+@pytest.mark.parametrize("splitting, c", [(1, 6), (2, 3), (3, 2), (4, 1), (6, 1)])
+def test_mean_staleness_is_the_others_pushes_over_c(splitting, c):
+    """(n - 1)/c updates at any speeds; the paper measures about `splitting`.  3 % at 12,000 pushes."""
+    run = simulate(softsync.softsync(integer_gradients(d=1), 6, 2000, SGD(0.0), splitting=splitting), FREE, observe=1)
+    assert np.mean([tau for _, tau in run.trace.staleness]) == pytest.approx(5 / c, rel=0.03)
+
+
+def test_an_update_is_the_mean_not_the_sum():
+    """(1/c) sum of c gradients, so unit gradients move by lr an update."""
+    unit = constant(lambda rank, t: 1.0)
+    for splitting, c in ((1, 4), (2, 2), (4, 1)):
+        assert np.allclose(final(softsync.softsync(unit, 4, 6, SGD(0.5), splitting=splitting)), -0.5 * 24 / c)
+
+
+def late_server(x, pushes, sgd, size):
+    """WRONG: keeps gradients while fewer than or exactly c are held, so an update has c + 1."""
+    v, version, kept = sgd.start(x), 0, []
+    for left in reversed(range(pushes)):
+        w, push = yield Recv(Push)
+        kept.append((w, push))
+        if len(kept) > size or not left:
+            x, v = yield Compute(bsp.update, sgd, x, v, [push for _, push in kept], version, "mean", kind="update")
+            yield Mark("update", slice=0, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
+            version, kept = version + 1, []
+        yield Send(w, Model(x, version))
+    return x
+
+
+def test_an_off_by_one_in_the_window_is_caught():
+    problem, (ws, ss) = integer_gradients(), names(4, 1)
+    wrong = {w: Node(worker(i, ss, problem, 6)) for i, w in enumerate(ws)} | {"server0": Node(late_server(problem.x0, 24, SGD(0.25), 2))}
+    trace = simulate(wrong, FREE).trace
+    assert trace.updates != {"server0": 24 // 2}
+    assert np.mean([tau for _, tau in trace.staleness]) < 0.9 * np.mean(
+        [tau for _, tau in simulate(softsync.softsync(problem, 4, 6, SGD(0.25), splitting=2), FREE).trace.staleness])
+
+
+def test_every_schedule_of_two_workers():
+    def check(run):
+        assert all(len(e.data["reads"]) == 2 for e in run.trace.marks("update"))
+        assert all(0 <= tau <= 2 for _, tau in run.trace.staleness)
+
+    report = explore(lambda: softsync.softsync(curved(workers=2), 2, 2, SGD(0.1)), check)
+    assert report.complete and report.runs > 1
+
+
+@pytest.mark.parametrize("splitting", [0, 5])
+def test_a_wrong_splitting_is_named(splitting):
+    with pytest.raises(ValueError, match="expected 1 to 4"):
+        softsync.softsync(curved(), 4, 1, SGD(0.1), splitting=splitting)

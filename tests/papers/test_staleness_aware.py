@@ -1,0 +1,148 @@
+"""What is claimed of staleness-aware SGD (Zhang et al., IJCAI 2016; Odena, arXiv:1601.04033)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import asp, sequential, softsync, staleness_aware
+from refsgd.algorithms.parameter_server import Model, Push
+from refsgd.algorithms.sgd import SGD
+from refsgd.machine import Machine
+from refsgd.problems import Problem
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import explore
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+from tests.watching import LOCKSTEP, RANDOM, constant, curved, final
+
+EMPTY = (np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.float32))
+ONES = np.ones(2, np.float32)
+
+
+def divisor(tau, version=100):
+    push, _ = staleness_aware.divided(Push(ONES, 1, version - tau), version, EMPTY, "zhang")
+    return 1 / float(push.grad[0])
+
+
+def test_the_rate_falls_with_staleness_and_is_never_raised():
+    """lr / tau for tau >= 1, else lr."""
+    assert [divisor(tau) for tau in range(5)] == pytest.approx([1, 1, 2, 3, 4])
+    rates = [1 / divisor(tau) for tau in range(30)]
+    assert rates == sorted(rates, reverse=True) and max(rates) == 1
+
+
+def test_one_over_tau_plus_one_is_another_rule():
+    """WRONG, yet in use: r / (tau + 1) halves the rate of a gradient that missed a single update."""
+    assert divisor(1) == 1 != 1 + 1
+
+
+@given(seed=seeds, steps=st.integers(0, 8), servers=st.integers(1, 3), momentum=st.sampled_from([0.0, 0.9]))
+def test_staleness_of_at_most_one_is_asp_bit_for_bit(seed, steps, servers, momentum):
+    """Two workers in lockstep: tau is 0 once and then 1."""
+    problem, sgd = curved(workers=2), SGD(0.1, momentum, 0.01)
+    run = simulate(staleness_aware.staleness_aware(problem, 2, steps, sgd, servers), LOCKSTEP, seed)
+    assert max((tau for _, tau in run.trace.staleness), default=0) <= 1
+    assert np.array_equal(final_parameters(run), final(asp.asp(problem, 2, steps, sgd, servers), LOCKSTEP, seed))
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5))
+def test_it_is_softsync_where_staleness_stays_below_two(machine, seed, workers):
+    """On top of n-softsync, whatever c."""
+    problem, sgd = curved(workers=workers), SGD(0.1, 0.9)
+    soft, aware = (simulate(deploy(problem, workers, 6, sgd, splitting=1), machine, seed)
+                   for deploy in (softsync.softsync, staleness_aware.staleness_aware))
+    assert soft.trace.staleness == aware.trace.staleness, "the schedule is the same"
+    fresh = max(tau for _, tau in soft.trace.staleness) <= 1
+    assert np.array_equal(final_parameters(soft), final_parameters(aware)) or not fresh
+
+
+def test_a_constant_staleness_is_the_rate_divided_by_it():
+    """Five workers in lockstep: tau = 0, 1, 2, 3 and then always 4."""
+    tail = constant(lambda rank, t: float(t > 0))
+    run = simulate(staleness_aware.staleness_aware(tail, 5, 9, SGD(0.5)), LOCKSTEP)
+    assert {tau for _, tau in run.trace.staleness[5:]} == {4}
+    assert np.allclose(final_parameters(run), -0.5 / 4 * 5 * 8)
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), split=st.integers(1, 4), servers=st.integers(1, 2))
+def test_each_gradient_has_its_own_rate_before_the_mean(machine, seed, workers, split, servers):
+    """Unit gradients add up to the sum over updates of (1/c) sum of 1/max(1, tau), exactly what the trace says of tau."""
+    split = min(split, workers)
+    unit = constant(lambda rank, t: 1.0)
+    run = simulate(staleness_aware.staleness_aware(unit, workers, 6, SGD(0.5), servers, splitting=split), machine, seed)
+    for k in range(servers):
+        updates = [e.data for e in run.trace.marks("update") if e.data["slice"] == k]
+        moved = sum(np.mean([1 / max(1, e["version"] - read) for _, read in e["reads"]]) for e in updates)
+        assert final_parameters(run)[k] == pytest.approx(-0.5 * moved, rel=1e-5)
+
+
+def test_one_rate_for_a_whole_update_is_caught():
+    """WRONG: divides the mean by the mean staleness."""
+    pushes = [Push(ONES, 1, 10), Push(5 * ONES, 1, 6)]
+    right = staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0]
+    assert np.allclose(right, -(1 + 5 / 4) / 2)
+    assert not np.allclose(right, -3 / np.mean([1, 4]))
+
+
+def test_a_mean_over_images_weighs_the_divided_gradients():
+    pushes = [Push(ONES, 3, 10), Push(4 * ONES, 1, 8)]
+    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0], -(3 * 1 + 1 * 2) / 4)
+
+
+@given(machine=machines, seed=seeds, steps=st.integers(0, 6), servers=st.integers(1, 3))
+def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, servers):
+    problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
+    aware = staleness_aware.staleness_aware(problem, 1, steps, sgd, servers)
+    assert np.array_equal(final(aware, machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
+
+
+def test_odena_divides_by_the_deviation_of_each_parameter():
+    """s follows sqrt(E[g^2] - E[g]^2): a noisy parameter gets a smaller rate than a steady one, and tau divides as well."""
+    moments, rng = EMPTY, np.random.default_rng(0)
+    for t in range(200):
+        push, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32), 1, t), t, moments, "odena")
+    assert moments[2][0] < 0.05 and moments[2][1] == pytest.approx(2, abs=0.8)
+    fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad for tau in (1, 3))
+    assert np.allclose(fresh, 3 * stale) and fresh[0] > 10 * fresh[1]
+
+
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3))
+def test_odena_stays_finite_and_float32(machine, seed, servers):
+    x = final(staleness_aware.staleness_aware(curved(), 4, 6, SGD(0.001), servers, rule="odena"), machine, seed)
+    assert np.all(np.isfinite(x)) and x.dtype == np.float32
+
+
+def test_an_old_gradient_harms_less_than_in_asp():
+    """A quadratic at a rate where constant staleness 7 makes ASP diverge (2 sin(pi/30) = 0.209 is its limit)."""
+    steep = Problem(np.ones(1, np.float32), lambda x, rank, t: x, lambda x: float(x[0] ** 2))
+    sizes = [abs(float(final(deploy(steep, 8, 60, SGD(0.3)), LOCKSTEP)[0])) for deploy in (asp.asp, staleness_aware.staleness_aware)]
+    assert sizes[0] > 10 and sizes[1] < 1e-3
+
+
+def test_bytes_are_those_of_asp():
+    for machine in (RANDOM, Machine(compute="fixed(1)")):
+        a, b = (simulate(deploy(curved(), 4, 5, SGD(0.1), 2), machine).trace.bytes_sent for deploy in (asp.asp, staleness_aware.staleness_aware))
+        assert a == b and sum(a.values()) == 2 * 4 * 5 * 24
+
+
+def test_every_schedule_of_three_workers_gives_no_larger_step_than_asp():
+    unit = constant(lambda rank, t: 1.0)
+
+    def check(run):
+        taus = [tau for _, tau in run.trace.staleness]
+        assert final_parameters(run)[0] == pytest.approx(-sum(1 / max(1, tau) for tau in taus)) and min(taus) >= 0
+        assert final_parameters(run)[0] >= -6
+
+    report = explore(lambda: staleness_aware.staleness_aware(unit, 3, 2, SGD(1.0)), check, max_runs=3000)
+    assert report.runs > 10
+
+
+@pytest.mark.parametrize("options", [{"splitting": 0}, {"splitting": 5}, {"rule": "adam"}])
+def test_wrong_options_are_named(options):
+    with pytest.raises(ValueError, match="expected"):
+        staleness_aware.staleness_aware(curved(), 4, 1, SGD(0.1), **options)
+
+
+def test_the_worker_is_that_of_asp():
+    assert staleness_aware.worker is asp.worker and staleness_aware.Model is Model

@@ -1,0 +1,53 @@
+"""Vectors in name only: the same times and bytes as real ones, for models that would not fit."""
+
+import time
+
+import numpy as np
+import pytest
+
+import refsgd
+from refsgd.algorithms import CATALOGUE
+from refsgd.machine import Machine
+from refsgd.phantom import Phantom, phantom
+from refsgd.problems import quadratic
+
+MACHINE = Machine(compute="exponential(0.1)", latency=0.001, bandwidth=1e6)
+#: these look at the entries of what they send, or at shared memory
+LOOKS_INSIDE = ("approximate", "hogwild")
+
+
+@pytest.mark.parametrize("name", [n for n in CATALOGUE if n not in LOOKS_INSIDE])
+def test_a_phantom_takes_the_time_and_the_bytes_of_a_vector(name):
+    workers = 1 if name == "sequential" else 4
+    real = refsgd.run(name, quadratic(d=1003, workers=4), workers=workers, steps=5, machine=MACHINE).measured
+    timed = refsgd.run(name, phantom(1003), workers=workers, steps=5, machine=MACHINE).measured
+    for key in ("seconds", "bytes_sent", "messages", "idle_ratio", "staleness"):
+        assert timed[key] == real[key], key
+
+
+def test_a_model_of_vgg_16_is_timed_without_being_allocated():
+    result = refsgd.run("bsp", net="phantom:138357544", data="none", workers=16, servers=4, steps=10,
+                        machine=Machine(compute="fixed(1)", bandwidth=125e6))
+    w = 4 * 138357544 / 125e6
+    assert result.measured["seconds_per_iteration"] == pytest.approx(1 + (16 / 4 + 1) * w, rel=0.1)
+    assert result.parameters_sha256 == ""
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp"])
+def test_a_thousand_workers_are_simulated_in_seconds(name):
+    started = time.perf_counter()
+    result = refsgd.run(name, net="phantom:25557032", data="none", workers=1000, servers=8, steps=2,
+                        machine=Machine(compute="exponential(1)", bandwidth=1.25e9))
+    assert result.measured["updates"] == (2 if name == "bsp" else 2000)
+    assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("act", [lambda x: x[3], lambda x: np.linalg.norm(x), lambda x: x + Phantom(3), lambda x: np.add.reduce(x)])
+def test_what_needs_contents_is_refused(act):
+    with pytest.raises((TypeError, ValueError), match="expected"):
+        act(Phantom(10))
+
+
+def test_a_phantom_does_not_run_as_processes():
+    with pytest.raises(ValueError, match="expected the simulator"):
+        refsgd.run("bsp", net="phantom:1000", data="none", steps=1, runtime="processes")
