@@ -1,4 +1,4 @@
-"""The command line: ``refsgd compare``, ``run``, ``predict``, ``replay``, ``explore``, ``check``, ``list``."""
+"""The command line: ``refsgd compare``, ``run``, ``predict``, ``replay``, ``explore``, ``check``, ``calibrate``, ``list``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from refsgd.experiment import (
     replay,
     run,
 )
-from refsgd.machine import FAMILIES, Law, Machine
+from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,6 +63,8 @@ def _common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where = parser.add_argument_group("machine")
     where.add_argument("--workers", type=int, default=4, metavar="N", help="default 4")
     where.add_argument("--servers", type=int, default=1, metavar="K", help="parameter servers, a slice each (default 1)")
+    where.add_argument("--machine", metavar="FILE|PRESET",
+                       help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the flags below change it")
     where.add_argument("--compute", metavar="LAW",
                        help=f"seconds of one gradient, default {DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
                        "Laws: " + "; ".join(f.help for f in FAMILIES.values()))
@@ -164,6 +166,13 @@ def build_parser() -> argparse.ArgumentParser:
                    "or the name of an algorithm of the catalogue")
     p.add_argument("--no-processes", action="store_true", help="leave real processes out")
 
+    p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
+                            description="Measures gradient times by batch, update time, latency and bandwidth of each transport, in under "
+                            "30 s for the small nets, and writes a machine file that every command accepts.")
+    p.add_argument("--net", default="tiny", metavar="NAME", help="net (default tiny)")
+    p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B", help=f"whose gradient time is used (default {DEFAULT_BATCH})")
+    p.add_argument("--output", default="machine.json", metavar="PATH", help="default machine.json; - for standard output alone")
+
     commands.add_parser("list", help="algorithms, nets, data sets and laws")
     return parser
 
@@ -196,7 +205,10 @@ def _described(args: argparse.Namespace) -> Machine:
             said["speeds"] = tuple(float(s) for s in args.speeds.split(","))
         except ValueError:
             raise Usage(f"speeds {args.speeds!r}; expected numbers separated by commas, e.g. 1,1,4") from None
-    said["collocated"] = args.collocated
+    if args.collocated:
+        said["collocated"] = True
+    if args.machine is not None:
+        return load_machine(args.machine).with_(**said)
     return Machine(**said) if args.compute is not None else DEFAULT_MACHINE.with_(**said)
 
 
@@ -360,6 +372,20 @@ def _explore(args: argparse.Namespace) -> None:
                             walks=args.walks, seed=args.seed, **own))
 
 
+def _calibrate(args: argparse.Namespace) -> None:
+    from refsgd.calibration import calibrate
+    from refsgd.nn import nets
+
+    if args.net not in nets.NAMES:
+        raise Usage(f"net {args.net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
+    if args.batch < 1:
+        raise Usage(f"batch {args.batch}; expected at least 1 image")
+    found = calibrate(args.net, args.batch)
+    if args.output != "-":
+        print(found.summary())
+    _write(args.output, found.to_json())
+
+
 def _check(args: argparse.Namespace) -> None:
     from refsgd.testing import check
 
@@ -422,6 +448,9 @@ def _list(args: argparse.Namespace) -> None:
         print(f"  {name:12} {first_line(name)}" + (f" [{own}]" if own else ""))
     print("nets\n  " + ", ".join(NETS))
     print("data sets\n  " + ", ".join(DATA))
+    print("machines")
+    for name, preset in PRESETS.items():
+        print(f"  {name:16} {preset.says}")
     print("laws of a compute time")
     for family in FAMILIES.values():
         print("  " + family.help)
@@ -437,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
     commands = {"compare": _compare, "run": _run, "predict": _predict, "list": _list, "replay": _replay,
-                "explore": _explore, "check": _check}
+                "explore": _explore, "check": _check, "calibrate": _calibrate}
     try:
         if args.command in ("compare", "run", "predict", "replay"):
             _check_outputs(args)

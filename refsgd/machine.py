@@ -14,11 +14,13 @@ and an incoming link serves in the order in which heads (start + latency) arrive
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -331,6 +333,59 @@ class Machine:
         if self.collocated:
             parts.append("servers collocated")
         return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named machine, where its numbers come from, and what its source does not say."""
+
+    machine: Machine
+    says: str
+
+
+#: the clusters of the studies that this library redoes; `--machine NAME`
+PRESETS: dict[str, Preset] = {
+    "das5-ethernet": Preset(
+        Machine(compute=Law("fixed", (8.8,)), latency=1e-4, bandwidth=125e6),
+        "Graur 2019: DAS-5, 1 Gbps Ethernet; ResNet-50, batch 32, 8.8 s a step on one node; latency assumed 0.1 ms"),
+    "das5-infiniband": Preset(
+        Machine(compute=Law("fixed", (8.8,)), latency=5e-6, bandwidth=7e9),
+        "Graur 2019: DAS-5, FDR InfiniBand 56 Gbps; compute as das5-ethernet; latency assumed 5 us"),
+    "ipdps21-10g": Preset(
+        Machine(latency=5e-5, bandwidth=1.25e9),
+        "Ko et al. 2021: 24 Titan V, 10 Gbps Ethernet; latency assumed 50 us; no compute time is given: add --compute"),
+    "ipdps21-56g": Preset(
+        Machine(latency=5e-6, bandwidth=7e9),
+        "Ko et al. 2021: 24 Titan V, 56 Gbps InfiniBand; latency assumed 5 us; no compute time is given: add --compute"),
+    "ipccc20-vm": Preset(
+        Machine(latency=0.01, bandwidth=1.25e9, collocated=True),
+        "Jia et al. 2020: virtual machines of one host, servers beside workers; 10 ms is the first point of their latency sweep, "
+        "the bandwidth is assumed; no compute time is given: add --compute"),
+    "laptop": Preset(
+        Machine(compute=Law("lognormal", (0.02, 0.3)), latency=5e-5, bandwidth=1e9),
+        "processes of one computer: some jitter, 50 us and 1 GB/s between them"),
+}
+
+
+def load_machine(name: str) -> Machine:
+    """A preset, or the machine of a JSON file (a machine, or what ``refsgd calibrate`` wrote).
+
+    Raises
+    ------
+    ValueError
+        Neither: what was found, what was expected.
+    """
+    if name in PRESETS:
+        return PRESETS[name].machine
+    try:
+        data = json.loads(Path(name).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"machine {name!r} is neither a file nor a preset; expected a file or one of {', '.join(PRESETS)}") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"machine file {name}: {error}; expected JSON as `refsgd calibrate` writes it") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
+    return Machine.from_json(data.get("machine", data))
 
 
 def rank_of(node: str) -> int:

@@ -137,6 +137,7 @@ class Launch:
         for host in self.hosts:
             read, write = os.pipe()
             self.readers[read] = host
+            self.board.of(host)[BEAT] = time.monotonic_ns()  # from now on it is this process's own word
             child = context.Process(target=self._child, name=host, args=(self, host, write, os.getpid()))
             with warnings.catch_warnings():
                 # From 3.12 on forking beside threads warns.  Children use no lock of the parent's threads: they
@@ -402,7 +403,8 @@ class Watch:
             self._sampled, self._used = now, used
             if busy:
                 return
-        places = "; ".join(f"{s} for {now - s.since:.2g} s" for s in self._launch.board.standing()[:8])
+        places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
+                           for s in self._launch.board.standing()[:8])
         raise RunFailed(f"nothing went on for {now - self._changed:.2g} s (longer than the deadline of "
                         f"{self.deadline:.2g} s): {places}")
 
@@ -411,7 +413,7 @@ class Watch:
         launch = self._launch
         for host in launch.hosts:
             beat = launch.words(host, BEAT) / 1e9
-            if not beat or now - beat < SILENCE:
+            if now - beat < SILENCE:
                 self._reported.discard(host)
             elif _state(launch.pids[host]) == "stopped":
                 what = f"{host} (pid {launch.pids[host]}) has been stopped for {now - beat:.1f} s"

@@ -370,7 +370,10 @@ def allreduce(collective: str, workers: int, nbytes: float, link: Link, **option
     """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``, ``inner``)."""
     name = collective.replace("_", "-")
     if name == "rings":
-        return rings(workers, nbytes, link, int(options.get("count", 2)))
+        k = int(options.get("count", 2))
+        if link.reduction:  # as one ring, whose reductions nothing hides
+            return ring(workers, nbytes, link)
+        return rings(workers, nbytes, link, k)
     if name == "hierarchical":
         per_node = int(options.get("per_node", factors(workers)[0]))
         if per_node < 1 or workers % per_node:

@@ -127,36 +127,42 @@ def adpsgd(law: Law, transfer: float, latency: float, *, overlapped: bool = True
                       "askers do not meet at one partner")
 
 
-def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], exchange: float, clocks: int = 600) -> tuple[float, float]:
+def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], exchange: float, *, update: float = 0.0,
+               before: bool = False, clocks: int = 600) -> tuple[float, float]:
     """Seconds per iteration of synchronous gossip, and its standard error, from the recursion.
 
-    A peer starts its next iteration when it has its own result and those of its in-neighbours, `exchange`
-    seconds after they were sent: F_i(t) = T + max(F_i(t-1), max_j F_j(t-1) + E).  Nobody waits for all, so
-    delays travel one hop an iteration.
+    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  Sent
+    after the update: S_i(t+1) = max over i and its neighbours j of S_j(t) + T_j + u, plus E for neighbours.
+    Sent before computing: S_i(t+1) = max(S_i(t) + T_i, max_j S_j(t) + E) + u.  Nobody waits for all, so delays
+    travel one hop an iteration.
 
     Parameters
     ----------
     laws : sequence of Law
     sources : sequence
         For each round of the cycle, for each peer, the peers it hears from.
-    exchange : float
-        E [s].
+    exchange, update : float
+        E, u [s].
+    before : bool
+        Whether replicas are sent before computing.
     """
     n = check_count("workers", len(laws))
     check_time("exchange", exchange)
     replicas = max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
     times = np.stack([check_law("compute", law).sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
-    ends, warm = times[:, 0], np.zeros(replicas)
-    for t in range(1, clocks):
-        heard = sources[(t - 1) % len(sources)]
-        start = ends.copy()
+    starts, warm, first = np.zeros((replicas, n)), np.zeros(replicas), clocks // 6
+    for t in range(clocks):
+        heard = sources[t % len(sources)]
+        own = starts + times[:, t] + (0.0 if before else update)
+        sent = starts if before else own
+        after = own.copy()
         for i in range(n):
             if heard[i]:
-                start[:, i] = np.maximum(start[:, i], ends[:, list(heard[i])].max(axis=1) + exchange)
-        ends = times[:, t] + start
-        if t == clocks // 6:
-            warm = ends.mean(axis=1)
-    each = (ends.mean(axis=1) - warm) / (clocks - 1 - clocks // 6)
+                after[:, i] = np.maximum(own[:, i], sent[:, list(heard[i])].max(axis=1) + exchange)
+        starts = after + (update if before else 0.0)
+        if t == first:
+            warm = starts.mean(axis=1)
+    each = (starts.mean(axis=1) - warm) / (clocks - 1 - first)
     fixed = all(law.family == "fixed" for law in laws)
     return float(each.mean()), 0.0 if fixed else float(each.std() / math.sqrt(replicas))

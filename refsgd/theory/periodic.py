@@ -9,6 +9,7 @@ Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from refsgd.machine import Law
@@ -48,44 +49,57 @@ def local_sgd(laws: Sequence[Law], period: int, exchange: Exchange, update: Law 
                       "(E[max_i sum_{h<=H} T_ih] + exchange)/H + u", "Stich 2019", "independent times; a barrier every H iterations")
 
 
-def easgd(laws: Sequence[Law], period: int, *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
-          update: Law | None = None) -> Prediction:
-    """Seconds per iteration of asynchronous EASGD that waits for its exchange: ASP with sums of H times for T.
+def fetching(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0, update: Law | None = None,
+             fetch_every: float = 1, push_every: float = 1, behind: float = 0.0) -> Prediction:
+    """Seconds per iteration where a fetch waits for the model and a push waits for nothing.
+
+    A fetch asks without payload: 2 latency + w; `behind` is the share of fetches that follow a push of the
+    same worker at once and wait for its w and its update too.  Contention by mean-value analysis on the busiest
+    of the server's incoming link, processor and outgoing link.
 
     Parameters
     ----------
     laws : sequence of Law
-    period : int
-        H, iterations between exchanges.
+        Seconds between two exchanges over `fetch_every`: the compute time of an iteration.
     servers, transfer, latency, update
-        As in `refsgd.theory.server.asp`; `update` is that of the centre.
+        K; w of the whole model; of a message; of one server update.
+    fetch_every, push_every : float
+        Iterations between two fetches, two pushes.
+    behind : float
+        Between 0 and 1.
+    """
+    n, k, u, mean = check_count("workers", len(laws)), check_count("servers", servers), update_mean(update), mean_time(laws)
+    w, a = check_time("transfer", transfer), check_time("latency", latency)
+    exchange = (2 * a + w + behind * w) / fetch_every
+    waits = behind * u / fetch_every
+    rounds = [law.mean + exchange + waits for law in laws]
+    alone = n / math.fsum(1 / r if r else math.inf for r in rounds)
+    service = max(w / k / min(fetch_every, push_every), u / push_every)
+    value = alone
+    if service and n > 1:
+        rate, _ = server.mean_value_analysis(n, max(alone, service), service)
+        value = max(n / rate, alone)
+    return Prediction(value, "s", "approximation" if w or u else "exact",
+                      {"compute E[T]": mean, "transfer": exchange, "update": waits, "queueing": value - alone},
+                      "E[T] + (2 latency + w, after an own push + w + u)/n_fetch, queueing by mean-value analysis",
+                      "Dean et al. 2012; Zhang et al. 2015", "a fetch waits, a push does not")
+
+
+def easgd(laws: Sequence[Law], period: int, *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+          update: Law | None = None) -> Prediction:
+    """Seconds per iteration of asynchronous EASGD: every H iterations a fetch of the centre, then a force back.
+
+    The worker waits for the centre, 2 latency + w, but not for its force, which it has applied itself.
     """
     h = check_count("period", period)
-    cycle = server.asp([sum_law(law, h)[0] for law in laws], servers=servers, transfer=transfer, latency=latency, update=update)
-    mean = mean_time(laws)
-    terms = {k: v / h for k, v in cycle.terms.items()}
-    return Prediction(cycle.value / h, "s", cycle.kind, {**terms, "compute E[T]": mean}, f"ASP with {h} T for T, over {h}",
-                      "Zhang et al. 2015; " + cycle.source, cycle.assumptions, lower=None if cycle.lower is None else cycle.lower / h)
+    return fetching(laws, servers=servers, transfer=transfer, latency=latency, update=update, fetch_every=h, push_every=h)
 
 
-def downpour(laws: Sequence[Law], fetch_every: int, *, transfer: float = 0.0, latency: float = 0.0, update: Law | None = None,
-             push_every: int = 1) -> Prediction:
-    """Seconds per iteration of Downpour SGD with one server: E[T] + fetch wait / n_fetch.
-
-    A push does not wait.  A fetch asks without payload behind the push that precedes it: w of that push on the
-    wire, 2 latency, w of the model, and the update; contention comes in by mean-value analysis.
+def downpour(laws: Sequence[Law], fetch_every: int, *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+             update: Law | None = None, push_every: int = 1) -> Prediction:
+    """Seconds per iteration of Downpour SGD: E[T] + fetch wait / n_fetch; a fetch follows a push in 1/n_push of all
+    cases where the two periods have no common divisor, else never.
     """
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
-    w, a, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
-    mean = mean_time(laws)
-    behind = w + u if p == 1 or f % p == 0 else 0.0
-    wait = 2 * a + w + behind
-    service = max(w / f, w / p, u / p)  # per iteration, on the busiest of in, out and processor
-    alone = mean + wait / f
-    rate, _ = server.mean_value_analysis(len(laws), max(alone, service), service)
-    value = max(len(laws) / rate, alone)
-    return Prediction(value, "s", "exact" if w == 0 and update is None else "approximation",
-                      {"compute E[T]": mean, "transfer": wait / f - behind / f * (u / (w + u) if w + u else 0.0),
-                       "update": u / f if behind else 0.0, "queueing": value - alone},
-                      "E[T] + (2 latency + w + own push + update)/n_fetch, queueing by mean-value analysis", "Dean et al. 2012",
-                      "one server; a fetch waits, a push does not")
+    behind = 1 / p if math.gcd(f, p) == 1 else 0.0
+    return fetching(laws, servers=servers, transfer=transfer, latency=latency, update=update, fetch_every=f, push_every=p, behind=behind)

@@ -13,6 +13,7 @@ from refsgd.machine import Machine
 from refsgd.theory import iteration
 from refsgd.theory.catalogue import CATALOGUE
 from refsgd.theory.predict_asp import asp
+from refsgd.theory.predict_gossip import GOSSIP
 from refsgd.theory.predict_ssp import ssp
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law
 from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
@@ -40,7 +41,7 @@ def bsp(c: Setting) -> Figures:
 
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
-    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, **CATALOGUE,
+    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, **CATALOGUE, **GOSSIP,
 }
 
 
@@ -68,7 +69,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     dict of str to Prediction
-        Some of seconds_per_iteration, images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
+        Empty where the options name a graph without a formula; else some of seconds_per_iteration, images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
         staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
 
     Raises

@@ -261,8 +261,8 @@ def sum_law(law: Law, count: int) -> tuple[Law, bool]:
     """The law of the sum of `count` independent times, and whether it is exact.
 
     fixed, exponential and gamma times add up within their families (Erlang); anything else is given the gamma
-    law of the same mean and variance, which the sum approaches as `count` grows.  DomainError where the
-    variance is infinite.
+    law of the same mean and variance, which the sum approaches as `count` grows.  Where the variance is
+    infinite, `count` times one draw: one draw dominates such a sum, and a maximum of it is an upper bound.
     """
     check_count("count", count)
     mean = check_law("compute", law).mean
@@ -276,7 +276,7 @@ def sum_law(law: Law, count: int) -> tuple[Law, bool]:
         return Law("gamma", (mean * count, law.parameters[1] * count)), True
     variance = law.variance
     if not math.isfinite(variance):
-        raise DomainError(f"compute {law}; the sum of {count} times assumes a law with a finite variance")
+        return law.scaled(count), False
     if variance <= 0:
         return Law("fixed", (mean * count,)), True
     return Law("gamma", (mean * count, count * mean * mean / variance)), False

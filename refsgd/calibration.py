@@ -1,0 +1,154 @@
+"""Measure this machine: gradient time and its law by batch, update time, latency and bandwidth of each transport.
+
+What it writes is a `Machine` that every command accepts, so that a prediction concerns the computer at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
+from refsgd.machine import Law, Machine
+
+BATCHES = (1, 4, 16, 64, 128)
+
+
+class Ball(NamedTuple):
+    """What is thrown between two processes."""
+
+    x: Array
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured, and the machine that follows from it.
+
+    Attributes
+    ----------
+    machine : Machine
+        Gradient law at the batch asked for, update time, latency and bandwidth of shared memory.
+    gradients : dict
+        Batch to [mean, standard deviation] of the gradient time in seconds.
+    transports : dict
+        "processes" and "tcp" to latency [s] and bandwidth [bytes/s].
+    update : float
+        Seconds of one update of all parameters.
+    describe : dict
+        Net, batch, processor.
+    """
+
+    machine: Machine
+    gradients: dict[int, tuple[float, float]]
+    transports: dict[str, tuple[float, float]]
+    update: float
+    describe: dict[str, Any]
+
+    def to_json(self) -> str:
+        """A machine file: ``refsgd ... --machine FILE`` reads it."""
+        return json.dumps({
+            "machine": self.machine.to_json(), "net": self.describe, "update": self.update,
+            "gradients": {str(b): {"mean": m, "sd": s} for b, (m, s) in self.gradients.items()},
+            "transports": {name: {"latency": a, "bandwidth": b} for name, (a, b) in self.transports.items()}}, indent=1)
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        lines = [f"{self.describe['net']} on {self.describe['processor']}, one thread a process"]
+        lines += [f"  gradient, batch {b:4}: {m * 1e3:8.3f} ms, spread {s / m:5.1%}  ({b / m:.0f} images/s)"
+                  for b, (m, s) in self.gradients.items()]
+        lines.append(f"  update of all parameters: {self.update * 1e3:.3f} ms")
+        lines += [f"  {name}: latency {a * 1e6:.0f} us, bandwidth {b / 1e6:.0f} MB/s" for name, (a, b) in self.transports.items()]
+        return "\n".join([*lines, f"machine: {self.machine}"])
+
+
+def throw(x: Array, times: int) -> Program[Array]:
+    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round, shape (times,)."""
+    rounds = []
+    for _ in range(times):
+        x = x.copy()  # a transport may keep an array that it has carried, and carry it again for nothing
+        started = time.perf_counter()  # a measuring program may read the clock: it is no algorithm
+        yield Send("worker1", Ball(x))
+        yield Recv(Ball, src="worker1")
+        rounds.append(time.perf_counter() - started)
+    return np.array(rounds)
+
+
+def catch(times: int) -> Program[None]:
+    """Throw back a copy of what comes."""
+    for _ in range(times):
+        _, (x,) = yield Recv(Ball, src="worker0")
+        yield Send("worker0", Ball(x.copy()))
+
+
+def _rounds(size: int, times: int, transport: str) -> float:
+    """Median seconds of a round trip of `size` float32 numbers each way."""
+    from refsgd.runtimes import processes
+
+    x = np.zeros(size, np.float32)
+
+    def deploy() -> Deployment:
+        return {"worker0": Node(throw(x, times)), "worker1": Node(catch(times))}
+
+    return float(np.median(processes.run(deploy, Machine(), transport=transport).values["worker0"][times // 4:]))
+
+
+def _timed(act: Callable[[], Any], seconds: float, least: int = 8) -> Array:
+    """Durations [s] of repeated calls, for about so many seconds."""
+    act()
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < least or (time.perf_counter() < end and len(found) < 2000):
+        started = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - started)
+    return np.array(found)
+
+
+def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCHES) -> Calibration:
+    """Measure this machine in well under 30 s for the small nets.
+
+    Parameters
+    ----------
+    net : str
+        Of `refsgd.nn.nets`.
+    batch : int
+        Whose gradient time becomes the machine's law: log-normal with the measured mean and spread.
+    batches : sequence of int
+        Further batches to time.
+    """
+    import threadpoolctl
+
+    from refsgd.nn import nets
+
+    built = nets.build(net)
+    built.compile()
+    rng, x = np.random.default_rng(0), built.init(0)
+    gradients = {}
+    with threadpoolctl.threadpool_limits(1):
+        for b in sorted({*batches, batch}):
+            images = rng.random((b, *built.input_shape), np.float32)
+            labels = rng.integers(0, built.classes, b)
+            found = _timed(lambda images=images, labels=labels: built.gradient(x, images, labels), 1.0)  # type: ignore[misc]
+            gradients[b] = float(found.mean()), float(found.std())
+        g, sgd = np.ones_like(x), SGD(0.1, 0.9)
+        v = sgd.start(x)
+        update = float(np.median(_timed(lambda: sgd.step(x, v, g, 0), 0.5)))
+    transports = {}
+    for name, transport in (("processes", "shm"), ("tcp", "tcp")):
+        small, large = _rounds(1, 400, transport), _rounds(1 << 20, 40, transport)
+        transports[name] = small / 2, (4 << 20) / max(large / 2 - small / 2, 1e-9)
+    mean, sd = gradients[batch]
+    latency, bandwidth = transports["processes"]
+    machine = Machine(compute=Law("lognormal", (mean, max(sd / mean, 0.01))), latency=latency, bandwidth=bandwidth,
+                      update=Law("fixed", (update,)))
+    describe = {"net": net, "batch": batch, "parameters": built.parameters, "processor": platform.processor() or platform.machine(),
+                "cores": os.cpu_count()}
+    return Calibration(machine, gradients, transports, update, describe)

@@ -1,0 +1,127 @@
+"""Figures of gossip algorithms: GoSGD, AD-PSGD, pair averaging, D-PSGD, SGP."""
+
+from __future__ import annotations
+
+import math
+
+from refsgd.theory import gossip, iteration
+from refsgd.theory.catalogue import alone, free, fresh
+from refsgd.theory.prediction import Kind, Prediction, check_share
+from refsgd.theory.setting import Figures, Setting, clocks, count, figures
+
+Rounds = list[list[list[int]]]
+
+
+def gosgd(c: Setting) -> Figures:
+    """With probability p a peer sends its replica and 8 bytes of weight to a random other; nobody waits."""
+    p = check_share("p", float(c.options.get("p", 0.1)))
+    step = alone(c)
+    expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
+    out = figures(c, step, free(c, step), c.steps, expected)
+    for name in ("bytes_per_iteration", "bytes_sent"):
+        kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
+        out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value}, "p n (M + 8), expected", "the message protocol")
+    return {**out, **fresh(), **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+
+
+def _sides(graph: str, n: int) -> list[bool] | None:
+    """Which peers ask: the side of rank 0 answers.  None for a graph whose sides are not known here."""
+    if graph in ("bipartite", "bipartite-ring", "ring"):
+        return [i % 2 == 1 for i in range(n)]
+    return [i > 0 for i in range(n)] if graph == "star" else None
+
+
+def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind) -> Prediction:
+    """Peers that ask need max(T, x), the others T; all then update."""
+    each = [gossip.mean_of_longer(law, exchange) if ask and exchange else law.mean for law, ask in zip(c.laws, asks, strict=True)]
+    rates = [1 / (t + update) if t + update else math.inf for t in each]
+    value, mean = c.workers / math.fsum(rates), iteration.mean_time(c.laws)
+    return Prediction(value, "s", kind, {"compute E[T]": mean, "update": update, "partner": max(value - mean - update, 0.0)},
+                      "n / sum of rates; those that ask E[max(T, x)], those asked E[T]", "Lian et al. 2018", "those that ask do not meet at one partner")
+
+
+def adpsgd(c: Setting) -> Figures:
+    """The side of rank 0 answers, the other asks; averaging beside the computing; an update takes no time."""
+    asks = _sides(str(c.options.get("graph", "bipartite")), c.workers)
+    if asks is None:
+        return {}
+    x = 2 * (c.machine.latency + c.transfer)
+    step = _joined(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact")
+    total = 2.0 * sum(asks) * c.nbytes
+    out = figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total)
+    mean = 2 * sum(asks) / c.workers
+    out["staleness_mean"] = Prediction(mean, "updates", "approximation", {"own averages": sum(asks) / c.workers, "asked for": sum(asks) / c.workers},
+                                       "2 x askers / n: each average falls into one gradient on either side", "Lian et al. 2018",
+                                       "averages after a peer's last gradient left out")
+    return out
+
+
+def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
+    """A run in which nobody waits for all but for partners: the last of the sums, where E[max(T, x)] is longer than T."""
+    extra = 0.0
+    if any(asks) and exchange:
+        extra = max(gossip.mean_of_longer(law, exchange) - law.mean for law, ask in zip(c.laws, asks, strict=True) if ask)
+    step = Prediction(iteration.mean_time(c.laws) + extra + update, "s", "exact" if not extra else "approximation",
+                      {"compute E[T]": iteration.mean_time(c.laws)}, source="Lian et al. 2018")
+    return free(c, step)
+
+
+def pair_averaging(c: Setting) -> Figures:
+    """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w."""
+    x, u = 2 * c.machine.latency + c.transfer, iteration.update_mean(c.machine.update)
+    asks = [c.workers > 1] * c.workers
+    step = _joined(c, x, asks, u, "approximation" if c.transfer else "exact")
+    out = figures(c, step, _slowest(c, x, asks, u), c.steps, float(c.workers * c.nbytes if c.workers > 1 else 0))
+    for name in ("staleness_mean", "staleness_max"):
+        out[name] = count(float(c.workers > 1 and c.steps > 0), "updates", "the average that is joined counts as a change")
+    return out
+
+
+def hears(graph: str, n: int) -> Rounds | None:
+    """Whom each peer hears from, by round; None for a graph that is not known here."""
+    everyone = range(n)
+    if n == 1:
+        return [[[]]]
+    hops = [1 << k for k in range((n - 1).bit_length())]
+    if graph == "one-peer-exponential":
+        return [[[(i - hop) % n] for i in everyone] for hop in hops]
+    near = {
+        "ring": lambda i: {(i - 1) % n, (i + 1) % n}, "bipartite-ring": lambda i: {(i - 1) % n, (i + 1) % n},
+        "complete": lambda i: set(everyone), "star": lambda i: {0} if i else set(everyone),
+        "bipartite": lambda i: {j for j in everyone if (i + j) % 2},
+        "exponential": lambda i: {(i + hop) % n for hop in hops} | {(i - hop) % n for hop in hops},
+    }.get(graph)
+    return None if near is None else [[sorted(near(i) - {i}) for i in everyone]]
+
+
+def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
+    rounds = hears(graph, c.workers)
+    if rounds is None:
+        return {}
+    messages = sum(len(heard) for heard in rounds[0])
+    most = max(len(heard) for heard in rounds[0])
+    mean, u = iteration.mean_time(c.laws), iteration.update_mean(c.machine.update)
+    exchange = c.machine.latency + most * c.transfer if most else 0.0
+    seconds, error = gossip.neighbours(c.laws, rounds, exchange, update=u, before=before)
+    paid = min(0.0 if before else exchange, seconds - mean - u)
+    terms = {"compute E[T]": mean, "partner": max(seconds - mean - u - paid, 0.0), "transfer": max(paid, 0.0), "update": u}
+    fixed = len(set(c.laws)) == 1 and c.laws[0].family == "fixed"
+    sure: Kind = "exact" if (not c.transfer or fixed) and (c.machine.update is None or c.machine.update.family == "fixed") else "approximation"
+    step = Prediction(seconds, "s", sure, terms | ({"standard error": error} if error else {}),
+                      "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019", "constant exchange")
+    run = Prediction(seconds * c.steps, "s", "exact" if fixed and sure == "exact" else "approximation", {"iterations": seconds * c.steps},
+                     "steps x iteration", step.source)
+    return {**figures(c, step, run, c.steps, float(messages * (c.nbytes + extra))), **fresh()}
+
+
+def dpsgd(c: Setting) -> Figures:
+    """Each peer averages with its neighbours; cta sends before computing, atc after the update."""
+    return _rounds(c, str(c.options.get("graph", "ring")), c.options.get("order", "cta") == "cta", 0)
+
+
+def sgp(c: Setting) -> Figures:
+    """Push-sum on a directed graph: replica and 4 bytes of weight, after the update."""
+    return _rounds(c, str(c.options.get("graph", "one-peer-exponential")), False, 4)
+
+
+GOSSIP = {"gosgd": gosgd, "adpsgd": adpsgd, "pair-averaging": pair_averaging, "dpsgd": dpsgd, "sgp": sgp}

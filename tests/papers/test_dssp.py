@@ -1,0 +1,124 @@
+"""What is claimed of dynamic SSP (Zhao et al., ICDCS 2019)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import dssp, sequential, ssp
+from refsgd.algorithms.parameter_server import Model, Push
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.machine import Machine
+from refsgd.problems import integer_gradients
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import explore
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+from tests.watching import FREE, curved, final
+
+sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 7)}
+UNEQUAL = Machine(compute="exponential(1)", speeds=(1, 1, 6))
+
+
+@given(machine=machines, seed=seeds, slack=st.integers(0, 4), momentum=st.sampled_from([0.0, 0.9]), **sizes)
+def test_an_empty_range_is_ssp_bit_for_bit(machine, seed, slack, momentum, workers, servers, steps):
+    problem, sgd = curved(workers=workers), SGD(0.1, momentum)
+    dynamic, plain = (simulate(deployment, machine, seed) for deployment in (
+        dssp.dssp(problem, workers, steps, sgd, servers, lower=slack, upper=slack), ssp.ssp(problem, workers, steps, sgd, servers, staleness=slack)))
+    assert np.array_equal(final_parameters(dynamic), final_parameters(plain))
+    assert dynamic.trace.seconds == plain.trace.seconds
+    assert len(dynamic.trace.marks("block")) == len(plain.trace.marks("block"))
+
+
+@given(machine=machines, seed=seeds, lower=st.integers(0, 3), more=st.integers(0, 4), **sizes)
+def test_the_clock_gap_never_exceeds_upper_and_nothing_is_lost(machine, seed, lower, more, workers, servers, steps):
+    run = simulate(dssp.dssp(integer_gradients(d=5, workers=workers), workers, steps, SGD(0.25), servers, lower=lower, upper=lower + more),
+                   machine, seed)
+    assert run.trace.clock_gap <= lower + more and run.trace.lead <= lower + more + 1
+    assert all(count == workers * steps for count in run.trace.updates.values())
+    assert min((tau for _, tau in run.trace.staleness), default=0) >= 0
+    assert sum(run.trace.bytes_sent.values()) == 2 * workers * steps * 20
+
+
+@pytest.mark.parametrize("lower, upper", [(0, 2), (1, 4), (3, 3)])
+def test_the_bound_is_reached_and_lower_alone_is_exceeded(lower, upper):
+    traces = [simulate(dssp.dssp(integer_gradients(workers=3), 3, 150, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed).trace for seed in range(3)]
+    assert max(t.clock_gap for t in traces) == upper
+
+
+def hasty_server(workers, x, steps, sgd, lower, upper):
+    """WRONG: grants upper - lower more iterations at every push beyond `lower`, also to whom has had them."""
+    v, clock, granted, waiting = sgd.start(x), dict.fromkeys(workers, 0), dict.fromkeys(workers, 0), set()
+    for version in range(steps * len(workers)):
+        w, push = yield Recv(Push)
+        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+        yield Mark("update", slice=0, version=version, reads=((w, push.version),), x=x)
+        clock[w] += 1
+        waiting.add(w)
+        if clock[w] > min(clock.values()) + lower and not granted[w]:
+            granted[w] = upper - lower
+        for w in [w for w in workers if w in waiting and (granted[w] or clock[w] <= min(clock.values()) + lower)]:
+            granted[w] = max(0, granted[w] - 1)
+            waiting.remove(w)
+            yield Send(w, Model(x, version + 1))
+    return x
+
+
+def test_a_second_grant_beyond_upper_is_caught():
+    problem = integer_gradients(workers=3)
+    wrong = dict(dssp.dssp(problem, 3, 60, SGD(0.25), lower=1, upper=4)) | {
+        "server0": Node(hasty_server([f"worker{i}" for i in range(3)], problem.x0, 60, SGD(0.25), 1, 4))}
+    assert simulate(wrong, UNEQUAL).trace.clock_gap > 4
+
+
+def test_the_controller_takes_the_shortest_wait_and_of_equals_the_fewest():
+    """Pushes at now + r own; the slow one's at its last push + k intervals."""
+    assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=4) == 3  # at 16, no wait
+    assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=2) == 2  # 16 is out of reach; 14 waits 2
+    assert dssp.extra(now=10, interval=3, slow=4, slow_interval=6, most=4) == 0  # the push is due now, and again at r = 2, 4
+    assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=0) == 0
+
+
+def test_an_overdue_worker_is_taken_to_be_as_slow_as_it_has_been_silent():
+    """Without that, a worker that fell silent after quick pushes would be expected at any moment."""
+    clock = {"worker0": 5, "worker1": 2}
+    assert dssp.grant("worker0", clock, {"worker0": (29, 30), "worker1": (3, 4)}, upper=8) == 0  # expected at 30: now
+    assert dssp.grant("worker0", clock, {"worker0": (26, 30), "worker1": (0, 24)}, upper=8) == 4  # at 48; 46 waits 2
+
+
+@pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])
+def test_grants_wait_no_longer_than_ssp_with_lower_and_no_less_than_with_upper(lower, upper):
+    """At constant unequal speeds, and at random ones in the mean over seeds."""
+    def waited(deploy, machine, **options):
+        return np.mean([simulate(deploy(integer_gradients(d=1, workers=3), 3, 120, SGD(0.0), **options), machine, seed, observe=1)
+                        .trace.marks("update")[-1].time for seed in range(4)])
+
+    for machine in (Machine(compute="fixed(1)", speeds=(1, 1.7, 2.3)), FREE):
+        quick, dynamic, slow = (waited(ssp.ssp, machine, staleness=upper), waited(dssp.dssp, machine, lower=lower, upper=upper),
+                                waited(ssp.ssp, machine, staleness=lower))
+        assert quick - 1e-9 <= dynamic <= slow + 1e-9
+
+
+@given(machine=machines, seed=seeds, steps=st.integers(0, 6), servers=st.integers(1, 3))
+def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, servers):
+    problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
+    assert np.array_equal(final(dssp.dssp(problem, 1, steps, sgd, servers), machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
+
+
+def test_every_schedule_of_two_workers_keeps_the_bound():
+    def leads(run):
+        clock, worst = {"worker0": 0, "worker1": 0}, 0
+        for e in run.trace.marks("update"):
+            clock[e.data["reads"][0][0]] += 1
+            worst = max(worst, abs(clock["worker0"] - clock["worker1"]))
+        return worst
+
+    report = explore(lambda: dssp.dssp(integer_gradients(workers=2), 2, 3, SGD(0.25), lower=0, upper=1), observe=leads)
+    assert report.complete and max(report.finals) == 2 and set(report.finals) <= {1, 2}
+
+
+@pytest.mark.parametrize("lower, upper", [(-1, 2), (3, 2), (0, float("inf"))])
+def test_a_wrong_range_is_named(lower, upper):
+    with pytest.raises(ValueError, match="expected"):
+        dssp.dssp(curved(), 4, 1, SGD(0.1), lower=lower, upper=upper)
