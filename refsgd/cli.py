@@ -138,6 +138,10 @@ def build_parser() -> argparse.ArgumentParser:
     for name in CATALOGUE:
         q = algorithms.add_parser(name, help=first_line(name), description=first_line(name))
         _common(q, "simulator")
+        q.add_argument("--sweep", metavar="QUANTITY=RANGE", help="curves over workers, servers, batch, bandwidth, latency or staleness, "
+                       "e.g. workers=1:64; writes a picture and marks crossings")
+        q.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
+        q.add_argument("--figure", default="images_per_second", metavar="KEY", help="what the sweep shows (default images_per_second)")
         _own_options(q, name)
 
     p = commands.add_parser("replay", help="reproduce a recorded run bit for bit", description="Reads a file that `refsgd run --record` "
@@ -423,7 +427,37 @@ def _imported(target: str) -> Any:
     return getattr(module, name)
 
 
+def _sweep(args: argparse.Namespace) -> None:
+    from refsgd.sweep import parse_range, sweep
+
+    quantity, values = parse_range(args.sweep)
+    names = [args.algorithm, *(a for a in args.against.split(",") if a)]
+    for name in names:
+        if name not in CATALOGUE:
+            raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}")
+    arguments = {k: v for k, v in _arguments(args).items() if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
+    if arguments.get("steps") is None and arguments.get("epochs") is None:
+        arguments["steps"] = 100
+    found = sweep(names, quantity, values, figure=args.figure, **arguments)
+    if args.json != "-":
+        for name, points in found.curves.items():
+            shown = [f"{x:g}: {y:.4g}" for x, y in zip(found.values, points) if y is not None]
+            print(f"{name:16} {found.figure} [{found.unit}]  " + "  ".join(shown[:: max(1, len(shown) // 8)]))
+        for a, b, x in found.crossings:
+            print(f"{a} and {b} cross at {quantity} = {x:.4g}")
+        from refsgd import plots
+
+        picture = args.plot or "refsgd-sweep.png"
+        with writing(picture) as temporary:
+            plots.save(plots.sweep_figure(found), temporary)
+        print(f"picture: {picture}")
+    _write(args.json, json.dumps(found.to_dict(), indent=1))
+
+
 def _predict(args: argparse.Namespace) -> None:
+    if args.sweep:
+        _sweep(args)
+        return
     from refsgd.report import prediction_table
 
     predictions = predict(args.algorithm, **_arguments(args))

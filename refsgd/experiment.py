@@ -39,8 +39,8 @@ __all__ = ["Comparison", "Experiment", "Result", "Row", "Usage", "compare", "pre
 
 RUNTIMES = ("simulator", "processes", "tcp")
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
-DEFAULT_MACHINE = Machine(compute="lognormal(0.02,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
-DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.1, 0.0, 16, 4
+DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
+DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.2, 0.0, 16, 6
 #: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
 SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
 DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
@@ -435,6 +435,7 @@ class Row:
     predicted: dict[str, Any]
     simulated: Result | None
     measured: Result | None
+    failed: str = ""  #: why there is no result: the run diverged
 
     @property
     def label(self) -> str:
@@ -454,7 +455,7 @@ class Row:
             "parameters_sha256": {"simulated": self.simulated.parameters_sha256 if self.simulated else None,
                                   "measured": self.measured.parameters_sha256 if self.measured else None},
             "workers": best.workers if best else 0, "servers": best.servers if best else 0,
-            "steps": best.steps if best else 0,
+            "steps": best.steps if best else 0, "failed": self.failed,
         }
 
 
@@ -521,8 +522,12 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
         if runtime != "simulator" and not number:
             warn_if_slow(experiment)
         say(f"{experiment.name}: simulating")
-        simulated = experiment.result("simulator", experiment.perform("simulator"))
         measured = None
+        try:
+            simulated = experiment.result("simulator", experiment.perform("simulator"))
+        except FloatingPointError as error:  # the others can still be compared
+            rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()), None, None, str(error)))
+            continue
         if runtime != "simulator":
             say(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
             measured = experiment.result(runtime, experiment.perform(runtime))

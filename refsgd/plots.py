@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refsgd.experiment import Comparison
 from refsgd.result import Result
+from refsgd.sweep import Sweep
 from refsgd.trace import CAUSES, Trace
 
 #: Okabe and Ito's palette; an algorithm has the same colour everywhere.
@@ -171,3 +173,30 @@ def run(result: Result) -> Figure:
     return figure
 
 
+
+
+def sweep(found: Sweep, ax: Axes) -> Axes:
+    """Curves of several algorithms over one quantity; crossings are marked."""
+    for i, (name, points) in enumerate(found.curves.items()):
+        known = [(x, y) for x, y in zip(found.values, points) if y is not None]
+        if known:
+            ax.plot(*zip(*known), LINES[i % 4], color=color_of(name), label=name, linewidth=1.6)
+    for a, b, x in found.crossings:
+        pairs = [(p, q) for p, q in zip(found.values, found.curves[a]) if q is not None]
+        y = float(np.interp(x, [p for p, _ in pairs], [q for _, q in pairs]))
+        ax.plot([x], [y], "o", color="none", markeredgecolor="#333333", markersize=8)
+        ax.annotate(f"{a} / {b} at {x:.3g}", (x, y), textcoords="offset points", xytext=(6, -10), fontsize=7)
+    if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
+        ax.set_xscale("log")
+    ax.set_xlabel(found.quantity)
+    ax.set_ylabel(f"{found.figure.replace('_', ' ')}, {found.unit}")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return ax
+
+
+def sweep_figure(found: Sweep) -> Figure:
+    """One panel with `sweep`."""
+    figure = _figure(7, 4.5)
+    sweep(found, figure.add_subplot())
+    return figure

@@ -26,11 +26,59 @@ def _cells(row: Row, pattern: str, key: str, scale: float, seen: Any) -> str:
     return "\n".join(lines)
 
 
+def residual(row: Row, against: str) -> float | None:
+    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of measured from simulated."""
+    low = row.predicted.get("seconds_per_iteration", {}).get("value") if against == "predicted" else _iteration(row.simulated)
+    high = _iteration(row.simulated if against == "predicted" else row.measured)
+    return high / low - 1 if low and high else None
+
+
+def _iteration(result: Result | None) -> float | None:
+    return result.measured["seconds_per_iteration"] if result is not None else None
+
+
+def _residuals(row: Row) -> str:
+    found = [residual(row, "predicted"), residual(row, "simulated")]
+    return "\n".join(["-", *("-" if r is None else f"{r:+.1%}" for r in found)])
+
+
+def explain(row: Row, large: float = 0.03) -> list[str]:
+    """Why the three answers of one algorithm part, where they do by more than `large`; the term with the most to say."""
+    out = []
+    off = residual(row, "predicted")
+    s, law = row.simulated, row.simulated.machine.compute if row.simulated is not None else None
+    if off is not None and abs(off) > large and s is not None and law is not None and s.trace is not None:
+        drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
+        luck = sum(d * s.machine.speed(w) for w, d in drawn.items()) / len(drawn) / law.mean - 1
+        terms = row.predicted["seconds_per_iteration"]["terms"]
+        excess = {cause: share * s.measured["seconds_per_iteration"] - terms.get(cause, 0.0)
+                  for cause, share in s.measured["idle_by_cause"].items()}
+        total = off * row.predicted["seconds_per_iteration"]["value"]
+        excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way
+        worst = max(excess, key=lambda cause: abs(excess[cause]))
+        if abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
+            why = f"the draws of this seed were {luck:+.1%} off their mean: more --steps, or --seeds, average that out"
+        elif s.steps < 50:
+            why = f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"
+        else:
+            why = f"{worst} is {excess[worst] * 1e3:+.2f} ms an iteration against the model"
+        out.append(f"{row.label}: simulation {off:+.1%} from the formula; {why}.")
+    off = residual(row, "simulated")
+    if off is not None and abs(off) > large and row.measured is not None:
+        overrun = row.measured.measured["overrun_ratio"]
+        if overrun > 0.02:
+            why = f"real computing overran its drawn times by {overrun:.0%} (overrun): a longer --compute or fewer workers"
+        else:
+            why = "messages came in another order, so that other workers waited"
+        out.append(f"{row.label}: processes {off:+.1%} from the simulation; {why}.")
+    return out
+
+
 def comparison_table(comparison: Comparison) -> Table:
     """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds."""
     table = Table(title=f"{comparison.machine}", title_justify="left", caption="staleness in updates; ~ approximation, ≤ ≥ bound",
                   caption_justify="left", show_lines=True)
-    for name in ("algorithm", "", "test\naccuracy", "ms per\niteration", "images/s", "staleness\nmean", "\nmax", "idle", "MB sent"):
+    for name in ("algorithm", "", "test\naccuracy", "ms per\niteration", "images/s", "residual", "staleness\nmean", "\nmax", "idle", "MB sent"):
         table.add_column(name, justify="left" if name in ("algorithm", "") else "right", no_wrap=name != "algorithm")
     for row in comparison.rows:
         accuracies = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in (row.simulated, row.measured)]
@@ -40,6 +88,7 @@ def comparison_table(comparison: Comparison) -> Table:
             head, "predicted\nsimulated\nmeasured", "\n".join(["-", *accuracies]),
             _cells(row, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),
             _cells(row, "{:.0f}", "images_per_second", 1, lambda r: r.measured["images_per_second"]),
+            _residuals(row),
             _cells(row, "{:.2f}", "staleness_mean", 1, lambda r: r.measured["staleness"]["mean"]),
             _cells(row, "{:.0f}", "staleness_max", 1, lambda r: r.measured["staleness"]["max"]),
             _cells(row, "{:.1%}", "idle_ratio", 1, lambda r: r.measured["idle_ratio"]),
@@ -88,9 +137,10 @@ def sentences(comparison: Comparison) -> list[str]:
         goal = 0.01 * int(100 * min(max(h[4] for h in r.history) for r in seen.values() if r.history))
         times = {name: t for name, r in seen.items() if (t := time_to(r, goal)) is not None}
         if times:
-            first = min(times, key=lambda name: times[name])
+            first, *others = sorted(times, key=lambda name: times[name])
+            shown = others if len(others) < 9 else [*others[:3], others[-1]]
             out.append(f"{first} is the first to reach {goal:.0%} test accuracy, after {times[first]:.2f} s"
-                       + "".join(f"; {name} after {t:.2f} s" for name, t in times.items() if name != first) + ".")
+                       + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
     if comparison.runtime != "simulator":
         both = [row for row in comparison.rows if row.simulated and row.measured]
         off = {row.label: row.measured.measured["seconds"] / row.simulated.measured["seconds"] - 1  # type: ignore[union-attr]
@@ -102,6 +152,10 @@ def sentences(comparison: Comparison) -> list[str]:
                 if row.simulated.parameters_sha256 == row.measured.parameters_sha256]  # type: ignore[union-attr]
         if same:
             out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    for row in comparison.rows:
+        out += explain(row)
+        if row.failed:
+            out.append(f"{row.label} diverged: {row.failed}.")
     if comparison.hard is not None:
         out += _parting(comparison.hard)
     return out
@@ -109,6 +163,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 def _parting(hard: Comparison) -> list[str]:
     """What the second panel shows."""
+    diverged = [row.label for row in hard.rows if row.failed]
     final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
     if not final:
         return []
@@ -119,4 +174,6 @@ def _parting(hard: Comparison) -> list[str]:
             f"{worst} with {final[worst]:.0%}")
     if spread[drifted] > 0:
         text += f"; the replicas of {drifted} are furthest apart, since nothing else shows them the other digits"
+    if diverged:
+        text += f"; {', '.join(diverged)} diverged"
     return [text + "."]

@@ -59,3 +59,22 @@ class Ledger:
                 bodies = self.flying[value[0], name]
                 del bodies[next(i for i, body in enumerate(bodies) if type(body) is type(value[1]))]
             self.answered(name, effect, value)
+
+
+def with_bodies(deployment, change):
+    """The same deployment, where ``change(name, to, body)`` gives what really travels; to lose a message is to empty it."""
+    def tap(name, program):
+        value = None
+        while True:
+            try:
+                effect = program.throw(value) if isinstance(value, RunEnded) else program.send(value)
+            except StopIteration as end:
+                return end.value
+            if isinstance(effect, Send):
+                object.__setattr__(effect, "body", change(name, effect.to, effect.body))
+            try:
+                value = yield effect
+            except RunEnded as error:
+                value = error
+
+    return {name: Node(tap(name, node.main), [tap(name, r) for r in node.responders]) for name, node in deployment.items()}

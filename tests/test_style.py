@@ -33,7 +33,7 @@ ARROWS = {
     "theory": {"theory", "machine"},
     "result": {"effects", "machine", "trace", ""},
 }
-FREE = {"experiment", "calibration", "cli", "report", "plots", "player", "studies", "testing", "check", "__init__", "__main__"}
+FREE = {"experiment", "calibration", "sweep", "cli", "report", "plots", "player", "studies", "testing", "check", "__init__", "__main__"}
 
 
 def room_of(path: Path) -> str:

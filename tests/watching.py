@@ -26,6 +26,16 @@ def curved(d: int = 6, workers: int = 4, seed: int = 0, dtype=np.float32) -> Pro
     return Problem(np.zeros(d, dtype), gradient, lambda x: float(np.sum(np.logaddexp(x - centers, centers - x))))
 
 
+def ragged(workers: int = 4, dtype=np.float32) -> Problem:
+    """As `curved`, with shares of 0 to 3 images; the gradient of an empty share is zero."""
+    problem = curved(workers=workers, dtype=dtype)
+
+    def gradient(x, rank, t):
+        return problem.gradient(x, rank, t) * dtype((rank + t) % 4 > 0)
+
+    return Problem(problem.x0, gradient, problem.loss, images=lambda rank, t: (rank + t) % 4)
+
+
 def constant(g: Callable[[int, int], float], d: int = 2, dtype=np.float32) -> Problem:
     """A gradient that does not depend on x: every entry is g(rank, t)."""
     return Problem(np.zeros(d, dtype), lambda x, rank, t: np.full(d, g(rank, t), dtype), lambda x: 0.0)

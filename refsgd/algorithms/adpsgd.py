@@ -19,9 +19,9 @@ Passive peer j, responding program, for as long as the run lasts::
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: active and passive peers, the two sides of the graph | messages per
-iteration of an active peer: M to the passive one, M back (M = 4 d) | staleness, in changes of the own replica between
-read and application: 1 for active peers, for passive ones the number of averages served meanwhile | clock gap:
-unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite | deterministic: given
+iteration of an active peer: 1 there, 1 back | bytes: M each (M = 4 d) | staleness, in changes of the own replica
+between read and application: 1 for active peers, for passive ones the number of averages served meanwhile | clock
+gap: unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite | deterministic: given
 the schedule and the choices
 
 What differs from the paper

@@ -37,7 +37,7 @@ import numpy as np
 
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.parameter_server import Objective
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ALLREDUCE
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
@@ -51,9 +51,9 @@ def peer(rank: int, group: Sequence[str], problem: Objective, steps: int, sgd: S
     x, v = problem.x0, sgd.start(problem.x0)
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, x, rank, t)
-        total = yield from reduce(rank, group, g * np.float32(problem.images(rank, t)))
-        images = sum(problem.images(i, t) for i in range(len(group)))
-        x, v = yield Compute(sgd.step, x, v, total / np.float32(max(images, 1)), t, kind="update")
+        share, whole = weights([problem.images(i, t) for i in range(len(group))])
+        total = yield from reduce(rank, group, g * np.float32(share[rank]))
+        x, v = yield Compute(sgd.step, x, v, total / np.float32(whole), t, kind="update")
         yield Mark("update", slice=0, version=t, reads=((group[rank], t),), t=t, x=x)
         yield Mark("clock", t=t)
     return x

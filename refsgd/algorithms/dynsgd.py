@@ -47,7 +47,7 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv
 
 def revise(sgd: SGD, x: Array, v: Array, mean: Array, g: Array, share: float, c: int) -> tuple[Array, Array, Array]:
     """Move the mean gradient of clock c towards g by `share`, and the parameters by that change."""
-    change = np.float32(share) * (g + np.float32(sgd.weight_decay) * x - mean)
+    change = x.dtype.type(share) * (g + np.float32(sgd.weight_decay) * x - mean)
     return (*replace(sgd, weight_decay=0.0).step(x, v, change, c), mean + change)
 
 

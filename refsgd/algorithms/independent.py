@@ -26,7 +26,7 @@ apart, and their spread is reported beside the mean.
 References
 ----------
 Mann, McDonald, Mohri, Silberman and Walker, "Efficient large-scale distributed training of conditional maximum
-entropy models", NIPS 2009, section 3: the method without communication, and what its average is worth.
+entropy models", NIPS 2009, the mixture weight method: learning without communication, and what the mean is worth.
 """
 
 from __future__ import annotations

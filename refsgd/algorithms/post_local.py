@@ -26,8 +26,8 @@ replicas with momentum, but after the switch every peer goes on with a velocity 
 
 References
 ----------
-Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020 (arXiv:1808.07217), section 3
-and algorithm 1 with the H_(t) of post-local SGD.
+Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020 (arXiv:1808.07217), section 3:
+post-local SGD and its H_(t).
 """
 
 from __future__ import annotations

@@ -120,16 +120,27 @@ class SGD:
         return x - self.rate(t) * v, v
 
 
+def weights(images: Sequence[int]) -> tuple[list[int], int]:
+    """Integer weights of a mean over images, and their sum: all 1 where the shares are equal.
+
+    So a lone gradient keeps its bits, and equal shares cost no rounding.
+
+    >>> weights([16, 16]), weights([16, 15])
+    (([1, 1], 2), ([16, 15], 31))
+    """
+    if len(set(images)) <= 1:
+        return [1] * len(images), len(images)
+    return list(images), sum(images)
+
+
 def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
     """The mean over all images, ``sum_i b_i g_i / sum_i b_i``, added in the order given.
 
     The plain mean of means is wrong whenever the shares b_i differ.  The order is the workers', never that
     of arrival: floating-point addition must not depend on the network.
     """
-    total = sum(images)
-    if not total:
-        return np.zeros_like(gradients[0])
-    weighted = np.float32(images[0]) * gradients[0]
-    for g, b in zip(gradients[1:], images[1:], strict=True):
+    share, total = weights(images)
+    weighted = np.float32(share[0]) * gradients[0]
+    for g, b in zip(gradients[1:], share[1:], strict=True):
         weighted = weighted + np.float32(b) * g
     return weighted / np.float32(total)

@@ -396,12 +396,13 @@ class Watch:
     def _stuck(self, now: float) -> None:
         """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
         if self._strict is None and now - self._changed < BUSY * self.deadline:
-            used = sum(_cpu(pid) for pid in self._launch.pids.values())
             if now - self._sampled < SILENCE:
                 return
-            busy = used - self._used > 0.1 * (now - self._sampled)
+            used, before = sum(_cpu(pid) for pid in self._launch.pids.values()), self._used
+            fresh = self._sampled < self._changed  # nothing to compare with yet
+            share = (used - before) / (now - self._sampled)
             self._sampled, self._used = now, used
-            if busy:
+            if fresh or share > 0.1:
                 return
         places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
                            for s in self._launch.board.standing()[:8])

@@ -104,7 +104,7 @@ class _Replayer:
         index, letter, time, *rest = self.steps[node][self.at[node]]
         if not 0 <= index < len(self.programs[node]):
             raise ReplayError(f"{node}, step {self.at[node]}: recorded program {index}; the node has {len(self.programs[node])}")
-        effect = self.pending[node, index]
+        effect: Any = self.pending[node, index]
         if isinstance(effect, Recv) and type(effect) is Recv and letter not in "rp":
             self._answer(node, index, RunEnded())
             effect = self.pending[node, index]

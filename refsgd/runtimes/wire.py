@@ -35,6 +35,8 @@ CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 _BYTE, _INT, _FLOAT, _SHORT, _PAIR = (struct.Struct(f) for f in ("<B", "<Bq", "<Bd", "<BH", "<BB"))
 _SHAPES = [struct.Struct(f"<BBB{n}Q") for n in range(MOST_DIMENSIONS + 1)]
+_LENGTHS = [struct.Struct(f"<{n}Q") for n in range(MOST_DIMENSIONS + 1)]
+_Q, _D, _H = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<H")
 
 Raw = npt.NDArray[np.uint8]
 Place = Callable[[npt.NDArray[Any]], "int | None"]  #: sender's side of an arena: the slot that now holds an array
@@ -194,9 +196,13 @@ class _Description:
         self.data, self.at, self.left, self.fetch = data, 0, total, fetch
         self.arrays: list[npt.NDArray[Any]] = []
 
-    def take(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self.data, self.at)
-        self.at += struct.calcsize(layout)
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def take(self, layout: struct.Struct) -> tuple[Any, ...]:
+        values = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
         return values
 
     def bytes(self, count: int) -> bytes:
@@ -206,38 +212,40 @@ class _Description:
         return bytes(self.data[self.at - count : self.at])
 
     def field(self, depth: int = 0) -> Any:
-        (kind,) = self.take("<B")
+        kind = self.byte()
+        if kind == ARRAY:
+            return self.array(kind)
         if kind == NONE:
             return None
         if kind == FALSE or kind == TRUE:
             return kind == TRUE
         if kind == INT:
-            return self.take("<q")[0]
+            return self.take(_Q)[0]
         if kind == FLOAT:
-            return self.take("<d")[0]
+            return self.take(_D)[0]
         if kind == TEXT:
-            return self.bytes(*self.take("<H")).decode()
+            return self.bytes(*self.take(_H)).decode()
         if kind == TUPLE and depth <= DEEPEST_TUPLE:
-            (count,) = self.take("<H")
+            (count,) = self.take(_H)
             return tuple([self.field(depth + 1) for _ in range(count)])
         if kind == SCALAR:
-            dtype = DTYPES[self.take("<B")[0]]
+            dtype = DTYPES[self.byte()]
             return np.frombuffer(self.bytes(dtype.itemsize), dtype)[0]
-        if kind in (ARRAY, REPEATED, SLOT):
+        if kind in (REPEATED, SLOT):
             return self.array(kind)
         raise WireError(f"a field of unknown kind {kind}")
 
     def array(self, kind: int) -> npt.NDArray[Any]:
-        code, ndim = self.take("<BB")
+        dtype, ndim = DTYPES[self.byte()], self.byte()
         if ndim > MOST_DIMENSIONS:
             raise WireError(f"an array of {ndim} dimensions")
-        dtype, shape = DTYPES[code], self.take(f"<{ndim}Q")
+        shape = self.take(_LENGTHS[ndim])
         if kind == REPEATED:
             return np.broadcast_to(np.frombuffer(self.bytes(dtype.itemsize), dtype)[0], shape)
         if kind == SLOT:
             if self.fetch is None:
                 raise WireError("an array in shared memory, which this stream has not")
-            return self.fetch(self.take("<Q")[0], shape, dtype)
+            return self.fetch(self.take(_LENGTHS[1])[0], shape, dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self.left:
             raise WireError(f"an array of shape {shape} where {self.left} bytes were announced")

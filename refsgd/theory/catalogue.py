@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from refsgd.machine import Law
 from refsgd.theory import communication, iteration, periodic, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.backup import backup_workers as backup_step
@@ -21,6 +22,8 @@ def collective(c: Setting, name: str = "ring") -> communication.Exchange:
     link = communication.Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
     if name == "ring" and c.nbytes:
         return communication.ring(c.workers, c.nbytes, link, chunk=4.0 * -(-c.nbytes // (4 * c.workers)))
+    if name == "double-tree":
+        return communication.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # halves in eight pieces
     return communication.allreduce(name, c.workers, c.nbytes, link)
 
 
@@ -31,11 +34,15 @@ def repeat(c: Setting, step: Prediction) -> Prediction:
                       step.source, step.assumptions)
 
 
-def free(c: Setting, step: Prediction, *, tail: float = 0.0) -> Prediction:
-    """A run in which nobody waits for all: the last of the sums, and `tail` seconds until the servers have ended."""
+def free(c: Setting, step: Prediction, *, tail: float = 0.0, more: float = 0.0) -> Prediction:
+    """A run in which nobody waits for all: the last of the sums, and `tail` seconds until the servers have ended.
+
+    `more`: exchanges of the run beyond `steps` iterations' share of them, in iterations.
+    """
     exchange = max(step.value - step.terms["compute E[T]"], 0.0)
     last, exact = last_of_sums(c)
-    other = c.steps * exchange
+    own = step.terms.get("own update", 0.0)
+    other = c.steps * exchange + more * (exchange - own)
     known = all(law.family == "fixed" for law in c.laws) or not exchange
     end = last + other + (tail if c.steps else 0.0)
     return Prediction(end, "s", "exact" if exact and known and step.kind == "exact" else "approximation",
@@ -43,9 +50,9 @@ def free(c: Setting, step: Prediction, *, tail: float = 0.0) -> Prediction:
                       "E[max_i of the sum of steps times] + exchanges", step.source, step.assumptions)
 
 
-def alone(c: Setting, updates: bool = True) -> Prediction:
-    """n / sum of rates of workers that do not wait: E[T] and the own update."""
-    u = iteration.update_mean(c.machine.update) if updates else 0.0
+def alone(c: Setting, updates: int = 1) -> Prediction:
+    """n / sum of rates of workers that do not wait: E[T] and the own updates of an iteration."""
+    u = iteration.update_mean(c.machine.update) * updates
     rounds = [law.mean + u for law in c.laws]
     value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
     return Prediction(value, "s", "exact", {"compute E[T]": max(value - u, 0.0), "update": u}, "n / sum 1/(E[T_i] + E[u])", "definition",
@@ -59,10 +66,24 @@ def fresh() -> Figures:
 
 
 def allreduce(c: Setting) -> Figures:
-    """AR-SGD with the collective of the options (default ring)."""
-    exchange = collective(c, str(c.options.get("collective", "ring")))
+    """AR-SGD with the collective of the options (default ring).
+
+    A root's answers leave one by one, so ranks start their next gradient one by one: BSP through one collocated
+    server, n w and not 2 (n-1) w.
+    """
+    name = str(c.options.get("collective", "ring"))
+    exchange = collective(c, name)
     step = iteration.allreduce(c.laws, exchange.time, c.machine.update)
-    return {**figures(c, step, repeat(c, step), c.steps, exchange.total), **fresh(),
+    run = repeat(c, step)
+    if name == "root" and c.workers > 1:
+        add = iteration.update_mean(c.machine.update) + (c.workers - 1) * c.nbytes * c.machine.reduction
+        one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency, "update": Law("fixed", (add,)), "collocated": True}
+        step, run = iteration.bsp(c.laws, **one), iteration.bsp_run(c.laws, c.steps, **one)
+        if c.machine.update is not None:  # every rank's own, after the answer
+            step, run = (replace(p, kind="approximation") for p in (step, run))
+    elif name == "hierarchical" and step.kind == "exact":
+        step, run = (replace(p, kind="approximation") for p in (step, run))
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
             **clocks(c, 1, 1, "nobody ends an exchange before all have begun it")}
 
 
@@ -75,9 +96,11 @@ def independent(c: Setting) -> Figures:
 
 def hogwild(c: Setting) -> Figures:
     """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
-    step = alone(c, updates=False)
-    out = {**figures(c, step, free(c, step), c.workers * c.steps, 0.0), **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
-    if c.steps:
+    adds = int(c.options.get("parts", 8)) + 1  # each addition to a cell takes an update's time
+    step = alone(c, adds)
+    out = figures(c, step, free(c, step), c.steps, 0.0)
+    out |= clocks(c, math.inf, math.inf, "no bound but the length of the run")
+    if c.steps and c.machine.update is None:
         out["staleness_mean"] = staleness.asp_run(c.laws, c.steps)
     return out
 
@@ -86,14 +109,14 @@ def backup(c: Setting) -> Figures:
     """The first n - backups gradients of each step count; one server."""
     k = min(int(c.options.get("backups", 1)), c.workers - 1)
     one = replace(c, servers=1)
-    whole = iteration.bsp(c.laws, **one.network)
+    whole = iteration.bsp(c.laws[: c.workers - k], **one.network)  # late pushes and answers find the links idle
     step = backup_step(c.laws, k, exchange=max(whole.value - whole.terms["compute E[T]"] - whole.terms["straggling"], 0.0))
-    run = Prediction(step.value * c.steps, "s", "approximation", {"iterations": step.value * c.steps}, "steps x iteration, late workers' end left out",
-                     step.source, step.assumptions)
+    run = Prediction(step.value * c.steps, "s", "approximation", {"iterations": step.value * c.steps},
+                     "steps x iteration, late workers' end left out", step.source, step.assumptions)
     out = figures(one, step, run, c.steps, 2 * c.workers * c.nbytes)
     for name in ("bytes_per_iteration", "bytes_sent"):  # late gradients are sent too, at most one per worker and step
-        out[name] = Prediction(out[name].value, "bytes", "exact" if not k else "bound", {}, "at most 2 n M per step", "the message protocol",
-                               bound="upper" if k else "")
+        out[name] = Prediction(out[name].value, "bytes", "exact" if not k else "bound", {}, "at most 2 n M per step",
+                               "the message protocol", bound="upper" if k else "")
     for name in ("idle_ratio", "idle_by_cause"):  # late workers compute what is discarded
         out.pop(name, None)
     return {**out, **fresh()}
@@ -135,15 +158,16 @@ def downpour(c: Setting) -> Figures:
                              push_every=push)
     pushes = -(-c.steps // push) + (c.steps > 0 and (c.steps - 1) % push > 0)
     fetches = -(-c.steps // fetch)
-    tail = c.machine.latency + c.transfer + iteration.update_mean(c.machine.update)
-    out = figures(c, step, free(c, step, tail=tail), c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch))
+    tail = c.machine.latency  # the last push has nobody waiting for it, the first fetch has no push before it
+    run = free(c, step, tail=tail, more=fetches * fetch - c.steps)
+    out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch))
     out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
     if push == 1 and c.alike and c.steps:
         long = staleness.downpour(c.workers, fetch)
         whole = staleness.asp_run(c.laws, c.steps, c.exchanges)
         ends = whole.value / (c.workers - 1) if c.workers > 1 else 1.0
-        out["staleness_mean"] = Prediction(long.value * ends, "updates", "approximation", {"long run": long.value}, long.formula, long.source,
-                                           long.assumptions)
+        out["staleness_mean"] = Prediction(long.value * ends, "updates", "approximation", {"long run": long.value}, long.formula,
+                                           long.source, long.assumptions)
     return {**out, **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
 
 
@@ -159,8 +183,8 @@ def easgd(c: Setting) -> Figures:
         step = Prediction(gate.value / h - own, "s", "approximation", {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
                           "Zhang et al. 2015", gate.assumptions)
     step = replace(step, value=step.value + own, terms={**step.terms, "update": step.terms["update"] + own})
-    tail = c.machine.latency + c.transfer if exchanges * h - h == c.steps - 1 else 0.0
-    out = figures(c, step, free(c, step, tail=tail), exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
+    run = free(c, replace(step, terms={**step.terms, "own update": own}), more=exchanges * h - c.steps)
+    out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out
 
@@ -187,7 +211,8 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
         sums = [sum_law(law, rest) for law in c.laws]
         last, closed = mean_of_maximum([law for law, _ in sums]) + rest * u + exchange.time.value + u * outer, all(e for _, e in sums)
     parts = {"every step": early * before.value, "whole rounds": rounds * h * step.value, "last round": last}
-    kinds = [step.kind if rounds or rest else "exact", before.kind if early else "exact", "exact" if closed else "approximation"]
+    kinds: list[Kind] = [step.kind if rounds or rest else "exact", before.kind if early else "exact",
+                         "exact" if closed else "approximation"]
     run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts, "switch x allreduce + rounds x local + last round", step.source,
                      step.assumptions)
     exchanges = early + rounds + (rest > 0)
@@ -232,8 +257,8 @@ def approximate(c: Setting) -> Figures:
     step, run = (replace(inside[name], kind="approximation") for name in ("seconds_per_iteration", "seconds"))
     out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes)
     for name in ("bytes_per_iteration", "bytes_sent"):
-        out[name] = Prediction(out[name].value, "bytes", "bound", {}, "2 n M within the centres, and what is significant", "the message protocol",
-                               bound="lower")
+        out[name] = Prediction(out[name].value, "bytes", "bound", {}, "2 n M within the centres, and what is significant",
+                               "the message protocol", bound="lower")
     return out
 
 

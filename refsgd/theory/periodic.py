@@ -78,7 +78,9 @@ def fetching(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, la
     value = alone
     if service and n > 1:
         rate, _ = server.mean_value_analysis(n, max(alone, service), service)
-        value = max(n / rate, alone)
+        # A fetch behind an own push also waits for pushes that came while its own was served.
+        behind_others = behind / fetch_every * (n - 1) / n * min(rate * service, 1.0) * w / k
+        value = max(n / rate, alone) + behind_others
     return Prediction(value, "s", "approximation" if w or u else "exact",
                       {"compute E[T]": mean, "transfer": exchange, "update": waits, "queueing": value - alone},
                       "E[T] + (2 latency + w, after an own push + w + u)/n_fetch, queueing by mean-value analysis",

@@ -69,7 +69,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     dict of str to Prediction
-        Empty where the options name a graph without a formula; else some of seconds_per_iteration, images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
+        Empty where the options name a graph without a formula; else some of seconds_per_iteration,
+        images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
         staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
 
     Raises

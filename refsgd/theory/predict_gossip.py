@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from refsgd.machine import Law
 from refsgd.theory import gossip, iteration
 from refsgd.theory.catalogue import alone, free, fresh
 from refsgd.theory.prediction import Kind, Prediction, check_share
 from refsgd.theory.setting import Figures, Setting, clocks, count, figures
+from refsgd.theory.stragglers import mean_of_maximum, sum_law
 
 Rounds = list[list[list[int]]]
 
@@ -20,7 +23,8 @@ def gosgd(c: Setting) -> Figures:
     out = figures(c, step, free(c, step), c.steps, expected)
     for name in ("bytes_per_iteration", "bytes_sent"):
         kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
-        out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value}, "p n (M + 8), expected", "the message protocol")
+        out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value}, "p n (M + 8), expected",
+                               "the message protocol")
     return {**out, **fresh(), **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
 
 
@@ -37,7 +41,8 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
     rates = [1 / (t + update) if t + update else math.inf for t in each]
     value, mean = c.workers / math.fsum(rates), iteration.mean_time(c.laws)
     return Prediction(value, "s", kind, {"compute E[T]": mean, "update": update, "partner": max(value - mean - update, 0.0)},
-                      "n / sum of rates; those that ask E[max(T, x)], those asked E[T]", "Lian et al. 2018", "those that ask do not meet at one partner")
+                      "n / sum of rates; those that ask E[max(T, x)], those asked E[T]", "Lian et al. 2018",
+                      "those that ask do not meet at one partner")
 
 
 def adpsgd(c: Setting) -> Figures:
@@ -49,21 +54,31 @@ def adpsgd(c: Setting) -> Figures:
     step = _joined(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact")
     total = 2.0 * sum(asks) * c.nbytes
     out = figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total)
-    mean = 2 * sum(asks) / c.workers
-    out["staleness_mean"] = Prediction(mean, "updates", "approximation", {"own averages": sum(asks) / c.workers, "asked for": sum(asks) / c.workers},
+    side = sum(asks) / c.workers
+    out["staleness_mean"] = Prediction(2 * side, "updates", "approximation", {"own averages": side, "asked for": side},
                                        "2 x askers / n: each average falls into one gradient on either side", "Lian et al. 2018",
                                        "averages after a peer's last gradient left out")
     return out
 
 
 def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
-    """A run in which nobody waits for all but for partners: the last of the sums, where E[max(T, x)] is longer than T."""
-    extra = 0.0
-    if any(asks) and exchange:
-        extra = max(gossip.mean_of_longer(law, exchange) - law.mean for law, ask in zip(c.laws, asks, strict=True) if ask)
-    step = Prediction(iteration.mean_time(c.laws) + extra + update, "s", "exact" if not extra else "approximation",
-                      {"compute E[T]": iteration.mean_time(c.laws)}, source="Lian et al. 2018")
-    return free(c, step)
+    """A run in which nobody waits but for partners: the last of the sums, longer by E[max(T, x)] - E[T] for those that ask."""
+    sums, exact = [], True
+    for law, ask in zip(c.laws, asks, strict=True):
+        each = (gossip.mean_of_longer(law, exchange) if ask and exchange else law.mean) + update
+        exact = exact and (law.family == "fixed" or each == law.mean)
+        spread = law.variance * (law.mean / each) ** 2 if ask and math.isfinite(law.variance) and each else law.variance
+        total, closed = sum_law(law, max(c.steps, 1))
+        exact = exact and closed
+        if each != law.mean:
+            total = Law("fixed", (each * c.steps,))
+            if spread > 0 and math.isfinite(spread):
+                total = Law("gamma", (each * max(c.steps, 1), max(c.steps, 1) * each * each / spread))
+        sums.append(total)
+    end = mean_of_maximum(sums) if c.steps else 0.0
+    quiet = not exchange or not c.transfer
+    return Prediction(end, "s", "exact" if exact and quiet else "approximation", {"last": end},
+                      "E[max_i of the sum of steps times], those that ask E[max(T, x)]", "Lian et al. 2018")
 
 
 def pair_averaging(c: Setting) -> Figures:
@@ -85,13 +100,13 @@ def hears(graph: str, n: int) -> Rounds | None:
     hops = [1 << k for k in range((n - 1).bit_length())]
     if graph == "one-peer-exponential":
         return [[[(i - hop) % n] for i in everyone] for hop in hops]
-    near = {
+    near: dict[str, Callable[[int], set[int]]] = {
         "ring": lambda i: {(i - 1) % n, (i + 1) % n}, "bipartite-ring": lambda i: {(i - 1) % n, (i + 1) % n},
         "complete": lambda i: set(everyone), "star": lambda i: {0} if i else set(everyone),
         "bipartite": lambda i: {j for j in everyone if (i + j) % 2},
         "exponential": lambda i: {(i + hop) % n for hop in hops} | {(i - hop) % n for hop in hops},
-    }.get(graph)
-    return None if near is None else [[sorted(near(i) - {i}) for i in everyone]]
+    }
+    return [[sorted(near[graph](i) - {i}) for i in everyone]] if graph in near else None
 
 
 def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
@@ -101,12 +116,13 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     messages = sum(len(heard) for heard in rounds[0])
     most = max(len(heard) for heard in rounds[0])
     mean, u = iteration.mean_time(c.laws), iteration.update_mean(c.machine.update)
-    exchange = c.machine.latency + most * c.transfer if most else 0.0
+    exchange = c.machine.latency + most * (c.nbytes + extra) / c.machine.bandwidth if most else 0.0
     seconds, error = gossip.neighbours(c.laws, rounds, exchange, update=u, before=before)
     paid = min(0.0 if before else exchange, seconds - mean - u)
     terms = {"compute E[T]": mean, "partner": max(seconds - mean - u - paid, 0.0), "transfer": max(paid, 0.0), "update": u}
     fixed = len(set(c.laws)) == 1 and c.laws[0].family == "fixed"
-    sure: Kind = "exact" if (not c.transfer or fixed) and (c.machine.update is None or c.machine.update.family == "fixed") else "approximation"
+    steady = c.machine.update is None or c.machine.update.family == "fixed"
+    sure: Kind = "exact" if (not c.transfer or fixed) and steady else "approximation"
     step = Prediction(seconds, "s", sure, terms | ({"standard error": error} if error else {}),
                       "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019", "constant exchange")
     run = Prediction(seconds * c.steps, "s", "exact" if fixed and sure == "exact" else "approximation", {"iterations": seconds * c.steps},

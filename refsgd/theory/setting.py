@@ -128,7 +128,7 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:
 def _fit(shares: dict[str, float], room: float) -> dict[str, float]:
     """Shares scaled down in proportion if they do not fit."""
     known = math.fsum(shares.values())
-    return {name: v * max(room, 0.0) / known for name, v in shares.items()} if known > room else shares
+    return {name: v * max(room, 0.0) / known for name, v in shares.items()} if known > max(room, 0.0) else shares
 
 
 def zero(unit: str, formula: str) -> Prediction:

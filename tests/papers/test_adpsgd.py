@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import adpsgd, independent, pair_averaging, sequential
+from refsgd.algorithms import adpsgd, pair_averaging, sequential
 from refsgd.algorithms.adpsgd import Answer, Ask, Replica
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.sgd import SGD

@@ -116,6 +116,29 @@ def test_an_iteration_of_equal_peers_is_computing_ring_and_update():
     assert trace.seconds == pytest.approx(steps * (10 + 6 * (0.5 + 16 / 100) + 3 * 16 * 0.01 + 0.25), rel=1e-12)
 
 
+def period(collective, n, alpha, w, gamma):
+    """Seconds of an iteration after the first twenty; T = 1, a vector takes w seconds on a link and gamma to reduce."""
+    d = 16 * n
+    machine = Machine(compute="fixed(1)", latency=alpha, bandwidth=4 * d / w, reduction=gamma / (4 * d))
+    trace = simulate(allreduce.allreduce(quadratic(d=d, workers=n), n, 40, SGD(0.0), collective=collective), machine, observe=1).trace
+    times = [e.time for e in trace.marks("update") if e.node == "peer0"]
+    return (times[-1] - times[19]) / 20
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("alpha", [0.01, 0.3])
+def test_collectives_that_release_all_at_once_keep_the_peers_in_step(n, alpha):
+    """Then every iteration is as the first one; a root's answers leave one by one, so pushes come back staggered, as in BSP."""
+    w, c, share = 1.0, 0.25, (n - 1) / n
+    assert period("ring", n, alpha, w, c) == pytest.approx(1 + 2 * (n - 1) * (alpha + w / n) + share * c)
+    assert period("pscpu", n, alpha, w, c) == pytest.approx(1 + 2 * alpha + share * (2 * w + c))
+    if n & (n - 1) == 0:
+        rounds = n.bit_length() - 1
+        assert period("recursive-doubling", n, alpha, w, c) == pytest.approx(1 + rounds * (alpha + w + c))
+        assert period("halving-doubling", n, alpha, w, c) == pytest.approx(1 + 2 * rounds * alpha + share * (2 * w + c))
+    assert period("root", n, alpha, w, c) == pytest.approx(1 + 2 * alpha + n * w + (n - 1) * c)
+
+
 def test_an_iteration_waits_for_the_slowest_of_n():
     """E[max of 4 exponentials] = 25/12, within four standard errors."""
     steps = 3000

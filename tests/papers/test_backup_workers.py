@@ -10,21 +10,14 @@ from refsgd.algorithms.parameter_server import Model, Push
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.machine import Machine
-from refsgd.problems import Problem, integer_gradients
+from refsgd.problems import integer_gradients
 from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import FREE, LOCKSTEP, RANDOM, curved, final, recorded
+from tests.watching import FREE, LOCKSTEP, curved, final, ragged, recorded
 
 sizes = {"workers": st.integers(1, 5), "backups": st.integers(0, 3), "steps": st.integers(0, 6)}
-
-
-def ragged(workers: int, seed: int = 0) -> Problem:
-    """Shares of 0 to 3 images, so that a mean of means is another vector than the mean over images."""
-    problem = curved(workers=workers, seed=seed)
-    return Problem(problem.x0, lambda x, rank, t: problem.gradient(x, rank, t) * np.float32((rank + t) % 4 > 0), problem.loss,
-                   images=lambda rank, t: (rank + t) % 4)
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6))

@@ -14,7 +14,7 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import LOCKSTEP, RANDOM, curved, final, recorded
+from tests.watching import LOCKSTEP, curved, final, recorded
 
 sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 6)}
 
@@ -92,10 +92,7 @@ def test_two_workers_in_lockstep_do_not_show_it():
 
 
 def test_where_the_square_of_the_gradient_is_the_hessian_the_correction_is_first_order_exact():
-    """Section 3: g(x) = -log(1 - x) has g' = 1/(1 - x) = e^g, and g = -1/x has g' = 1/x^2 = g^2: lambda = 1 is exact to first order.
-
-    So with g = -1/x the error of a compensated gradient falls as the square of the drift, that of an old one as the drift.
-    """
+    """g = -1/x has g' = 1/x^2 = g^2, so lambda = 1 leaves an error of second order in the drift, an old gradient one of first."""
     def errors(drift):
         backup = np.array([2.0])
         fresh, old = -1 / (backup + drift), -1 / backup
@@ -106,7 +103,7 @@ def test_where_the_square_of_the_gradient_is_the_hessian_the_correction_is_first
     assert a / b == pytest.approx(4, rel=0.1) and old_a / old_b == pytest.approx(2, rel=0.1)
     assert a < 0.1 * old_a
     negative, _ = dc_asgd.compensated(-1 / np.array([2.0]), np.array([-0.1]), np.zeros(1), 1.0, False)
-    assert abs(negative[0] + 1 / 1.9) < a, "the sign of the drift matters: x - backup"
+    assert abs(negative[0] + 1 / 1.9) < 0.1 * old_a, "the drift is x - backup, not backup - x"
 
 
 def test_adaptive_divides_lambda_by_the_root_of_a_moving_average():
@@ -132,7 +129,7 @@ def test_every_gradient_is_applied_once_and_stays_float32(machine, seed, adaptiv
 
 
 def test_it_comes_closer_to_the_fresh_gradients_than_asp():
-    """Equation (4): on 1/2 log-likelihood-like losses old gradients of 7 other workers overshoot; compensated ones less."""
+    """In lockstep each gradient misses 7 others: from x = 3 the old ones overshoot, the compensated ones less."""
     steep = Problem(np.full(1, 3.0, np.float32), lambda x, rank, t: np.sinh(x) / np.cosh(x) * x, lambda x: float(x[0] ** 2))
     fresh = final(sequential.sequential(steep, 1, 40, SGD(0.02)))
     compensated, old = (final(deployment, LOCKSTEP) for deployment in (
@@ -148,20 +145,10 @@ def test_every_schedule_of_two_workers_follows_algorithm_2():
 
     assert explore(lambda: dc_asgd.dc_asgd(problem, 2, 2, SGD(0.1), compensation=0.5), check).complete
     with pytest.raises(AssertionError):
-        explore(lambda: with_shared_backup(curved(workers=3), 3, 2), lambda run: check_three(run), max_runs=500)
-
-
-def check_three(run):
-    problem = curved(workers=3)
-    assert np.array_equal(final_parameters(run), replayed(run, problem, 0.1, 0.5))
+        explore(lambda: with_shared_backup(problem, 2, 2), check)
 
 
 @pytest.mark.parametrize("compensation", [-1.0, float("inf"), float("nan")])
 def test_a_wrong_compensation_is_named(compensation):
     with pytest.raises(ValueError, match="expected"):
         dc_asgd.dc_asgd(curved(), 4, 1, SGD(0.1), compensation=compensation)
-
-
-def test_ties_to_asp_in_time():
-    seconds = {deploy.__name__: simulate(deploy(curved(), 4, 9, SGD(0.1)), RANDOM).trace.seconds for deploy in (asp.asp, dc_asgd.dc_asgd)}
-    assert len(set(seconds.values())) == 1

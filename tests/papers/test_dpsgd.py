@@ -47,7 +47,7 @@ def rows(workers, W, order, problem, steps, sgd):
 
 
 def test_the_gradient_is_of_the_own_replica_and_is_applied_to_the_average():
-    """Algorithm 1, lines 2 to 4: gradient at x_i, average of the neighbourhood, step from the average."""
+    """Algorithm 1: gradient at x_i, average of the neighbourhood, step from the average."""
     problem, names = quadratic(d=2, workers=2), peers(2)
     program = dpsgd.combine_then_adapt(0, names, {0: 0.5, 1: 0.5}, problem, 1, SGD(1.0))
     send = program.send(None)

@@ -13,7 +13,7 @@ from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
-from tests.ledger import Ledger, object_of
+from tests.ledger import Ledger, object_of, with_bodies
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -159,6 +159,31 @@ def test_float32_parameters_stay_float32_and_a_push_is_m_plus_8_bytes():
     run = simulate(gosgd.gosgd(quadratic(d=5, workers=3), 3, 10, SGD(0.1), p=1.0), MACHINE)
     assert all(r.x.dtype == np.float32 for r in run.values.values())
     assert sum(run.trace.bytes_sent.values()) == 30 * (4 * 5 + 8)
+
+
+def test_a_lost_message_takes_its_weight_and_its_share_of_the_mean_with_it():
+    """Links that lose messages leave the sum of weights short by exactly the lost ones, and the consensus biased."""
+    lost = []
+
+    def lossy(name, to, share):
+        if len(lost) < 3 and name == "peer1":
+            lost.append(share)
+            return share._replace(weight=np.float64(0))
+        return share
+
+    problem = quadratic(d=5, workers=4, noise=1.0, dtype=np.float64)
+    moved = np.zeros(5)
+    deployment = gosgd.gosgd(problem, 4, 10, SGD(0.25), p=1.0)
+    replicas = {name: object_of(node) for name, node in deployment.items()}
+
+    def answered(name, effect, value):
+        nonlocal moved
+        if isinstance(effect, Compute) and effect.kind == "update":
+            moved = moved + replicas[name].weight * (value[0] - effect.args[0])
+
+    run = simulate(Ledger(with_bodies(deployment, lossy), lambda _: None, answered=answered).deployment, MACHINE)
+    assert sum(r.weight for r in run.values.values()) == 1 - sum(float(share.weight) for share in lost)
+    assert close(sum(r.weight * r.x for r in run.values.values()), moved - sum(float(s.weight) * s.x for s in lost))
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
-from tests.ledger import Ledger
+from tests.ledger import Ledger, with_bodies
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -142,6 +142,33 @@ def test_float32_models_stay_float32_and_a_message_is_m_plus_4_bytes():
     run = simulate(sgp.sgp(quadratic(d=3, workers=4), 4, 5, SGD(0.1)), MACHINE)
     assert all(x.dtype == np.float32 for x in run.values.values())
     assert sum(run.trace.bytes_sent.values()) == 4 * 5 * (4 * 3 + 4)
+
+
+def run_with_losses(starts, weight_only):
+    """Models after two lost messages of peer1, where peers began at `starts`; what was lost."""
+    problem, lost = Problem(0 * starts[0], lambda x, rank, t: -starts[rank] * (t == 0), lambda x: 0.0), []
+
+    def lossy(name, to, body):
+        if name != "peer1" or len(lost) == 2:
+            return body
+        lost.append(body)
+        return Part(body.x if weight_only else 0 * body.x, 0 * body.weight)
+
+    run = simulate(with_bodies(sgp.sgp(problem, len(starts), 30, SGD(1.0)), lossy), MACHINE)
+    return np.array(list(run.values.values())), lost
+
+
+def test_a_lost_message_biases_the_mean_by_exactly_what_was_lost_and_losing_half_of_one_is_worse():
+    """x and w travel together: lost together, a model is still a weighted mean of models; lost alone, it is none."""
+    starts = np.random.default_rng(0).standard_normal((4, 3))
+    models, lost = run_with_losses(starts, weight_only=False)
+    short = (starts.sum(axis=0) - sum(part.x for part in lost)) / (4 - sum(part.weight for part in lost))
+    assert np.allclose(models, short) and not np.allclose(short, starts.mean(axis=0), rtol=1e-2)
+    same = np.ones((4, 3))
+    models, lost = run_with_losses(same, weight_only=False)
+    assert np.allclose(models, 1), "a mean of equal models is that model"
+    models, lost = run_with_losses(same, weight_only=True)
+    assert np.allclose(models, 4 / (4 - sum(part.weight for part in lost))), "not so when only the weight is lost"
 
 
 # -- limits ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final
+from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, ragged
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5), servers=st.integers(1, 3), steps=st.integers(0, 6),
@@ -72,6 +72,41 @@ def test_an_update_is_the_mean_not_the_sum():
     unit = constant(lambda rank, t: 1.0)
     for splitting, c in ((1, 4), (2, 2), (4, 1)):
         assert np.allclose(final(softsync.softsync(unit, 4, 6, SGD(0.5), splitting=splitting)), -0.5 * 24 / c)
+
+
+def replayed(run, problem, update):
+    """The run from its log alone: which gradients, read where, made up each update."""
+    versions, clock = [problem.x0], dict.fromkeys(run.trace.workers, 0)
+    for e in run.trace.marks("update"):
+        pushes = []
+        for w, read in e.data["reads"]:
+            rank = int(w.removeprefix("worker"))
+            pushes.append(Push(problem.gradient(versions[read], rank, clock[w]), problem.images(rank, clock[w]), read))
+            clock[w] += 1
+        versions.append(update(versions[-1], pushes))
+    return versions[-1]
+
+
+def weighted(x, pushes):
+    return bsp.update(SGD(0.1), x, x, pushes, 0, "mean")[0]
+
+
+def mean_of_means(x, pushes):
+    """WRONG: weighs a share of one image like one of three."""
+    return x - np.float32(0.1) * np.mean([push.grad for push in pushes], axis=0, dtype=np.float32)
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), split=st.integers(1, 5), steps=st.integers(0, 6))
+def test_a_log_of_who_read_what_replays_to_the_same_bits(machine, seed, workers, split, steps):
+    """Also with shares of 0 to 3 images, which weigh by images."""
+    problem = ragged(workers)
+    run = simulate(softsync.softsync(problem, workers, steps, SGD(0.1), splitting=min(split, workers)), machine, seed)
+    assert np.array_equal(final_parameters(run), replayed(run, problem, weighted))
+
+
+def test_a_mean_of_means_is_caught():
+    run = simulate(softsync.softsync(ragged(4), 4, 6, SGD(0.1)), RANDOM)
+    assert not np.allclose(final_parameters(run), replayed(run, ragged(4), mean_of_means), rtol=1e-3)
 
 
 def late_server(x, pushes, sgd, size):

@@ -74,7 +74,8 @@ def test_the_mean_weighs_by_images_and_the_mean_of_means_is_wrong():
     g = [ONE, 4 * ONE]
     assert np.array_equal(mean_gradient(g, [3, 1]), 1.75 * ONE)
     assert not np.array_equal(np.mean(g, axis=0), mean_gradient(g, [3, 1]))
-    assert np.array_equal(mean_gradient(g, [0, 0]), 0 * ONE)
+    assert np.array_equal(mean_gradient([0 * ONE, 0 * ONE], [0, 0]), 0 * ONE)
+    assert np.array_equal(mean_gradient([ONE / 3], [11]), ONE / 3), "a lone gradient keeps its bits"
 
 
 def test_momentum_is_the_form_of_pytorch():

@@ -17,6 +17,7 @@ import pytest
 
 from refsgd.effects import Compute, Node, Recv
 from refsgd.machine import Machine
+from refsgd.runtimes import launcher
 from refsgd.runtimes.processes import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
 from tests.runtimes.deployments import Never, bad_gradient, exchange, long_gradient, worker
@@ -162,6 +163,21 @@ def test_a_run_without_progress_ends_at_its_deadline(transport):
     """A compute that never ends is named with its line."""
     with pytest.raises(RunFailed, match=r"nothing went on for .*worker0 in Compute\(gradient\) 5 at"):
         run(partial(exchange, gradient=long_gradient), transport=transport, deadline=1.0)
+
+
+def test_the_default_deadline_spares_who_is_computing(transport, monkeypatch):
+    """A long Compute that uses the processor goes on; one that sleeps as long ends the run."""
+    monkeypatch.setattr(launcher, "PATIENCE", 0.5)
+
+    def busy(x, rank, t):
+        end = time.monotonic() + (3.0 if (rank, t) == (1, 2) else 0.0)
+        while time.monotonic() < end:
+            pass
+        return x
+
+    assert len(run(partial(exchange, n=2, steps=4, gradient=busy), transport=transport).trace.marks("update")) == 4
+    with pytest.raises(RunFailed, match=r"nothing went on for .*longer than the deadline of .*: server0 in Recv"):
+        run(partial(exchange, gradient=long_gradient), transport=transport)
 
 
 def test_ctrl_c_ends_everything(transport):

@@ -1,0 +1,1 @@
+"""Programs that show speed and accuracy; each prints a table and says on which machine."""

@@ -1,0 +1,138 @@
+"""Source files as HTML: lightly coloured, one element per line, the functions that matter open and the rest folded."""
+
+from __future__ import annotations
+
+import ast
+import html
+import io
+import keyword
+import linecache
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
+
+
+def title(filename: str) -> str:
+    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its last part."""
+    parts = PurePath(filename).parts
+    if "refsgd" in parts:
+        return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
+    if filename.startswith("<ipython-input") or any(p.startswith("ipykernel_") for p in parts):
+        number = re.search(r"<ipython-input-(\d+)", filename)
+        return f"cell {number.group(1)}" if number else "cell"
+    return filename if filename.startswith("<") else parts[-1]
+
+
+def _class_of(token: tokenize.TokenInfo, before: str) -> str:
+    if token.type == tokenize.COMMENT:
+        return "c"
+    if token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING"):
+        return "s"
+    if token.type == tokenize.NUMBER:
+        return "n"
+    if token.type == tokenize.NAME:
+        if token.string == "yield" or (token.string == "from" and before == "yield"):
+            return "y"
+        if keyword.iskeyword(token.string) or (token.string in ("match", "case") and before == ""):
+            return "k"
+        if before in ("def", "class"):
+            return "d"
+        if token.string in EFFECTS:
+            return "e"
+    return ""
+
+
+def colour(lines: list[str]) -> list[str]:
+    """Each line as HTML with a span around what has a class.
+
+    Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name ``d``.
+
+    Examples
+    --------
+    >>> colour(["g = yield Recv(Push)\\n"])
+    ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']
+    """
+    spans: list[list[tuple[int, int, str]]] = [[] for _ in lines]
+    before = ""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO("".join(lines)).readline):
+            kind = _class_of(token, before)
+            before = token.string.strip()
+            (first, a), (last, b) = token.start, token.end
+            if kind:
+                for row in range(first, min(last, len(lines)) + 1):
+                    spans[row - 1].append((a if row == first else 0, b if row == last else len(lines[row - 1].rstrip("\n")), kind))
+    except (tokenize.TokenError, SyntaxError):
+        pass  # not a whole program: what was read so far is coloured
+    return [_with_spans(line.rstrip("\n"), found) for line, found in zip(lines, spans)]
+
+
+def _with_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
+    out, at = [], 0
+    for a, b, kind in spans:
+        if b > a >= at:
+            out.append(f'{html.escape(text[at:a], quote=False)}<i class="{kind}">{html.escape(text[a:b], quote=False)}</i>')
+            at = b
+    return "".join(out) + html.escape(text[at:], quote=False)
+
+
+def _extents(lines: list[str], wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last lines of the functions that begin at the wanted lines, outermost ones, in order."""
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return [(1, len(lines))]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            if first in wanted or node.lineno in wanted:
+                found.add((first, node.end_lineno or first))
+    outer = [(a, b) for a, b in found if not any(c <= a and b <= d and (c, d) != (a, b) for c, d in found)]
+    return sorted(outer) or [(1, len(lines))]
+
+
+def _rows(file: int, coloured: list[str], first: int, last: int) -> Iterator[str]:
+    for number in range(first, last + 1):
+        yield (f'<div class="line" id="f{file}l{number}"><span class="number">{number}</span><span class="marks"></span>'
+               f"<code>{coloured[number - 1] or ' '}</code></div>")
+
+
+def listing(file: int, filename: str, functions: Iterable[int]) -> str:
+    """One source file as a section.
+
+    Parameters
+    ----------
+    file : int
+        Number of the file: line 12 gets the id ``f<file>l12``.
+    filename : str
+        As code objects have it; read through `linecache`, which knows the cells of a notebook.
+    functions : iterable of int
+        First lines of the functions to leave open.
+
+    Returns
+    -------
+    str
+        HTML; a note where no source can be read.
+    """
+    lines, name = linecache.getlines(filename), html.escape(title(filename))
+    if not lines:
+        return f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined interactively)</p></section>'
+    coloured, out, at = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1
+    for first, last in _extents(lines, set(functions)):
+        if first > at:
+            out.append(f"<details><summary>lines {at} to {first - 1}</summary>")
+            out += _rows(file, coloured, at, first - 1)
+            out.append("</details>")
+        out.append('<div class="function">')
+        out += _rows(file, coloured, first, last)
+        out.append("</div>")
+        at = last + 1
+    if at <= len(lines):
+        out.append(f"<details><summary>lines {at} to {len(lines)}</summary>")
+        out += _rows(file, coloured, at, len(lines))
+        out.append("</details>")
+    return "".join([*out, "</section>"])

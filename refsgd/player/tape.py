@@ -1,0 +1,271 @@
+"""A window of a trace as JSON values for the page: columns indexed once, changes instead of whole states."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from refsgd.effects import Compute, Recv
+from refsgd.player.states import States
+from refsgd.runtimes.diagram import words
+from refsgd.trace import CAUSES, Event, Trace, is_worker
+from refsgd.waiting import Wait, waits
+
+#: what a cause of waiting means, in a reader's words
+WHY = {
+    "transfer": "a message is on the wire",
+    "queueing": "behind other messages or updates, at a link or the server",
+    "straggling": "for a slower worker",
+    "slack": "the answer is held back to keep the bound",
+    "partner": "the peer is busy",
+    "update": "the update with its own gradient is being computed",
+}
+OPEN = "not answered"  #: waiting whose end the trace does not have
+
+
+class Tape:
+    """What the page needs of the events first, ..., last - 1.
+
+    Position k is the moment after k events of the whole trace; in the JSON it counts from `first`.
+
+    Parameters
+    ----------
+    trace : Trace
+    states : States
+        Of the same window.
+    first, last : int
+    unit : str
+        Of times.
+    arrivals : dict of (src, to, number) to float, optional
+        When messages arrived that lie in an inbox; else it is estimated for those that nobody took.
+    """
+
+    def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str,
+                 arrivals: Mapping[tuple[str, str, int], float] | None = None) -> None:
+        self.trace, self.states, self.first, self.last, self.unit = trace, states, first, last, unit
+        self.arrivals = arrivals
+        self.events = trace.events[first:last]
+        self.start = trace.events[first - 1].time if first else 0.0
+        self.end = self.events[-1].time if self.events else 0.0
+        keys = {(e.node, e.program) for e in trace.events[:last]} | set(states.stands) | {(n, 0) for n in trace.nodes}
+        rank = {n: i for i, n in enumerate(trace.nodes)}
+        self.programs = sorted(keys, key=lambda key: (rank[key[0]], key[1]))
+        self.number = {key: i for i, key in enumerate(self.programs)}
+        self.before: dict[int, int] = {}  # of each event, the position after its program's previous one
+        seen: dict[tuple[str, int], int] = {}
+        for i, e in enumerate(trace.events[:last]):
+            self.before[i] = seen.get((e.node, e.program), 0)
+            seen[e.node, e.program] = i + 1
+        self.latest = seen
+
+    def _k(self, k: int) -> int:
+        """A position of the whole trace as one of the window."""
+        return max(0, k - self.first)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as values that `json` writes."""
+        busy = self._computing()
+        waiting, blocks, base = self._waiting()
+        return {
+            "unit": self.unit, "first": self.first, "total": len(self.trace.events), "start": _time(self.start), "end": _time(self.end),
+            "nodes": list(self.trace.nodes), "workers": [is_worker(n) for n in self.trace.nodes],
+            "programs": [self._program(key) for key in self.programs],
+            "times": [_time(e.time) for e in self.events],
+            "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
+            "places": self.states.places, "note": self.states.note,
+            "computing": busy, "waiting": waiting, "blocks": blocks, "messages": self._messages(),
+            "causes": [*CAUSES, OPEN], "why": WHY, **self._ages(), **self._counts(), "base": base,
+        }
+
+    def _program(self, key: tuple[str, int]) -> dict[str, Any]:
+        """One program: where it stood, its local variables, those that never change apart."""
+        columns = self.states.locals.get(key, {})
+        fixed = {name: column[0][1] for name, column in columns.items() if len(column) == 1 and column[0][0] <= self.first}
+        moves = {name: [[self._k(k), v] for k, v in column] for name, column in columns.items() if name not in fixed}
+        stands = [[self._k(k), place, says] for k, (place, says) in self.states.stands.get(key, [])]
+        return {"node": self.trace.nodes.index(key[0]), "index": key[1], "name": self.states.names.get(key, ""), "stands": stands,
+                "locals": moves, "fixed": fixed}
+
+    # -- the diagram ---------------------------------------------------------------------------------------
+
+    def _computing(self) -> list[list[Any]]:
+        """[program, start, end, kind of work, position at its end (-1: still computing)] of every Compute in the window."""
+        out = []
+        for i, e in enumerate(self.trace.events):
+            if e.kind == "compute" and e.time >= self.start and e.data["start"] <= self.end and e.time > e.data["start"]:
+                k = self._k(i + 1) if i < self.last else -1
+                out.append([self.number.get((e.node, e.program), 0), _time(max(self.start, e.data["start"])),
+                            _time(min(self.end, e.time)), e.data["work"], k])
+        for key, since in self._open(Compute):
+            out.append([self.number[key], _time(max(self.start, since)), _time(self.end), self.states.pending[key].kind, -1])
+        return out
+
+    def _open(self, kind: type) -> list[tuple[tuple[str, int], float]]:
+        """Programs that wait for an effect of this kind when the trace ends, and since when."""
+        if self.last < len(self.trace.events):
+            return []
+        found = []
+        for key, effect in self.states.pending.items():
+            since = self.trace.events[self.latest[key] - 1].time if key in self.latest else 0.0
+            if type(effect) is kind and since < self.end:
+                found.append((key, since))
+        return found
+
+    def _waiting(self) -> tuple[list[list[Any]], list[list[Any]], dict[str, float]]:
+        """Pieces [program, start, end, cause, position at its end] in the window; waits [program, from position, to position,
+        words]; and the seconds of each cause, and of computing, before the window."""
+        pieces, rest = waits(self.trace)
+        base = dict.fromkeys(CAUSES, 0.0)
+        base["computing"] = self._computed_before()
+        at = {(e.data["src"], e.node, e.data["number"]): i for i, e in enumerate(self.trace.events) if e.kind == "receive"}
+        out, by_event = [], defaultdict(list)
+        for w in pieces:
+            base[w.cause] += max(0.0, min(w.end, self.start) - min(w.start, self.start))
+            i = at.get((w.message.src, w.message.to, w.message.number)) if w.message else None
+            if i is not None:
+                by_event[i].append(w)
+            if w.end > self.start and w.start < self.end:
+                k = self._k(i + 1) if i is not None and i < self.last else -1
+                out.append([self.number[w.worker, 0], _time(max(w.start, self.start)), _time(min(w.end, self.end)),
+                            CAUSES.index(w.cause), k])
+        blocks = [[self.number[e.node, e.program], self._k(self.before[i]), self._k(i + 1), self._reason(e, by_event.get(i, []))]
+                  for i, e in enumerate(self.trace.events[:self.last])
+                  if e.kind == "receive" and e.time > e.data["since"] and i >= self.first]
+        for key, since in self._open(Recv):
+            if key[1] == 0:
+                k = self._k(self.latest.get(key, 0))
+                blocks.append([self.number[key], k, self.last - self.first + 1, "nothing has answered yet"])
+                if is_worker(key[0]):
+                    out.append([self.number[key], _time(max(since, self.start)), _time(self.end), len(CAUSES), -1])
+        for i, e in enumerate(self.trace.events):  # servers: no request yet
+            if e.kind == "receive" and not is_worker(e.node) and e.time > e.data["since"]:
+                a, b = max(self.start, e.data["since"]), min(self.end, e.time)
+                if b > a:
+                    out.append([self.number[e.node, e.program], _time(a), _time(b), -1, self._k(i + 1) if i < self.last else -1])
+        return out, sorted(blocks, key=lambda block: block[1]), {cause: _time(spent) for cause, spent in base.items()}
+
+    def _computed_before(self) -> float:
+        return sum(max(0.0, min(e.time, self.start) - min(e.data["start"], self.start))
+                   for e in self.trace.of("compute") if e.data["work"] == "gradient" and is_worker(e.node))
+
+    def _reason(self, e: Event, pieces: list[Wait]) -> str:
+        """Why a program waited for what it received, in a sentence."""
+        what = f"{e.data['message']}#{e.data['number']} of {e.data['src']}"
+        trigger = self._trigger(e)
+        text = f"until {self._clock(e.time)}, for {what}" + (f", which is sent when {e.data['src']} has {trigger}" if trigger else "")
+        spent: dict[str, float] = defaultdict(float)
+        for w in pieces:
+            spent[w.cause] += w.end - w.start
+        causes = [f"{cause} {self._clock(seconds)} ({WHY[cause]})" for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
+                  if seconds > 1e-3 * (e.time - e.data["since"])]
+        return text + ("; " + "; ".join(causes) if causes else "")
+
+    def _trigger(self, e: Event) -> str:
+        """The last message of somebody else that the sender took before it sent what `e` received."""
+        sent = self._sent.get((e.data["src"], e.node, e.data["number"]))
+        if sent is None:
+            return ""
+        times, taken = self._taken.get((sent.node, sent.program), ([], []))
+        at = bisect_right(times, sent.time)
+        if not at or taken[at - 1].data["src"] == e.node:
+            return ""
+        last = taken[at - 1].data
+        return f"{last['message']}#{last['number']} of {last['src']}"
+
+    @cached_property
+    def _sent(self) -> dict[tuple[str, str, int], Event]:
+        return {(e.node, e.data["to"], e.data["number"]): e for e in self.trace.of("send")}
+
+    @cached_property
+    def _taken(self) -> dict[tuple[str, int], tuple[list[float], list[Event]]]:
+        found: dict[tuple[str, int], tuple[list[float], list[Event]]] = {}
+        for e in self.trace.events:
+            if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
+                times, events = found.setdefault((e.node, e.program), ([], []))
+                times.append(e.time)
+                events.append(e)
+        return found
+
+    def _clock(self, seconds: float) -> str:
+        return f"step {seconds:g}" if self.unit == "steps" else f"{seconds * 1e3:.4g} ms"
+
+    # -- messages, ages, counts ----------------------------------------------------------------------------
+
+    def _messages(self) -> list[list[Any]]:
+        """[from, to, name, sent at position, at time, arrival, received at position (-1: never), at time, bytes, body]."""
+        taken = {(e.data["src"], e.node, e.data["number"]): i for i, e in enumerate(self.trace.events)
+                 if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None)}
+        nodes, out = {n: i for i, n in enumerate(self.trace.nodes)}, []
+        for i, e in enumerate(self.trace.events[:self.last]):
+            if e.kind != "send" or e.data["to"] not in nodes:
+                continue
+            j = taken.get((e.node, e.data["to"], e.data["number"]))
+            if j is not None and j < self.first:
+                continue
+            arrival = self._arrival(e) if j is None else self.trace.events[j].data["arrival"]
+            got = [self._k(j + 1), _time(self.trace.events[j].time)] if j is not None and j < self.last else [-1, None]
+            out.append([nodes[e.node], nodes[e.data["to"]], f"{e.data['message']}#{e.data['number']}", self._k(i + 1), _time(e.time),
+                        None if arrival is None else _time(arrival), *got, e.data["bytes"], self.states.bodies.get(i, "")])
+        return out
+
+    def _arrival(self, e: Event) -> float | None:
+        """When a message that nobody took has arrived, at the earliest; None where that is not known."""
+        if self.arrivals is not None:
+            return self.arrivals.get((e.node, e.data["to"], e.data["number"]))
+        known = self.trace.latency or self.trace.bandwidth != float("inf")
+        return e.data["start"] + self.trace.latency + e.data["bytes"] / self.trace.bandwidth if known else None
+
+    def _ages(self) -> dict[str, Any]:
+        """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram before the window."""
+        nodes, ages, before = {n: i for i, n in enumerate(self.trace.nodes)}, [], Counter[int]()
+        for i, e in enumerate(self.trace.events[:self.last]):
+            if e.kind == "mark" and e.data["name"] == "update":
+                for worker, read in e.data.get("reads", ()):
+                    tau = int(e.data["version"] - read)
+                    if i < self.first:
+                        before[tau] += 1
+                    else:
+                        ages.append([self._k(i + 1), tau, nodes.get(worker, -1)])
+        return {"ages": ages, "agesBefore": dict(before)}
+
+    def _counts(self) -> dict[str, Any]:
+        """What grows: [position, value] of the iterations of each worker and the updates of each node; and positions to jump to."""
+        iterations: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
+        updates: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
+        jumps, stops = list[int](), set[int]()
+        for i, e in enumerate(self.trace.events[:self.last]):
+            k, node = self._k(i + 1), self.trace.nodes.index(e.node)
+            column = None
+            if e.kind == "compute" and e.data["work"] == "gradient" and is_worker(e.node):
+                column = iterations[node]
+            elif kind_of(e) == "update":
+                column = updates[node]
+                jumps += [k] if k else []
+            elif e.kind == "receive" and is_worker(e.node) and e.time > e.data["since"]:
+                stops.add(self._k(self.before[i]))
+            if column is not None:
+                column.append([k, column[-1][1] + 1])
+        return {"iterations": _latest(iterations), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": sorted(stops - {0})}
+
+
+def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
+    """Of several values at one position the last."""
+    return {node: [list(pair) for pair in dict(column).items()] for node, column in columns.items()}  # type: ignore[arg-type]
+
+
+def kind_of(e: Event) -> str:
+    """An event's kind; of a mark its name, where the page knows it."""
+    return str(e.data["name"]) if e.kind == "mark" else e.kind
+
+
+def _said(e: Event) -> str:
+    text = words(e)
+    return text.removeprefix(f"[{e.program}] ")
+
+
+def _time(seconds: float) -> float:
+    return round(float(seconds), 9)
+

@@ -1,0 +1,126 @@
+"""Formulas over a range of one quantity: curves of several algorithms, and where they cross."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refsgd.experiment import DEFAULT_MACHINE, Algorithm, Usage, deployment_function, options_of, predict
+
+#: what can be swept, and how the value reaches `predict`
+QUANTITIES = ("workers", "servers", "batch", "bandwidth", "latency", "staleness")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Curves of one figure.
+
+    Attributes
+    ----------
+    quantity, figure, unit : str
+        What varies, and what is predicted.
+    values : tuple of float
+    curves : dict of str to list
+        By algorithm; None where the formula does not cover the point.
+    crossings : list of (str, str, float)
+        Two algorithms and where one overtakes the other, by linear interpolation between points.
+    """
+
+    quantity: str
+    figure: str
+    unit: str
+    values: tuple[float, ...]
+    curves: dict[str, list[float | None]]
+    crossings: list[tuple[str, str, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"quantity": self.quantity, "figure": self.figure, "unit": self.unit, "values": list(self.values),
+                "curves": self.curves, "crossings": [list(c) for c in self.crossings]}
+
+
+def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
+    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``workers=1,2,4``."""
+    name, _, rest = text.partition("=")
+    if name not in QUANTITIES:
+        raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")
+    try:
+        if "," in rest or ":" not in rest:
+            values = tuple(float(v) for v in rest.split(","))
+        else:
+            low, high, *step = (float(v) for v in rest.split(":"))
+            if not low < high or (step and not step[0] > 0) or len(step) > 1:
+                raise ValueError
+            values = _points(low, high, step[0] if step else None, name in ("workers", "servers", "batch", "staleness"))
+    except ValueError:
+        raise Usage(f"sweep {text!r} not understood; expected e.g. workers=1:64, workers=2:16:2 or bandwidth=1e6,1e7,1e8") from None
+    return name, values
+
+
+def _points(low: float, high: float, step: float | None, whole: bool) -> tuple[float, ...]:
+    if step is not None:
+        return tuple(low + i * step for i in range(int((high - low) / step + 1e-9) + 1))
+    if whole and high - low <= 64:
+        return tuple(low + i for i in range(int(high - low) + 1))
+    if low <= 0:
+        return tuple(low + (high - low) * i / 24 for i in range(25))
+    found = [low * (high / low) ** (i / 24) for i in range(25)]
+    return tuple(sorted({float(round(v)) for v in found})) if whole else tuple(found)
+
+
+def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float], *, figure: str = "images_per_second",
+          **arguments: Any) -> Sweep:
+    """Predict one figure of several algorithms over a range.
+
+    Parameters
+    ----------
+    algorithms : sequence of str
+    quantity : str
+        One of `QUANTITIES`; ``staleness`` only varies where an algorithm has that option.
+    values : sequence of float
+    figure : str
+        A key of the predictions.
+    **arguments
+        As `refsgd.predict`.
+    """
+    curves: dict[str, list[float | None]] = {}
+    unit = ""
+    for algorithm in algorithms:
+        name, function = deployment_function(algorithm)
+        points: list[float | None] = []
+        for value in values:
+            given = dict(arguments)
+            machine = given.get("machine") or DEFAULT_MACHINE
+            if quantity in ("latency", "bandwidth"):
+                given["machine"] = machine.with_(**{quantity: value})
+            elif quantity != "staleness" or "staleness" in options_of(function):
+                given[quantity] = int(value)
+            try:
+                found = predict(algorithm, **given).get(figure)
+            except ValueError:
+                found = None  # outside the formula's domain, or more servers than it allows
+            unit = found.unit if found is not None else unit
+            points.append(float(found.value) if found is not None else None)
+        curves[name] = points
+    if not any(p is not None for points in curves.values() for p in points):
+        raise Usage(f"no formula gives {figure!r} for {', '.join(curves)} here; expected e.g. images_per_second, seconds_per_iteration, "
+                    "idle_ratio, staleness_mean, bytes_per_iteration")
+    return Sweep(quantity, figure, unit, tuple(values), curves, crossings(values, curves))
+
+
+def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:
+    """Where two curves cross strictly; those that coincide over a stretch do not."""
+    out = []
+    for (a, ya), (b, yb) in itertools.combinations(curves.items(), 2):
+        last: tuple[float, float] | None = None
+        for x, p, q in zip(values, ya, yb):
+            if p is None or q is None or math.isclose(p, q, rel_tol=1e-9):
+                continue
+            if last is not None and (p - q) * last[1] < 0:
+                x0, d0 = last
+                out.append((a, b, x0 + (x - x0) * d0 / (d0 - (p - q))))
+            last = x, p - q
+    return out

@@ -1,0 +1,60 @@
+"""Sweeps of the formulas, and the explanation of residuals."""
+
+import json
+
+import pytest
+
+import refsgd
+from refsgd.cli import main
+from refsgd.machine import Machine
+from refsgd.report import comparison_table, explain, residual
+from refsgd.sweep import crossings, parse_range, sweep
+
+FAST = Machine(compute="fixed(0.1)", latency=0.001, bandwidth=1e8)
+
+
+def test_ranges():
+    assert parse_range("workers=1:4") == ("workers", (1.0, 2.0, 3.0, 4.0))
+    assert parse_range("workers=2:16:7") == ("workers", (2.0, 9.0, 16.0))
+    assert parse_range("bandwidth=1e6,1e8") == ("bandwidth", (1e6, 1e8))
+    _, values = parse_range("latency=0.001:1")
+    assert len(values) == 25 and values[0] == 0.001 and values[-1] == pytest.approx(1)
+    for wrong in ("workers", "workers=4:1", "workers=1:4:0", "colour=1:2", "workers=a:b"):
+        with pytest.raises(ValueError, match="expected"):
+            parse_range(wrong)
+
+
+def test_crossings_are_found_by_interpolation_and_equal_stretches_are_none():
+    curves = {"a": [1.0, 2.0, 3.0], "b": [3.0, 2.5, 1.0], "c": [1.0, 2.0, 3.0]}
+    found = crossings((1, 2, 3), curves)
+    assert [(a, b) for a, b, _ in found] == [("a", "b"), ("b", "c")] and found[0][2] == pytest.approx(2.2)
+
+
+def test_a_server_saturates_and_a_ring_does_not():
+    found = sweep(["bsp", "allreduce"], "workers", (2, 8, 32), machine=FAST, net="phantom:2500000", data="none", steps=10)
+    bsp, ring = found.curves["bsp"], found.curves["allreduce"]
+    assert bsp[2] < 2 * bsp[1] < 4 * bsp[0] and ring[2] > 2.5 * ring[1]
+
+
+def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
+    picture = tmp_path / "s.png"
+    assert main(["predict", "bsp", "--against", "asp", "--sweep", "workers=1:6", "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
+    capsys.readouterr()
+    assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--figure", "idle_ratio", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1]
+    assert main(["predict", "bsp", "--sweep", "workers=1:3", "--figure", "colour"]) == 2
+
+
+def test_a_large_residual_is_explained_by_the_draws():
+    machine = Machine(compute="lognormal(0.02,2)")
+    row = refsgd.compare(["asp"], runtime="simulator", data="quadratic", steps=60, machine=machine, seed=3).rows[0]
+    assert abs(residual(row, "predicted")) > 0.03
+    assert "draws of this seed" in explain(row)[0] or "iterations are few" in explain(row)[0]
+    assert "residual" in [c.header for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
+
+
+def test_an_exact_prediction_has_no_residual_to_explain():
+    row = refsgd.compare(["bsp"], runtime="simulator", data="quadratic", steps=60, machine=FAST).rows[0]
+    assert explain(row) == [] and abs(residual(row, "predicted")) < 0.01
