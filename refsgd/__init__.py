@@ -4,9 +4,23 @@ An algorithm is a few generator programs that yield effects; the same text is st
 time, and run as real OS processes, with closed-form models beside the measurement.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from refsgd.experiment import Comparison, Result, compare, predict, replay, run
 from refsgd.machine import Law, Machine
 from refsgd.problems import Problem
 
+if TYPE_CHECKING:
+    from refsgd.stepper import Stepper
+
 __version__ = "0.1.0"
-__all__ = ["Comparison", "Law", "Machine", "Problem", "Result", "compare", "predict", "replay", "run"]
+__all__ = ["Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Stepper` is loaded when it is first used."""
+    if name == "Stepper":
+        from refsgd.stepper import Stepper
+
+        return Stepper
+    raise AttributeError(f"module 'refsgd' has no attribute {name!r}")

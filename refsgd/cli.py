@@ -1,4 +1,4 @@
-"""The command line: ``refsgd compare``, ``run``, ``predict``, ``replay``, ``explore``, ``check``, ``calibrate``, ``list``."""
+"""The command line: ``refsgd compare``, ``run``, ``predict``, ``replay``, ``step``, ``explore``, ``check``, ``calibrate``, ``list``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from refsgd import __version__
+from refsgd import __version__, terminal
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import (
     DEFAULT_ALGORITHMS,
@@ -130,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
         _common(q, "simulator")
         q.add_argument("--trace", metavar="PATH", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
         q.add_argument("--record", metavar="PATH", help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
+        q.add_argument("--player", metavar="FILE.html", help="write the run's first events as a page to go forwards and backwards in")
         _own_options(q, name)
 
     p = commands.add_parser("predict", help="closed forms for one algorithm",
@@ -149,6 +150,15 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("file", metavar="FILE")
     p.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
     p.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
+    p.add_argument("--player", metavar="FILE.html", help="write the run's first events as a page to go forwards and backwards in")
+
+    p = commands.add_parser("step", help="step through an algorithm: you decide what happens next", description="Runs a small case "
+                            "action by action: type the number of what shall happen next, go back, look where each program stands.")
+    algorithms = p.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
+    for name in CATALOGUE:
+        q = algorithms.add_parser(name, help=first_line(name), description=first_line(name))
+        terminal.add_options(q)
+        _own_options(q, name)
 
     p = commands.add_parser("explore", help="every schedule of a small case", description="Follows every schedule of a small case "
                             "and checks what must hold for each of them; prints the shortest schedule that breaks it.")
@@ -250,7 +260,7 @@ def _write(path: str | None, text: str) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse what could not be written before anything runs."""
-    for name in ("json", "plot", "trace", "record"):
+    for name in ("json", "plot", "trace", "record", "player"):
         path = getattr(args, name, None)
         if path and path != "-" and not Path(path).parent.is_dir():
             raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
@@ -346,6 +356,8 @@ def _run(args: argparse.Namespace) -> None:
         assert result.trace is not None
         with writing(args.trace) as temporary:
             temporary.write_text(result.trace.to_chrome())
+    if args.player:
+        _write(args.player, result.player().html)
     if args.plot:
         from refsgd import plots
 
@@ -361,11 +373,17 @@ def _replay(args: argparse.Namespace) -> None:
         print(result.summary())
         print("the same bits as recorded")
     _write(args.json, result.to_json())
+    if args.player:
+        _write(args.player, result.player().html)
     if args.plot:
         from refsgd import plots
 
         with writing(args.plot) as temporary:
             plots.save(plots.run(result), temporary)
+
+
+def _step(args: argparse.Namespace) -> None:
+    terminal.step(args, _write)
 
 
 def _explore(args: argparse.Namespace) -> None:
@@ -500,9 +518,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
     commands = {"compare": _compare, "run": _run, "predict": _predict, "list": _list, "replay": _replay,
-                "explore": _explore, "check": _check, "calibrate": _calibrate}
+                "explore": _explore, "step": _step, "check": _check, "calibrate": _calibrate}
     try:
-        if args.command in ("compare", "run", "predict", "replay"):
+        if args.command in ("compare", "run", "predict", "replay", "step"):
             _check_outputs(args)
         commands[args.command](args)
         return 0

@@ -40,7 +40,7 @@ __all__ = ["Comparison", "Experiment", "Result", "Row", "Usage", "compare", "pre
 RUNTIMES = ("simulator", "processes", "tcp")
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
-DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.2, 0.0, 16, 6
+DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
 #: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
 SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
 DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
@@ -180,7 +180,7 @@ class Experiment:
             self.servers if has_servers(self.function) else 0, self.steps, self.seed,
             measure(trace, self.batch), predicted_to_json(self.predictions()),
             points, accuracy, self.problem.loss(x), distance,
-            parameters_sha256(x), schedule_sha256(trace), trace, x)
+            parameters_sha256(x), schedule_sha256(trace), trace, x, self.deploy)
 
     def _timed(self, runtime: str, run: Run) -> Result:
         """The result of a run without contents: times, bytes, staleness."""
@@ -386,7 +386,9 @@ def replay(record: str | Path) -> Result:
     arguments = dict(data["arguments"])
     arguments["machine"] = Machine.from_json(arguments["machine"])
     experiment = prepare(data["algorithm"], **arguments)
-    result = experiment.result("replay", replaying.replay(experiment.deploy, data["nodes"]))
+    finished = replaying.replay(experiment.deploy, data["nodes"])
+    finished.trace.latency, finished.trace.bandwidth = experiment.machine.latency, experiment.machine.bandwidth
+    result = experiment.result("replay", finished)
     if result.parameters_sha256 != data["parameters_sha256"]:
         raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, the record says "
                                     f"{data['parameters_sha256'][:16]}; expected equal bits: same library version, data and CPU kind?")

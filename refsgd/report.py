@@ -66,8 +66,11 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
     off = residual(row, "simulated")
     if off is not None and abs(off) > large and row.measured is not None:
         overrun = row.measured.measured["overrun_ratio"]
-        if overrun > 0.02:
-            why = f"real computing overran its drawn times by {overrun:.0%} (overrun): a longer --compute or fewer workers"
+        late = row.measured.trace.lateness.values() if row.measured.trace is not None else []
+        slipped = max((t["slipped"] for t in late), default=0.0) / max(row.measured.measured["seconds"], 1e-9)
+        if overrun > 0.02 or slipped > 0.5 * abs(off):
+            why = (f"real computing overran its drawn times by {overrun:.1%} (overrun), since this machine is busy or too slow: "
+                   "a longer --compute or fewer workers")
         else:
             why = "messages came in another order, so that other workers waited"
         out.append(f"{row.label}: processes {off:+.1%} from the simulation; {why}.")

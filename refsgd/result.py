@@ -7,15 +7,20 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refsgd.effects import Array
+from refsgd.effects import Array, Factory
 from refsgd.machine import Machine
 from refsgd.trace import Run, Trace
 
+if TYPE_CHECKING:
+    from refsgd.player import Player
+
 FORMAT = 1  #: version of the JSON format
+UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
 
 
 def parameters_sha256(x: Array) -> str:
@@ -24,14 +29,12 @@ def parameters_sha256(x: Array) -> str:
 
 
 def schedule_sha256(trace: Trace) -> str:
-    """SHA-256 of the schedule: what every receive, poll and choice of every program returned, in its order."""
-    digest = hashlib.sha256()
-    for node in trace.nodes:
-        for e in trace.events:
-            if e.node == node and e.kind in ("receive", "poll", "choose"):
-                what = (e.node, e.program, e.kind, e.data.get("src"), e.data.get("number"), str(e.data.get("option")))
-                digest.update(repr(what).encode())
-    return digest.hexdigest()
+    """SHA-256 of the schedule: for each node which of its programs acted when, and what it received or chose."""
+    digests = {node: hashlib.sha256() for node in trace.nodes}
+    for e in trace.events:
+        what = (e.program, e.kind, e.data.get("src"), e.data.get("number"), e.data.get("ticket"), str(e.data.get("option")))
+        digests[e.node].update(repr(what).encode())
+    return hashlib.sha256("".join(f"{node} {d.hexdigest()}\n" for node, d in digests.items()).encode()).hexdigest()
 
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
@@ -110,6 +113,8 @@ class Result:
         Not part of the JSON.
     parameters : ndarray or None
         The evaluated parameters, (d,) float32; not part of the JSON.
+    deploy : callable or None
+        Builds the programs that ran, so that `player` can show where they stood; not part of the JSON.
     """
 
     algorithm: str
@@ -131,6 +136,7 @@ class Result:
     schedule_sha256: str
     trace: Trace | None = field(default=None, repr=False, compare=False)
     parameters: Array | None = field(default=None, repr=False, compare=False)
+    deploy: Factory | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The public JSON format, version 1, as a dictionary."""
@@ -138,7 +144,7 @@ class Result:
 
         out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
         for f in fields(self):
-            if f.name not in ("trace", "parameters"):
+            if f.name not in UNWRITTEN:
                 out[f.name] = getattr(self, f.name)
         out["machine"] = self.machine.to_json()
         return out
@@ -157,7 +163,7 @@ class Result:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"result format {found!r}; expected {FORMAT}")
-        names = [f.name for f in fields(cls) if f.name not in ("trace", "parameters")]
+        names = [f.name for f in fields(cls) if f.name not in UNWRITTEN]
         missing = [n for n in names if n not in data]
         if missing:
             raise ValueError(f"result without {', '.join(missing)}; expected all keys of format {FORMAT}")
@@ -191,6 +197,39 @@ class Result:
             f"parameters {self.parameters_sha256[:16]}, schedule {self.schedule_sha256[:16]}",
         ]
         return "\n".join(lines)
+
+    def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None, limit: int = 500) -> Player:
+        """The run in the step player: one self-contained HTML page, forwards and backwards, the programs' lines lit.
+
+        Parameters
+        ----------
+        path : path, optional
+            Also write the page there.
+        events : (int, int), optional
+            Show the events first, ..., last - 1.
+        limit : int
+            Show so many from the start, where `events` is not given.
+
+        Returns
+        -------
+        Player
+            Shown by notebooks; ``.html`` is the document.
+
+        Raises
+        ------
+        ValueError
+            For a result read from JSON, which has no trace, and for events that the run does not have.
+        """
+        from refsgd.player import Player, player_html
+
+        if self.trace is None:
+            raise ValueError("a result read from JSON has no trace; expected one that run() or replay() returned")
+        options = "".join(f" {k}={v}" for k, v in self.options.items())
+        name = f"{self.algorithm}{options}: {self.workers} workers, {self.runtime}, seed {self.seed}"
+        found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
+        if path is not None:
+            found.save(path)
+        return found
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"

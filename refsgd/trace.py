@@ -31,6 +31,7 @@ class Event(NamedTuple):
     mark      ``name`` and the mark's own values
     load, add ``part`` of a shared cell, ``ticket``: the common order of locked accesses (real processes)
     return    the program has ended
+    died      the node's process has ended before its programs: ``reason``
     ========= ==========================================================================================
     """
 

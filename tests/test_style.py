@@ -31,9 +31,9 @@ ARROWS = {
     "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "machine", "trace"},
     "theory": {"theory", "machine"},
-    "result": {"effects", "machine", "trace", ""},
+    "result": {"effects", "machine", "trace", "player", ""},
 }
-FREE = {"experiment", "calibration", "sweep", "cli", "report", "plots", "player", "studies", "testing", "check", "__init__", "__main__"}
+FREE = {"experiment", "calibration", "sweep", "cli", "report", "plots", "player", "stepper", "terminal", "studies", "testing", "check", "__init__", "__main__"}
 
 
 def room_of(path: Path) -> str:

@@ -20,7 +20,7 @@ Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
 iteration: K / push_every up, K / fetch_every down | bytes per worker and iteration: M / push_every up,
-M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 pushes for a fetch every f pushes |
+M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where push_every = 1, f = fetch_every |
 momentum: at the server | aggregation: sum of a window's gradients, each push applied alone | deterministic:
 given the order of arrival
 
@@ -43,9 +43,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parameter_server import Model, Objective, Push, names, rotate, slices
+from refsgd.algorithms.parameter_server import Model, Objective, names, rotate, slices
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+
+
+class Accrued(NamedTuple):
+    """worker -> server: the sum of a window's gradients, of the server's slice."""
+
+    grad: Array  # (slice,)
+    versions: tuple[int, ...]  # of the slice, at which each of them was computed
 
 
 class Fetch(NamedTuple):
@@ -74,19 +81,18 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
     """Accrue gradients while stepping locally; returns the local copy, shape (d,)."""
     x = problem.x0
     cut = dict(zip(servers, slices(x.size, len(servers)), strict=True))
-    version = dict.fromkeys(servers, 0)
     order = rotate(servers, rank) if rotated else servers
-    accrued, images = np.zeros_like(x), 0
+    accrued, reads = np.zeros_like(x), list[dict[str, int]]()
     for t in range(steps):
         if t % fetch_every == 0:
             x, version = yield from fetch(order, servers, t)
         g: Array = yield Compute(problem.gradient, x, rank, t)
-        accrued, images = accrued + g, images + problem.images(rank, t)
+        accrued, reads = accrued + g, [*reads, version]
         x = x - sgd.rate(t * workers) * g
         if pushes_at(t, steps, push_every):
             for server in order:
-                yield Send(server, Push(accrued[cut[server]], images, version[server]))
-            accrued, images = np.zeros_like(x), 0
+                yield Send(server, Accrued(accrued[cut[server]], tuple(read[server] for read in reads)))
+            accrued, reads = np.zeros_like(x), []
         yield Mark("clock", t=t)
     return x
 
@@ -103,7 +109,7 @@ def server(k: int, x: Array, messages: int, sgd: SGD, adagrad: bool) -> Program[
     """Apply pushes to slice k and answer fetches, `messages` of both together; returns the slice."""
     v, version = sgd.start(x), 0  # velocity, or AdaGrad's squares
     for _ in range(messages):
-        w, message = yield Recv(Push, Fetch)
+        w, message = yield Recv(Accrued, Fetch)
         if isinstance(message, Fetch):
             yield Send(w, Model(x, version))
             continue
@@ -111,7 +117,7 @@ def server(k: int, x: Array, messages: int, sgd: SGD, adagrad: bool) -> Program[
             x, v = yield Compute(adagrad_step, sgd, x, v, message.grad, version, kind="update")
         else:
             x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+        yield Mark("update", slice=k, version=version, reads=tuple((w, read) for read in message.versions), x=x)
         version += 1
     return x
 

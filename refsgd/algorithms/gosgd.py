@@ -25,8 +25,9 @@ that keep the sum of a and the sum of a x | graph: complete | deterministic: giv
 What differs from the paper
 ---------------------------
 The paper's p is a Bernoulli draw and then a uniform receiver; here both are one choice.  Plain SGD there; momentum
-here is local.  Evaluated is the plain mean of the replicas, as everywhere; each replica knows its `weight`.  A weight below 2^-500 is halved no further (its owner keeps quiet), since floating-point numbers end
-where the paper's do not; it takes 500 pushes in a row without receiving anything.
+here is local.  Evaluated is the plain mean of the replicas, as everywhere; each replica knows its `weight`.  A weight
+below 2^-500 is halved no further (its owner keeps quiet), since floating-point numbers end where the paper's do not;
+it takes 500 pushes in a row without receiving anything.
 
 References
 ----------

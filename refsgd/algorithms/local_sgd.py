@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.parameter_server import Objective
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ring_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
@@ -60,10 +60,10 @@ def mean_move(rank: int, names: Sequence[str], start: Array, x: Array, images: S
     ndarray, (d,)
         ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer.
     """
-    weights = images if any(images) else [1] * len(names)
+    share, whole = weights(images)
     number = x.dtype.type
-    total: Array = yield from ring_allreduce(rank, names, number(weights[rank]) * (x - start))
-    return total / number(sum(weights))
+    total: Array = yield from ring_allreduce(rank, names, number(share[rank]) * (x - start))
+    return total / number(whole)
 
 
 def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD,

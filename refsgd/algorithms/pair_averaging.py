@@ -19,9 +19,10 @@ Peer j, responding program, for as long as the run lasts::
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: n peers with two programs each | messages per peer and iteration: a request
-out, a replica in | bytes per peer and iteration: M in (M = 4 d) | staleness: 1 change of the own replica between read and application, 0 with one peer | clock gap:
-unbounded | momentum: local, never communicated | aggregation: mean of two, on one side (row-stochastic, not
-column-stochastic) | graph: complete | deterministic: given the schedule and the choices
+out, a replica in | bytes per peer and iteration: M in (M = 4 d) | staleness: 1 change of the own replica between read
+and application, 0 with one peer | clock gap: unbounded | momentum: local, never communicated | aggregation: mean of
+two, on one side (row-stochastic, not column-stochastic) | graph: complete | deterministic: given the schedule and the
+choices
 
 What differs from the papers
 ----------------------------

@@ -52,6 +52,37 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     return np.frombuffer(raw, np.uint8, offset=header).reshape(lengths)
 
 
+def read_cifar(path: Path, records: int) -> tuple[Bytes, Bytes]:
+    """Read a file of CIFAR-10's binary version: a label byte and 3,072 pixel bytes for each image.
+
+    Parameters
+    ----------
+    path : Path
+    records : int
+        Expected number of images.
+
+    Returns
+    -------
+    images : uint8, shape (records, 32, 32, 3)
+    labels : uint8, shape (records,), 0 to 9
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, has another length, or a label above 9.
+    """
+    try:
+        raw = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}, expected {records} images of CIFAR-10") from None
+    if raw.size != records * 3073:
+        raise DataError(f"{path}: {raw.size} bytes, expected {records * 3073} ({records} records of 3073)")
+    table = raw.reshape(records, 3073)
+    if table[:, 0].max() > 9:
+        raise DataError(f"{path}: label {table[:, 0].max()}, expected 0 to 9")
+    return table[:, 1:].reshape(records, 3, 32, 32).transpose(0, 2, 3, 1), table[:, 0]
+
+
 def read_digits(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Read scikit-learn's gzipped digits: a line of 64 pixels (0 to 16) and a label for each image.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refsgd.data.errors import DataError
-from refsgd.data.formats import Bytes, read_digits, read_idx
+from refsgd.data.formats import Bytes, read_cifar, read_digits, read_idx
 
 _DIGITS = 1797
 _DIGITS_TRAINING = 1437
@@ -21,7 +21,22 @@ _SPLIT_SEED = 1797
 _IDX_SCALE = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 _IDX_COUNTS = {"train": 60_000, "t10k": 10_000}
 
-NAMES = ("digits", *_IDX_SCALE)
+_CIFAR_MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
+_CIFAR_DEVIATION = np.array([0.2470, 0.2435, 0.2616], np.float32)
+_CIFAR_RECORDS = 10_000
+# Not a published file: the first 1,000 records of test_batch.bin, for machines without the rest.
+_CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS = "test_batch_first1000.bin", 1_000
+
+NAMES = ("digits", *_IDX_SCALE, "cifar10", "synthetic")
+
+
+def files(name: str) -> list[str]:
+    """The published files that a data set is read from; none for one that needs no files of its own."""
+    if name in _IDX_SCALE:
+        return [f"{part}-{kind}-ubyte.gz" for part in _IDX_COUNTS for kind in ("images-idx3", "labels-idx1")]
+    if name == "cifar10":
+        return [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
+    return []
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class Dataset:
     train_labels, test_labels : int64, shape (n,)
         0 to classes - 1.
     classes : int
+    note : str
+        What is missing of the published set, if anything.
     """
 
     name: str
@@ -44,6 +61,7 @@ class Dataset:
     test_images: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     classes: int
+    note: str = ""
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -68,7 +86,7 @@ def folders(name: str) -> list[Path]:
     return [root / name for root in (*roots, Path(cache) / "refsgd")]
 
 
-def find(name: str, files: list[str]) -> Path:
+def find(name: str, wanted: list[str]) -> Path:
     """The first folder that holds one of the files.
 
     Raises
@@ -78,14 +96,14 @@ def find(name: str, files: list[str]) -> Path:
     """
     places = folders(name)
     for place in places:
-        missing = [file for file in files if not (place / file).is_file()]
+        missing = [file for file in wanted if not (place / file).is_file()]
         if not missing:
             return place
-        if len(missing) < len(files):
-            raise DataError(f"{name}: {place} lacks {', '.join(missing)}, expected the {len(files)} published files")
+        if len(missing) < len(wanted):
+            raise DataError(f"{name}: {place} lacks {', '.join(missing)}, expected the {len(wanted)} published files")
     raise DataError(
-        f"{name}: no files in {' or '.join(map(str, places))}; put {', '.join(files)} there, "
-        f"or set REFSGD_DATA to the folder that holds {name}/"
+        f"{name}: no files in {' or '.join(map(str, places))}; fetch it with `refsgd data {name}`, put "
+        f"{', '.join(wanted)} there, or set REFSGD_DATA to the folder that holds {name}/"
     )
 
 
@@ -96,7 +114,8 @@ def load(name: str) -> Dataset:
     ----------
     name : str
         "digits" (1,437 + 360 images of 8x8, comes with scikit-learn), "mnist" or "fashion-mnist"
-        (60,000 + 10,000 of 28x28, files as published).
+        (60,000 + 10,000 of 28x28), "cifar10" (50,000 + 10,000 of 32x32x3; fewer if some of its files are missing,
+        which ``note`` then says), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
 
     Raises
     ------
@@ -108,6 +127,15 @@ def load(name: str) -> Dataset:
         return _load_digits()
     if name in _IDX_SCALE:
         return _load_idx(name)
+    if name == "cifar10":
+        return _load_cifar()
+    kind, _, shape = name.partition(":")
+    if kind == "synthetic":
+        sizes = (shape or "32x32x3").split("x")
+        if len(sizes) != 3 or not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+            raise DataError(f"data set is {name!r}, expected synthetic:HxWxC as in synthetic:32x32x3")
+        height, width, channels = map(int, sizes)
+        return synthetic((height, width, channels))
     raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
 
 
@@ -129,7 +157,7 @@ def _load_digits() -> Dataset:
 
 def _load_idx(name: str) -> Dataset:
     kinds = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}
-    folder = find(name, [f"{part}-{kind}" for part in _IDX_COUNTS for kind in kinds])
+    folder = find(name, files(name))
     arrays: dict[str, Bytes] = {}
     for part, count in _IDX_COUNTS.items():
         for kind, dimensions in kinds.items():
@@ -150,3 +178,66 @@ def _load_idx(name: str) -> Dataset:
         scaled(arrays["t10k-images"]), arrays["t10k-labels"].astype(np.int64),
         classes=10,
     )  # fmt: skip
+
+
+def _load_cifar() -> Dataset:
+    places = folders("cifar10")
+    for place in places:
+        batches = [path for path in (place / file for file in files("cifar10")[:5]) if path.is_file()]
+        if batches:
+            break
+    else:
+        find("cifar10", files("cifar10"))  # raises: none of the files is anywhere
+    test, records = place / "test_batch.bin", _CIFAR_RECORDS
+    if not test.is_file() and (place / _CIFAR_PREFIX).is_file():
+        test, records = place / _CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS
+    if not test.is_file():
+        raise DataError(f"cifar10: {place} lacks test_batch.bin, expected the 6 published files")
+    parts = [read_cifar(path, _CIFAR_RECORDS) for path in batches]
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    test_pixels, test_labels = read_cifar(test, records)
+    missing = []
+    if len(batches) < 5:
+        missing.append(f"{len(labels)} of {5 * _CIFAR_RECORDS} training images")
+    if records < _CIFAR_RECORDS:
+        missing.append(f"the first {records} of {_CIFAR_RECORDS} test images")
+
+    def scaled(raw: Bytes) -> NDArray[np.float32]:
+        images = raw.astype(np.float32)
+        images /= np.float32(255)
+        images -= _CIFAR_MEAN
+        images /= _CIFAR_DEVIATION
+        return images
+
+    return Dataset(
+        "cifar10", scaled(pixels), labels.astype(np.int64), scaled(test_pixels), test_labels.astype(np.int64), 10,
+        "; ".join(missing),
+    )  # fmt: skip
+
+
+def synthetic(
+    shape: tuple[int, int, int], classes: int = 10, train: int = 2000, test: int = 500, seed: int = 0
+) -> Dataset:
+    """Made-up images of any shape: one random pattern per class, with noise of twice its size.
+
+    Parameters
+    ----------
+    shape : (H, W, C)
+    classes, train, test : int
+        Numbers of classes and of images; labels are as even as can be.
+    seed : int
+
+    Returns
+    -------
+    Dataset
+        Learnable, and a pure function of the arguments.
+    """
+    random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5E7,)))
+    patterns = random.standard_normal((classes, *shape), np.float32)
+    parts: list[NDArray[np.float32]] = []
+    labels: list[NDArray[np.int64]] = []
+    for count in (train, test):
+        labels.append(random.permutation(np.arange(count) % classes))
+        noise = random.standard_normal((count, *shape), np.float32)
+        parts.append((patterns[labels[-1]] + 2 * noise) / np.float32(np.sqrt(5)))
+    return Dataset("synthetic", parts[0], labels[0], parts[1], labels[1], classes)

@@ -22,6 +22,7 @@ from refsgd.nn.vector import (
     make_sparse,
     make_sparse_narrow,
     make_tile,
+    transpose_block,
 )
 
 # Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
@@ -246,11 +247,57 @@ def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def
 @kernel
 def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
     """``t = a.T``, or ``t += a.T``, for ``a`` of shape (rows, columns)."""
+    whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
+    for c in range(0, whole_columns, LANES):
+        for r in range(0, whole_rows, LANES):
+            transpose_block(
+                a + (r * columns + c) * 4, columns * 4, t + (c * rows + r) * 4, rows * 4, np.int64(accumulate)
+            )
     source, target = carray(floats(a), (rows, columns)), carray(floats(t), (columns, rows))
-    for first in range(0, columns, 16):  # by blocks, so that the lines of both stay in the cache
+    for r in range(rows):
+        for c in range(whole_columns if r < whole_rows else 0, columns):
+            if accumulate:
+                target[c, r] += source[r, c]
+            else:
+                target[c, r] = source[r, c]
+
+
+@kernel
+def convolve_by_pixel(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, w, o, start, sn, sr, sc, y, yn, yr, yc, floor
+):
+    """`convolve` for images of few pixels: the images are the rows of the product, and taps outside are skipped.
+
+    ``x`` is the address of the first pixel inside the border, ``xr`` and ``xc`` the strides of its pixels.
+    """
+    for first in range(0, o, PANEL):  # one panel of the weights serves all pixels while it is in the cache
+        shift = 4 * first
         for r in range(rows):
-            for c in range(first, min(first + 16, columns)):
-                if accumulate:
-                    target[c, r] += source[r, c]
-                else:
-                    target[c, r] = source[r, c]
+            i0, i1 = max(0, pad - r * stride), min(taps, height + pad - r * stride)
+            for q in range(columns):
+                j0, j1 = max(0, pad - q * stride), min(taps, width + pad - q * stride)
+                source = x + (r * stride + i0 - pad) * xr + (q * stride + j0 - pad) * xc
+                panel = w + (i0 * taps + j0) * c * o * 4 + shift
+                product(
+                    b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, 4, panel, taps * c * o * 4, o * 4, 4,
+                    y + r * yr + q * yc + shift, yn, start + r * sr + q * sc + shift, sn, floor,
+                )  # fmt: skip
+
+
+@kernel
+def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, dy, yn, yr, yc, o, dw
+):
+    """`convolve_weights` for images of few pixels; see `convolve_by_pixel`."""
+    for i in range(taps):
+        for j in range(taps):
+            # The outputs that this tap serves: those whose input pixel lies in the image.
+            r0, r1 = max(0, -((i - pad) // stride)), min(rows, (height - 1 - i + pad) // stride + 1)
+            q0, q1 = max(0, -((j - pad) // stride)), min(columns, (width - 1 - j + pad) // stride + 1)
+            g = dw + (i * taps + j) * c * o * 4
+            for r in range(r0, r1):
+                source = x + (r * stride + i - pad) * xr + (q0 * stride + j - pad) * xc
+                product(
+                    c, o, source, 4, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc, 4,
+                    g, o * 4, g, o * 4, _NO_FLOOR,
+                )  # fmt: skip

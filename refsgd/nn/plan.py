@@ -39,7 +39,7 @@ from refsgd.nn.pointwise import (
     MaxPoolStep,
     ReluStep,
 )
-from refsgd.nn.steps import ConvPoolStep, ConvStep, LinearStep, Step, WinogradStep
+from refsgd.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelStep, Step, WinogradStep
 
 At = dict[str, int]
 
@@ -148,6 +148,10 @@ class Plan:
         if relu:
             next(self._at)
         shape = conv.output_shape(source.shape)
+        if PixelStep.fits(conv, source):
+            target = self._buffer(shape)
+            self._append(PixelStep(conv, source, target, at, relu))
+            return target, 1 + relu
         if WinogradStep.fits(conv, source):
             target = self._buffer(shape)
             self._append(WinogradStep(conv, source, target, at, relu, self.scratch))

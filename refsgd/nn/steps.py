@@ -147,6 +147,41 @@ class ConvStep(Step):
             w += 4 * len(rows.taps) * len(columns.taps) * self.o * self.c
 
 
+class PixelStep(ConvStep):
+    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`."""
+
+    @staticmethod
+    def fits(conv: Conv, source: Buffer) -> bool:
+        """Whether this step can compute the convolution, and pays."""
+        height, width, c = source.shape
+        inside = prod(min(1.0, side / (2 * conv.pad + 1)) for side in (height, width))
+        return conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1 and c >= 16
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t, conv = self.source.value, self.target.value, self.conv
+        kernels.convolve_by_pixel(
+            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, 1, *s.shape,
+            frame.x + self.at["weight"], self.o, self._bias(frame), 0, 0, 0,
+            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def backward(self, b: int, frame: Frame) -> None:
+        self._backward_bias(b, frame)
+        s, t, d, conv = self.source.value, self.target.gradient, self.source.gradient, self.conv
+        kernels.convolve_weights_by_pixel(
+            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, 1, *s.shape,
+            t.address, t.image, t.row, t.pixel, self.o, frame.g + self.at["weight"],
+        )  # fmt: skip
+        if not self.source.wanted:
+            return
+        strides = d.image, d.row, d.pixel
+        start = (d.address, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
+        kernels.convolve_by_pixel(
+            b, d.shape[0], d.shape[1], t.address, t.image, t.row, t.pixel, conv.kernel, conv.pad, 1, *t.shape,
+            self.turned.ctypes.data, self.c, *start, d.address, *strides, NO_FLOOR,
+        )  # fmt: skip
+
+
 class _Lines(NamedTuple):
     """Rows (or columns) of an input whose places have one remainder modulo the stride."""
 
@@ -204,10 +239,9 @@ class WinogradStep(ConvStep):
         self._backward_bias(b, frame)
         s, t, d = self.source.value, self.target.gradient, self.source.gradient
         height, width, _ = t.shape
-        self.summed.fill(0)
         winograd.convolve_weights(
             b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row, t.pixel,
-            self.o, *self._scratch(), self.summed.ctypes.data,
+            self.o, *self._scratch(), self.zeros.ctypes.data, self.summed.ctypes.data,
         )  # fmt: skip
         winograd.unpack_gradient(self.c, self.o, self.summed.ctypes.data, frame.g + self.at["weight"])
         if self.source.wanted:

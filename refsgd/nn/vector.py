@@ -250,8 +250,8 @@ def make_sparse_narrow(rows: int) -> Any:
     return sparse
 
 
-def make_transform(matrix: tuple[tuple[int, ...], ...], added: bool) -> Any:
-    """An intrinsic that computes ``A X A.T`` for one tile X of vectors and a small matrix A of entries 0, 1 and -1.
+def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
+    """An intrinsic that computes ``A X A.T`` for one tile X of vectors and a small constant matrix A.
 
     ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` works on ``lanes`` channels at once: element (i, j)
     of X lies at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else the four
@@ -259,9 +259,12 @@ def make_transform(matrix: tuple[tuple[int, ...], ...], added: bool) -> Any:
     """
     size = len(matrix[0])
 
-    def combine(b: Any, row: tuple[int, ...], values: list[Any]) -> Any:
+    def combine(b: Any, row: tuple[float, ...], values: list[Any]) -> Any:
+        """Sum of factor * value; entries 0, 1 and -1 cost no multiplication."""
         total = None
         for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: -pair[0]):
+            if abs(factor) not in (0, 1):
+                value = b.fmul(value, ir.Constant(_vector, [abs(factor)] * LANES))
             if factor and total is None:
                 total = value if factor > 0 else b.fsub(_zero, value)
             elif factor:
@@ -291,6 +294,37 @@ def make_transform(matrix: tuple[tuple[int, ...], ...], added: bool) -> Any:
         return types.void(*[types.int64] * 9, types.float32, types.int64), generate
 
     return transform
+
+
+@intrinsic
+def transpose_block(context, a, ar, t, tr, accumulate):  # type: ignore[no-untyped-def]
+    """``t = a.T``, or ``t += a.T``, for a block of LANES x LANES with row strides ``ar`` and ``tr``."""
+
+    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+        a, ar, t, tr, accumulate = arguments
+        rows = [_load(b, b.add(a, b.mul(ar, _i64(i)))) for i in range(LANES)]
+        size = 1
+        while size < LANES:
+            # Exchange the off-diagonal quarters of all blocks of 2 size x 2 size.
+            for i in (i for i in range(LANES) if not i & size):
+                upper = [j if not j & size else LANES + j - size for j in range(LANES)]
+                lower = [j + size if not j & size else LANES + j for j in range(LANES)]
+                kind = ir.VectorType(_i32, LANES)
+                pair = rows[i], rows[i + size]
+                rows[i] = b.shuffle_vector(*pair, ir.Constant(kind, upper))
+                rows[i + size] = b.shuffle_vector(*pair, ir.Constant(kind, lower))
+            size *= 2
+        targets = [b.add(t, b.mul(tr, _i64(i))) for i in range(LANES)]
+        with b.if_else(b.trunc(accumulate, _i1)) as (add, overwrite):
+            with add:
+                for row, target in zip(rows, targets, strict=True):
+                    _store(b, b.fadd(row, _load(b, target)), target)
+            with overwrite:
+                for row, target in zip(rows, targets, strict=True):
+                    _store(b, row, target)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
 
 
 @intrinsic

@@ -13,59 +13,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from refsgd.nn.kernels import PANEL, carray, kernel, product
-from refsgd.nn.vector import LANES, floats, make_transform
+from refsgd.nn.kernels import PANEL, kernel, product
+from refsgd.nn.vector import LANES, make_transform
 
 _inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
 _outward = make_transform(((1, 1, 1, 0), (0, 1, -1, -1)), added=True)
 _gradient = make_transform(((1, 0), (1, 1), (1, -1), (0, -1)), added=False)
 
+_filters = make_transform(((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), added=False)
+_unfilter = make_transform(((1, 0.5, 0.5, 0), (0, 0.5, -0.5, 0), (0, 0.5, 0.5, 1)), added=True)
+
 _NO_FLOOR = np.float32(-np.inf)
-_HALF = np.float32(0.5)
 
 
 @kernel
 def pack_filters(c, o, w, u):  # type: ignore[no-untyped-def]
     """``u = G w G.T`` for ``w`` of shape (3, 3, c, o)."""
     panels = (o + PANEL - 1) // PANEL
-    target = carray(floats(u), (16, panels, c, PANEL))
-    filters = carray(floats(w), (9, c, o))
+    ue = panels * c * PANEL * 4
     for k in range(c):
-        for panel in range(panels):
-            first = panel * PANEL
-            for j in range(min(PANEL, o - first)):
-                for column in range(3):
-                    # The three rows of this column of the filter, on their way through G.
-                    g0, g1, g2 = filters[column, k, first + j], filters[3 + column, k, first + j], filters[6 + column, k, first + j]
-                    plus, minus = (g0 + g1 + g2) * _HALF, (g0 - g1 + g2) * _HALF
-                    target[column, panel, k, j] = g0
-                    target[4 + column, panel, k, j] = plus
-                    target[8 + column, panel, k, j] = minus
-                    target[12 + column, panel, k, j] = g2
-                for row in range(0, 16, 4):
-                    g0, g1, g2 = target[row, panel, k, j], target[row + 1, panel, k, j], target[row + 2, panel, k, j]
-                    target[row + 1, panel, k, j] = (g0 + g1 + g2) * _HALF
-                    target[row + 2, panel, k, j] = (g0 - g1 + g2) * _HALF
-                    target[row + 3, panel, k, j] = g2
+        for j in range(0, o, LANES):
+            target = u + ((j // PANEL * c + k) * PANEL + j % PANEL) * 4
+            _filters(w + (k * o + j) * 4, 3 * c * o * 4, c * o * 4, target, 4 * ue, ue, 0, 0, 0, _NO_FLOOR, min(LANES, o - j))
 
 
 @kernel
-def unpack_gradient(c, o, u, dw):  # type: ignore[no-untyped-def]
-    """``dw += G.T u G`` for ``u`` of shape (16, c, o)."""
-    source = carray(floats(u), (16, c * o))
-    target = carray(floats(dw), (9, c * o))
-    for first in range(0, c * o, 256):
-        for j in range(first, min(first + 256, c * o)):
-            for column in range(4):
-                u0, u1, u2, u3 = source[column, j], source[4 + column, j], source[8 + column, j], source[12 + column, j]
-                source[column, j] = u0 + (u1 + u2) * _HALF
-                source[4 + column, j] = (u1 - u2) * _HALF
-                source[8 + column, j] = (u1 + u2) * _HALF + u3
-            for row in range(3):
-                u0, u1, u2, u3 = source[4 * row, j], source[4 * row + 1, j], source[4 * row + 2, j], source[4 * row + 3, j]
-                target[3 * row, j] += u0 + (u1 + u2) * _HALF
-                target[3 * row + 1, j] += (u1 - u2) * _HALF
-                target[3 * row + 2, j] += (u1 + u2) * _HALF + u3
+def unpack_gradient(c, o, g, dw):  # type: ignore[no-untyped-def]
+    """``dw += G.T g G`` for ``g`` of shape (16, c, o)."""
+    ge, row, column = c * o * 4, 3 * c * o * 4, c * o * 4
+    for j in range(0, c * o, LANES):
+        to = dw + 4 * j
+        _unfilter(g + 4 * j, 4 * ge, ge, to, row, column, to, row, column, _NO_FLOOR, min(LANES, c * o - j))
 
 
 @kernel
@@ -104,9 +82,9 @@ def convolve(  # type: ignore[no-untyped-def]
 
 @kernel
 def convolve_weights(  # type: ignore[no-untyped-def]
-    b, height, width, chunk, c, x, xn, xr, dy, gn, gr, gc, o, v, m, g
+    b, height, width, chunk, c, x, xn, xr, dy, gn, gr, gc, o, v, m, zeros, g
 ):
-    """Add to ``g`` (16, c, o) the transformed gradient of the filters, for `unpack_gradient`.
+    """``g`` (16, c, o): the gradient of the transformed filters, for `unpack_gradient`.
 
     Here ``m`` holds the transformed dy, in panels: (16, panels, tiles, PANEL).
     """
@@ -129,7 +107,8 @@ def convolve_weights(  # type: ignore[no-untyped-def]
         tiles = (last - first) * across
         for e in range(16):
             mine = g + e * c * o * 4
+            start, stride = (mine, o * 4) if first else (zeros, 0)
             product(
                 c, o, v + e * ve, 4, 1, 0, tiles, c * 4, m + e * me, 0, PANEL * 4, room * 4,
-                mine, o * 4, mine, o * 4, _NO_FLOOR,
+                mine, o * 4, start, stride, _NO_FLOOR,
             )  # fmt: skip

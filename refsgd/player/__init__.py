@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from refsgd.effects import Factory
 from refsgd.player.listing import listing, title

@@ -139,7 +139,7 @@ class States:
         for f in alive:
             for name, value in inspect.getgeneratorlocals(f).items():
                 text = shown(value)
-                if text is not None:
+                if text is not None and not name.startswith(("_", ".")):
                     values[name] = text
         column = self.locals[key]
         for name in [*column, *(name for name in values if name not in column)]:

@@ -23,6 +23,7 @@ WHY = {
     "partner": "the peer is busy",
     "update": "the update with its own gradient is being computed",
 }
+FIRST = ("t", "c", "clock", "version", "staleness", "slowest", "waiting")  #: local variables that readers look for first
 OPEN = "not answered"  #: waiting whose end the trace does not have
 
 
@@ -83,8 +84,9 @@ class Tape:
     def _program(self, key: tuple[str, int]) -> dict[str, Any]:
         """One program: where it stood, its local variables, those that never change apart."""
         columns = self.states.locals.get(key, {})
-        fixed = {name: column[0][1] for name, column in columns.items() if len(column) == 1 and column[0][0] <= self.first}
-        moves = {name: [[self._k(k), v] for k, v in column] for name, column in columns.items() if name not in fixed}
+        values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
+        fixed = {name: values[name][0] for name, column in columns.items() if len(values[name]) == 1 and column[0][0] <= self.first}
+        moves = {name: [[self._k(k), v] for k, v in columns[name]] for name in sorted(columns, key=_rank) if name not in fixed}
         stands = [[self._k(k), place, says] for k, (place, says) in self.states.stands.get(key, [])]
         return {"node": self.trace.nodes.index(key[0]), "index": key[1], "name": self.states.names.get(key, ""), "stands": stands,
                 "locals": moves, "fixed": fixed}
@@ -145,7 +147,7 @@ class Tape:
                 a, b = max(self.start, e.data["since"]), min(self.end, e.time)
                 if b > a:
                     out.append([self.number[e.node, e.program], _time(a), _time(b), -1, self._k(i + 1) if i < self.last else -1])
-        return out, sorted(blocks, key=lambda block: block[1]), {cause: _time(spent) for cause, spent in base.items()}
+        return _merged(out), sorted(blocks, key=lambda block: block[1]), {cause: _time(spent) for cause, spent in base.items()}
 
     def _computed_before(self) -> float:
         return sum(max(0.0, min(e.time, self.start) - min(e.data["start"], self.start))
@@ -195,10 +197,10 @@ class Tape:
     # -- messages, ages, counts ----------------------------------------------------------------------------
 
     def _messages(self) -> list[list[Any]]:
-        """[from, to, name, sent at position, at time, arrival, received at position (-1: never), at time, bytes, body]."""
+        """[from program, to program, name, sent at position, at time, arrival, received at position (-1: never), at time, bytes, body]."""
         taken = {(e.data["src"], e.node, e.data["number"]): i for i, e in enumerate(self.trace.events)
                  if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None)}
-        nodes, out = {n: i for i, n in enumerate(self.trace.nodes)}, []
+        nodes, out = set(self.trace.nodes), []
         for i, e in enumerate(self.trace.events[:self.last]):
             if e.kind != "send" or e.data["to"] not in nodes:
                 continue
@@ -207,7 +209,9 @@ class Tape:
                 continue
             arrival = self._arrival(e) if j is None else self.trace.events[j].data["arrival"]
             got = [self._k(j + 1), _time(self.trace.events[j].time)] if j is not None and j < self.last else [-1, None]
-            out.append([nodes[e.node], nodes[e.data["to"]], f"{e.data['message']}#{e.data['number']}", self._k(i + 1), _time(e.time),
+            taker = e.data["to"], self.trace.events[j].program if j is not None else 0
+            to = self.number.get(taker, self.number[e.data["to"], 0])
+            out.append([self.number[e.node, e.program], to, f"{e.data['message']}#{e.data['number']}", self._k(i + 1), _time(e.time),
                         None if arrival is None else _time(arrival), *got, e.data["bytes"], self.states.bodies.get(i, "")])
         return out
 
@@ -216,7 +220,7 @@ class Tape:
         if self.arrivals is not None:
             return self.arrivals.get((e.node, e.data["to"], e.data["number"]))
         known = self.trace.latency or self.trace.bandwidth != float("inf")
-        return e.data["start"] + self.trace.latency + e.data["bytes"] / self.trace.bandwidth if known else None
+        return float(e.data["start"] + self.trace.latency + e.data["bytes"] / self.trace.bandwidth) if known else None
 
     def _ages(self) -> dict[str, Any]:
         """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram before the window."""
@@ -251,9 +255,24 @@ class Tape:
         return {"iterations": _latest(iterations), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": sorted(stops - {0})}
 
 
+def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
+    """Adjoining pieces of one wait with one cause as one piece."""
+    out: list[list[Any]] = []
+    for piece in sorted(pieces, key=lambda found: (found[0], found[1])):
+        if out and out[-1][2] == piece[1] and (out[-1][0], *out[-1][3:]) == (piece[0], *piece[3:]):
+            out[-1][2] = piece[2]
+        else:
+            out.append(piece)
+    return out
+
+
 def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
     """Of several values at one position the last."""
-    return {node: [list(pair) for pair in dict(column).items()] for node, column in columns.items()}  # type: ignore[arg-type]
+    return {node: [[k, value] for k, value in {pair[0]: pair[1] for pair in column}.items()] for node, column in columns.items()}
+
+
+def _rank(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def kind_of(e: Event) -> str:
@@ -262,6 +281,9 @@ def kind_of(e: Event) -> str:
 
 
 def _said(e: Event) -> str:
+    if kind_of(e) == "update" and e.data.get("reads"):
+        ages = ", ".join(f"{worker} {e.data['version'] - read}" for worker, read in e.data["reads"])
+        return f"* update version={e.data['version']}, staleness: {ages}"
     text = words(e)
     return text.removeprefix(f"[{e.program}] ")
 

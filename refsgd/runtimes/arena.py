@@ -86,6 +86,10 @@ class Arena:
         self._words[free, to] = 1
         return free
 
+    def forget(self, to: int) -> None:
+        """Sender: host `to` has died and reads no slot any more."""
+        self._words[:, to] = 0
+
     def fetch(self, me: int, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Receiver: the array in a slot, for host `me`; the slot is given back when the array and its views go."""
         nbytes = math.prod(shape) * dtype.itemsize

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from refsgd.effects import Compute, Recv
 from refsgd.runtimes.programs import describe, innermost
 
-START, COMMAND = range(2)  # of the run: start on the monotonic clock [ns]; what the launcher wants
+START, COMMAND, DEATHS = range(3)  # of the run: start on the monotonic clock [ns]; what the launcher wants; how many died
 NOTHING, CLOSE, ABORT = range(3)  # commands
-READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT = range(9)  # of a host
+READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT, DEAD, NOTICED = range(11)  # of a host
 PLACE, LINE, DOING, SINCE, COMPUTES = range(5)  # of a program
-PER_HOST, PER_PROGRAM, TEXT_BYTES = 16, 8, 1 << 14
+OF_RUN, PER_HOST, PER_PROGRAM, TEXT_BYTES = 8, 16, 8, 1 << 14
 
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
 
@@ -115,13 +115,13 @@ class Board:
         self.programs = {host: list(p) for host, p in programs.items()}
         self.index = {host: i for i, host in enumerate(programs)}
         count = sum(map(len, self.programs.values()))
-        words = 2 + PER_HOST * len(self.index) + PER_PROGRAM * count
+        words = OF_RUN + PER_HOST * len(self.index) + PER_PROGRAM * count
         self._map = anonymous(8 * words + TEXT_BYTES * len(self.index))
         self._view = memoryview(self._map)
         self.words = self._view[: 8 * words].cast("Q")
         self._text_at = 8 * words
         self._program_at: dict[tuple[str, int], int] = {}
-        at = 2 + PER_HOST * len(self.index)
+        at = OF_RUN + PER_HOST * len(self.index)
         for one in self.programs.values():
             for key in one:
                 self._program_at[key] = at
@@ -129,7 +129,7 @@ class Board:
 
     def of(self, host: str) -> memoryview:
         """The words of a host."""
-        at = 2 + PER_HOST * self.index[host]
+        at = OF_RUN + PER_HOST * self.index[host]
         return self.words[at : at + PER_HOST]
 
     def text(self, host: str) -> memoryview:

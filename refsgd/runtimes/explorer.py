@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import add_to, describe, freeze, line_of
+from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, where
 from refsgd.trace import Event, Run, Trace
 
 Check = Callable[[Run], None]
@@ -48,7 +48,7 @@ class Action(NamedTuple):
         return f"{self.kind} {self.node}{program}" + (f" option {self.option}" if self.kind == "choose" else "")
 
 
-_BEGIN = object()
+BEGIN = object()  #: the effect of a program that has not started
 
 
 class Stuck(AssertionError):
@@ -110,7 +110,7 @@ class World:
             self.tasks[name] = [_Task(name, i, p) for i, p in enumerate([node.main, *node.responders])]
         for task in self.all_tasks():
             if len(self.tasks[task.node]) > 1:
-                task.effect = _BEGIN  # where programs share state, their beginnings are ordered too
+                task.effect = BEGIN  # where programs share state, their beginnings are ordered too
             else:
                 self._advance(task, None)
 
@@ -265,7 +265,7 @@ class World:
             self.history[task.node].append((task.index, "read"))
         else:
             self.history[task.node].append((task.index, "go"))
-            self._advance(task, None if task.effect is _BEGIN else self._simple(task))
+            self._advance(task, None if task.effect is BEGIN else self._simple(task))
         return action
 
     def _close(self) -> bool:
@@ -279,6 +279,17 @@ class World:
                 self._advance(task, RunEnded())
                 return True
         return False
+
+    def where(self) -> list[Where]:
+        """Each program's current line, the effect it waits for, and its local variables."""
+        return [where(t.node, t.index, t.program, None if t.effect is BEGIN else t.effect) for t in self.all_tasks()]
+
+    def letter(self, action: Action) -> Letter | None:
+        """The message that an action delivers, or lets a program take."""
+        if action.kind == "deliver":
+            return self.wire[action.src, action.node][0]
+        effect = self.tasks[action.node][action.program].effect
+        return self.boxes[action.node].find(effect.kinds, effect.src) if isinstance(effect, Recv) else None
 
     def state(self) -> tuple[Any, ...]:
         """What identifies the state: what each program was told, and what lies in each inbox in which order."""

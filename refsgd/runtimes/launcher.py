@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -24,11 +24,14 @@ from refsgd.runtimes.board import (
     BEAT,
     CLOSE,
     COMMAND,
+    DEAD,
+    DEATHS,
     DONE,
     DUE,
     EFFECTS,
     GOT,
     IDLE,
+    NOTICED,
     READY,
     SENT,
     START,
@@ -99,14 +102,15 @@ class Launch:
     ----------
     child : callable
         What a process does: ``child(launch, host, pipe, parent)``.
-    deployment, machine, seed, deadline, observe, records
+    deployment, machine, seed, deadline, observe, records, on_death, kills
         As of `refsgd.runtimes.processes.run`.
     network : callable
         Makes shared memory or listening sockets for hosts and their nodes.
     """
 
     def __init__(self, child: Callable[[Launch, str, int, int], None], deployment: Deployment, machine: Machine,
-                 seed: int, network: MakeNetwork, deadline: float | None, observe: int, records: str) -> None:
+                 seed: int, network: MakeNetwork, deadline: float | None, observe: int, records: str,
+                 on_death: str, kills: Mapping[str, int]) -> None:
         self._child = child
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.records = records
@@ -119,9 +123,9 @@ class Launch:
         self.board, self.bell, self.death = Board(programs), Bell(), os.pipe()
         try:
             self.network = network(self.hosts, places)
-        except BaseException:  # too many descriptors, no memory: give back what there is
+        except OSError as error:  # too many descriptors, no memory
             self._give_back()
-            raise
+            raise RunFailed(f"could not connect {len(self.hosts)} processes: {error}") from None
         self.children: dict[str, BaseProcess] = {}
         self.pids: dict[str, int] = {}
         self.readers: dict[int, str] = {}  # read ends of result pipes
@@ -130,6 +134,9 @@ class Launch:
         self._watch = Watch(self, deadline)
         self._before: tuple[int, int] | None = None
         self._closing = False
+        self.on_death, self.kills = on_death, dict(kills)
+        self.dead: list[str] = []
+        self._epitaphs: list[Event] = []
 
     def start(self) -> None:
         """Fork all processes."""
@@ -139,12 +146,17 @@ class Launch:
             self.readers[read] = host
             self.board.of(host)[BEAT] = time.monotonic_ns()  # from now on it is this process's own word
             child = context.Process(target=self._child, name=host, args=(self, host, write, os.getpid()))
-            with warnings.catch_warnings():
-                # From 3.12 on forking beside threads warns.  Children use no lock of the parent's threads: they
-                # drive programs, compute with one BLAS thread, and inherit compiled kernels.
-                warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-                child.start()
-            os.close(write)
+            try:
+                with warnings.catch_warnings():
+                    # From 3.12 on forking beside threads warns.  Children use no lock of the parent's threads:
+                    # they drive programs, compute with one BLAS thread, and inherit compiled kernels.
+                    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+                    child.start()
+            except OSError as error:
+                raise RunFailed(f"could not start process {len(self.children) + 1} of {len(self.hosts)}, {host}: "
+                                f"{error}", host) from None
+            finally:
+                os.close(write)
             self.children[host] = child
             self.pids[host] = child.pid or 0
         self.network.forked()
@@ -199,16 +211,31 @@ class Launch:
                 self._read(fd)
 
     def _judge(self, gone: Sequence[str]) -> None:
-        """Raise if a process died or a program failed: deaths first, then exceptions in order of time."""
+        """Deal with processes that died and programs that failed: deaths first, then exceptions in order of time."""
         for host in gone:
             self.children[host].join()
-            if host not in self._results:
-                self._died(host)
-        failed = sorted((r[1], h) for h, r in self._results.items() if r[0] == "failed")
-        if failed:
-            self._raised(failed[0][1])
+            if host not in self._results and host not in self.dead:
+                self._lost(host, self._died(host), None)
+        failed = sorted((r[1], h) for h, r in self._results.items() if r[0] == "failed" and h not in self.dead)
+        for _, host in failed:
+            _, _, line, text, error = self._results[host]
+            self._lost(host, *failure(f"{host} (pid {self.pids[host]}): {line}", text, error, host))
 
-    def _died(self, host: str) -> None:
+    def _lost(self, host: str, error: BaseException, cause: BaseException | None) -> None:
+        """Raise the error, or, if the run is to survive a death, tell all others of it."""
+        survives = self.on_death == "continue" and isinstance(error, RunFailed) and self.board.words[START]
+        if not survives or self._closing or len(self.dead) + 1 == len(self.hosts):
+            raise error from cause
+        log.warning("the run goes on without %s", error)
+        self.dead.append(host)
+        now = time.monotonic() - self.board.words[START] / 1e9
+        self._epitaphs += [Event(now, node, 0, "died", {"reason": str(error)})
+                           for node, where in self.host.items() if where == host]
+        self.board.of(host)[DEAD] = 1
+        self.board.words[DEATHS] = len(self.dead)
+        self._ring()
+
+    def _died(self, host: str) -> RunFailed:
         code = self.children[host].exitcode or 0
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
@@ -217,11 +244,12 @@ class Launch:
         else:
             how = f"ended with exit code {code} and no result"
         doing = "; ".join(str(s) for s in self.board.standing([host]))
-        raise RunFailed(f"{host} (pid {self.pids[host]}) {how}: {doing}{self._waiters(host)}", host)
+        return RunFailed(f"{host} (pid {self.pids[host]}) {how}: {doing}{self._waiters(host)}", host)
 
-    def _raised(self, host: str) -> None:
-        _, _, line, text, error = self._results[host]
-        raise_failure(f"{host} (pid {self.pids[host]}): {line}", text, error, host)
+    @property
+    def living(self) -> list[str]:
+        """Hosts that have not died."""
+        return [host for host in self.hosts if host not in self.dead]
 
     def _waiters(self, host: str) -> str:
         """Who waited, in words, for an error about `host`."""
@@ -248,9 +276,10 @@ class Launch:
         All hosts idle and as many messages handled as sent, the same at two looks (Mattern 1987): whatever
         was in between would have been counted at the second.
         """
-        rows = [self.board.of(h).tolist() for h in self.hosts] if self.board.words[START] else []
+        rows = [self.board.of(h).tolist() for h in self.living] if self.board.words[START] else []
         sums = sum(r[SENT] for r in rows), sum(r[GOT] for r in rows)
-        if not rows or not all(r[IDLE] for r in rows) or sums[0] != sums[1]:
+        settled = all(r[IDLE] and r[NOTICED] == len(self.dead) for r in rows)
+        if not rows or not settled or sums[0] != sums[1]:
             self._before = None
         elif sums != self._before:
             self._before = sums
@@ -259,7 +288,8 @@ class Launch:
             self.board.words[COMMAND] = CLOSE
             self._ring()
         else:
-            raise deadlock(self.board.standing(), time.monotonic() - self.board.words[START] / 1e9)
+            now = time.monotonic() - self.board.words[START] / 1e9
+            raise deadlock(self.board.standing(self.living), now, self.dead)
 
     def _ring(self) -> None:
         for bell in self.network.bells.values():
@@ -292,7 +322,8 @@ class Launch:
 
     def result(self) -> Run:
         """What the processes gave back, on one clock."""
-        return join([self._results[host][1:] for host in self.hosts], self.deployment, self.machine, self.observe)
+        reports = [self._results[host][1:] for host in self.living]
+        return join(reports, self.deployment, self.machine, self.observe, self._epitaphs)
 
 
 def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
@@ -306,14 +337,14 @@ def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
     return line, "".join(traceback.format_exception(error)), carried
 
 
-def raise_failure(message: str, text: str, error: BaseException | None, node: str) -> NoReturn:
-    """Raise what a program of another process raised: `error`, if it could travel, is the cause."""
-    if isinstance(error, ForgottenYield):
-        raise error
+def failure(message: str, text: str, error: BaseException | None, node: str) -> tuple[BaseException, BaseException]:
+    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause."""
     cause: BaseException = ChildTraceback(text)
+    if isinstance(error, ForgottenYield):
+        return error, cause
     if error is not None:
         error.__cause__, cause = cause, error
-    raise RunFailed(message, node, text) from cause
+    return RunFailed(message, node, text), cause
 
 
 Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
@@ -325,14 +356,15 @@ def report(driver: Driver) -> Report:
     return driver.values, driver.events, driver.seconds, late
 
 
-def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int) -> Run:
-    """The run that the reports of all processes make together."""
+def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
+         epitaphs: Sequence[Event] = ()) -> Run:
+    """The run that the reports of all processes that lived to its end make together."""
     values: dict[str, Any] = {}
     lateness: dict[str, dict[str, float]] = {}
     for one, _, _, late in reports:
         values |= one
         lateness |= late
-    events = merge(events for _, events, _, _ in reports)
+    events = merge([*(events for _, events, _, _ in reports), list(epitaphs)])
     thin(events, observe)
     drawn = sum(f["drawn"] for f in lateness.values())
     overrun = sum(f["overrun"] for f in lateness.values())
@@ -341,15 +373,16 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
                       "for the described one; use longer compute times or fewer workers", RuntimeWarning, stacklevel=4)
     order = list(deployment)
     seconds = max((seconds for _, _, seconds, _ in reports), default=0.0)
-    trace = Trace(events, order, seconds, machine.latency, machine.bandwidth, {n: lateness[n] for n in order})
-    return Run(trace, {n: values[n] for n in order})
+    trace = Trace(events, order, seconds, machine.latency, machine.bandwidth, {n: lateness[n] for n in order if n in lateness})
+    return Run(trace, {n: values[n] for n in order if n in values})
 
 
-def deadlock(standings: Sequence[Standing], now: float) -> Deadlock:
+def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
     """The error of a run in which nothing can happen any more, as the simulator words it."""
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
     lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
-    return Deadlock(f"deadlock at {now:.6g} s: {lines}")
+    after = f" after the death of {', '.join(dead)}" if dead else ""
+    return Deadlock(f"deadlock at {now:.6g} s{after}: {lines}")
 
 
 class Watch:

@@ -58,8 +58,12 @@ class Mailbox:
 
     def has(self, kinds: tuple[type, ...], src: str | None) -> bool:
         """Whether `take` would find something."""
+        return self.find(kinds, src) is not None
+
+    def find(self, kinds: tuple[type, ...], src: str | None) -> Letter | None:
+        """The letter that `take` would remove."""
         tags = {tag_of(kind) for kind in kinds}
-        return any(letter.tag in tags and src in (None, letter.src) for letter in self.letters)
+        return next((letter for letter in self.letters if letter.tag in tags and src in (None, letter.src)), None)
 
     def __len__(self) -> int:
         return len(self.letters)

@@ -17,7 +17,7 @@ import numpy as np
 from refsgd.effects import Deployment, Factory
 from refsgd.machine import Machine
 from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board
-from refsgd.runtimes.launcher import LEAD, deadlock, in_words, join, raise_failure, report
+from refsgd.runtimes.launcher import LEAD, deadlock, failure, in_words, join, report
 from refsgd.runtimes.node import Aborted, Driver
 from refsgd.runtimes.wire import Frame, Incoming, decoder, encode
 from refsgd.trace import Run
@@ -109,6 +109,9 @@ class Ranks:
     def unsent(self) -> int:
         """Messages that MPI has not taken over."""
         return len(self._pending)
+
+    def forget(self, host: str) -> None:
+        """Nothing to do: if a rank dies, `mpiexec` ends all."""
 
     def close(self) -> None:
         """Nothing to do."""
@@ -265,7 +268,8 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
     failures = sorted((v[2] for v in verdicts if v[2] is not None), key=lambda f: f[0])
     if failures:
         _, line, text, carried = failures[0]
-        raise_failure(line, text, carried, line.split()[0])
+        verdict, cause = failure(line, text, carried, line.split()[0])
+        raise verdict from cause
     if ranks.stuck:
         raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
     reports = comm.gather(report(driver))

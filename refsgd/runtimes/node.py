@@ -15,12 +15,14 @@ event at start + latency, and the incoming link then says when it arrives (see `
 from __future__ import annotations
 
 import heapq
+import os
 import queue
+import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from refsgd.effects import (
@@ -28,6 +30,7 @@ from refsgd.effects import (
     Choose,
     Compute,
     Deployment,
+    Died,
     Load,
     Mark,
     Poll,
@@ -44,17 +47,21 @@ from refsgd.runtimes.board import (
     ABORT,
     BEAT,
     COMMAND,
+    DEAD,
+    DEATHS,
     DONE,
     DUE,
     EFFECTS,
     GOT,
     IDLE,
+    NOTICED,
     SENT,
     Board,
     Notes,
 )
+from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import freeze, line_of
+from refsgd.runtimes.programs import counts_steps, freeze, line_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
@@ -79,6 +86,7 @@ class Transport(Protocol):
     def knock(self) -> None: ...
     @property
     def unsent(self) -> int: ...
+    def forget(self, host: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -93,29 +101,6 @@ class _Task:
         self.since = 0.0
         self.name = getattr(program, "__name__", "program")
         self.helper: queue.SimpleQueue[Any] | None = None
-
-
-class Lateness:
-    """How far reality was behind nominal time on one node."""
-
-    def __init__(self) -> None:
-        self.events = self.slips = self.computes = 0
-        self.total = self.worst = self.slipped = self.overrun = self.drawn = self.computing = 0.0
-
-    def seen(self, late: float) -> None:
-        """Count one event that was performed `late` seconds after its due time."""
-        self.events += 1
-        self.total += late
-        self.worst = max(self.worst, late)
-
-    def figures(self) -> dict[str, float]:
-        """Seconds, and counts: see `refsgd.runtimes.processes.run`."""
-        return {
-            "late_mean": self.total / max(1, self.events), "late_worst": self.worst, "events": self.events,
-            "computes": self.computes, "computing": self.computing, "drawn": self.drawn, "overrun": self.overrun,
-            "overrun_ratio": self.overrun / self.drawn if self.drawn else 0.0,
-            "slips": self.slips, "slipped": self.slipped,
-        }
 
 
 class Driver:
@@ -141,10 +126,13 @@ class Driver:
         Descriptors that become readable when the launcher is gone.
     observe : int
         Most `x` kept of each mark.
+    kills : mapping of str to int
+        Nodes whose process is to be killed, and before which of its steps.
     """
 
     def __init__(self, host: str, deployment: Deployment, machine: Machine, seed: int, transport: Transport,
-                 board: Board, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64) -> None:
+                 board: Board, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
+                 kills: Mapping[str, int] | None = None) -> None:
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.nodes = list(deployment)
         self.rank = {name: i for i, name in enumerate(self.nodes)}
@@ -164,13 +152,18 @@ class Driver:
             programs = [deployment[name].main, *deployment[name].responders]
             self._tasks[name] = [_Task(name, i, p, Draws(machine, seed, name, i)) for i, p in enumerate(programs)]
         self._every = [task for tasks in self._tasks.values() for task in tasks]
-        self._command, self._words, self._notes = board.words, board.of(host), Notes(board, host)
+        self._board, self._command = board, board.words
+        self._words, self._notes = board.of(host), Notes(board, host)
+        self._dead: set[str] = set()
+        self._sent_to: Counter[str] = Counter()  # messages by host, to forget those of the dead
+        self._got_from: Counter[str] = Counter()
+        self._kills, self._steps = dict(kills or {}), Counter[str]()
         self._thin = Thinner(observe)
         self._byte_time = 1 / machine.bandwidth
         self._out_free = self._in_free = 0.0
         self._cores = [0.0] * (machine.cores or 0)
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._sequence = self._sent = self._got = self._effects = 0
+        self._sequence = self._effects = 0
         self._numbers: dict[tuple[str, str], int] = {}  # of the next message to send in a channel
         self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
         self._computed: deque[tuple[Any, ...]] = deque()  # what helper threads have finished
@@ -208,6 +201,8 @@ class Driver:
         while not command[COMMAND]:
             self._words[BEAT] = time.monotonic_ns()
             self._collect()
+            if command[DEATHS] != len(self._dead):
+                self._bury()
             if heap and heap[0][0] <= self.clock():
                 self._advance()
             else:
@@ -236,6 +231,20 @@ class Driver:
             self._computing -= 1
             self._finish(*self._computed.popleft())
 
+    def _bury(self) -> None:
+        """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
+        for host in self._board.programs:
+            if not self._board.of(host)[DEAD] or host in self._dead:
+                continue
+            self._dead.add(host)
+            self.transport.forget(host)
+            del self._sent_to[host], self._got_from[host]
+            for node in (n for n in self.nodes if self.host[n] == host):
+                for to in self._tasks:
+                    letter = Letter(node, tag_of(Died), (node,), -1, 0.0, 0)
+                    self._at(self.clock(), ARRIVE, self.rank[node], self._deliver, to, letter)
+        self._words[NOTICED] = len(self._dead)
+
     def _advance(self) -> None:
         """Perform the earliest due happening: one program then runs until it waits."""
         due, order, _, _, call, args = heapq.heappop(self._heap)
@@ -249,7 +258,7 @@ class Driver:
         """Nothing is due: say so and sleep until something is or may be."""
         words, heap = self._words, self._heap
         idle = not heap and not self._computing and not self.transport.unsent
-        words[SENT], words[GOT], words[EFFECTS] = self._sent, self._got, self._effects
+        words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
         words[DUE] = int(heap[0][0] * 1e9) if heap else 0
         done = all(node in self.values for node in self._tasks)
         words[DONE], words[IDLE] = done, idle
@@ -342,6 +351,10 @@ class Driver:
     def _compute(self, task: _Task, effect: Compute) -> Any:
         freeze(effect.args)
         self._notes.waits(task.node, task.index, task.program, effect, time.monotonic_ns())
+        if counts_steps(task.node, effect.kind):
+            if self._steps[task.node] == self._kills.get(task.node):
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._steps[task.node] += 1
         start, due, priced = self.now, self.now, True
         if self.paced:
             duration = task.draws.duration(
@@ -424,13 +437,14 @@ class Driver:
         self._numbers[src, to] = number + 1
         if self.host[to] == self.here:
             letter = Letter(src, tag_of(type(body)), body, number, 0.0, nbytes)
-            self._at(start, ARRIVE, self.rank[src], self._deliver, to, letter, False)
+            self._at(start, ARRIVE, self.rank[src], self._deliver, to, letter)
         else:
             start = max(start, self._out_free)
             self._out_free = start + nbytes * self._byte_time
-            self._sent += 1
             try:
-                self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, start)
+                if self.host[to] not in self._dead:
+                    self._sent_to[self.host[to]] += 1
+                    self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, start)
             except TypeError as error:
                 raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
         self._record(task, "send", {"to": to, "message": type(body).__name__, "number": number,
@@ -442,8 +456,10 @@ class Driver:
         self._in_free = max(head, self._in_free) + letter.nbytes * self._byte_time
         self._at(self._in_free, ARRIVE, self.rank[letter.src], self._deliver, to, letter)
 
-    def _deliver(self, to: str, letter: Letter, remote: bool = True) -> None:
-        self._got += remote
+    def _deliver(self, to: str, letter: Letter) -> None:
+        host = self.host[letter.src]
+        if host != self.here and host not in self._dead:
+            self._got_from[host] += 1
         if self.paced:
             self.lateness[to].seen(max(0.0, self.clock() - self.now))
         self.boxes[to].put(letter._replace(arrival=self.now))

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -31,6 +31,7 @@ from refsgd.runtimes.board import (
     Standing,
     prctl,
 )
+from refsgd.runtimes.faults import Kill, plan
 from refsgd.runtimes.launcher import LENGTH, ChildTraceback, Launch, MakeNetwork, RunFailed, in_words, report
 from refsgd.runtimes.node import Aborted, Driver, Transport
 from refsgd.runtimes.rings import Segment
@@ -45,7 +46,7 @@ NETWORKS: dict[str, MakeNetwork] = {"shm": Segment, "tcp": Listeners}
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, transport: str = "shm",
         deadline: float | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
-        observe: int = 64, records: str = "queue") -> Run:
+        observe: int = 64, records: str = "queue", on_death: str = "stop", kills: Sequence[Kill] = ()) -> Run:
     """Run a deployment as OS processes of this machine, paced to `machine`.
 
     Parameters
@@ -68,6 +69,12 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     records : {"queue", "pipe"}
         How log records of the processes reach the handlers of this one: through `multiprocessing-logging`, or
         one pipe per process, which also stands the killing of a process that is logging.
+    on_death : {"stop", "continue"}
+        What follows when a process dies or a program raises: all end with one error that names it, or the
+        others go on, and programs that list `Died` in a Recv are told.  The run then lacks the values and
+        events of the dead, and has an event ``died`` for each.
+    kills : sequence of Kill
+        Processes to be killed, and when (`refsgd.runtimes.faults`).
 
     Returns
     -------
@@ -90,14 +97,18 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         raise RunFailed("processes need fork, which this system has not; use Linux, macOS or WSL, or the simulator")
     if transport not in NETWORKS:
         raise ValueError(f"transport {transport!r}; expected one of {', '.join(NETWORKS)}")
-    machine = machine or Machine()
-    deployment = factory() if callable(factory) else factory
-    _check(deployment, machine)
-    cells.share(deployment)
     if records not in ("queue", "pipe"):
         raise ValueError(f"records {records!r}; expected queue or pipe")
+    if on_death not in ("stop", "continue"):
+        raise ValueError(f"on_death {on_death!r}; expected stop or continue")
+    machine = machine or Machine()
+    deployment = factory() if callable(factory) else factory
+    planned = plan(kills, deployment)
+    _check(deployment, machine)
+    cells.share(deployment)
     with logs.shared_handlers() if records == "queue" else nullcontext():
-        launch = Launch(_child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records)
+        launch = Launch(_child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records,
+                        on_death, planned)
         try:
             with threadpoolctl.threadpool_limits(1):  # inherited: looking for the libraries takes a while
                 launch.start()
@@ -144,7 +155,7 @@ def _child(launch: Launch, host: str, out: int, parent: int) -> None:
     try:
         transport = launch.network.connect(host)
         driver = Driver(host, launch.deployment, launch.machine, launch.seed, transport, launch.board,
-                        launch.bell.ring, [launch.death[0]], launch.observe)
+                        launch.bell.ring, [launch.death[0]], launch.observe, launch.kills)
         logs.stamp_records(driver.standing)
         driver.run(_wait_for_start(launch, host, transport))
         data = _pickled(("ok", *report(driver)))

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Add, Compute, Recv
+
+
+class Where(NamedTuple):
+    """Where a program stands: the line of its innermost frame, what it waits for, and its local variables."""
+
+    node: str
+    program: int
+    function: str
+    filename: str
+    line: int
+    waits_for: str
+    locals: dict[str, Any]
 
 
 def freeze(values: Any) -> None:
@@ -55,3 +68,17 @@ def describe(effect: Any) -> str:
     if isinstance(effect, Compute):
         return f"Compute({effect.kind})"
     return type(effect).__name__ if effect is not None else "nothing (not started)"
+
+
+def counts_steps(node: str, kind: str) -> bool:
+    """Whether a Compute of this kind is one of a node's steps: gradients, and a server's updates."""
+    return kind == ("update" if node.startswith("server") else "gradient")
+
+
+def where(node: str, index: int, program: Any, effect: Any) -> Where:
+    """Where program number `index` of a node stands, suspended at `effect`."""
+    inner = innermost(program)
+    if inner.gi_frame is None:
+        return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, 0, "returned", {})
+    return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, inner.gi_frame.f_lineno, describe(effect),
+                 inspect.getgeneratorlocals(inner))

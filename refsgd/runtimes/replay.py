@@ -110,7 +110,7 @@ class _Replayer:
             effect = self.pending[node, index]
         data: dict[str, Any] = {}
         value: Any = None
-        kind = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None),
+        kind: Any = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None),
                 "l": Load, "a": Add}.get(letter)
         if type(effect) is not kind:
             raise self._misfit(node, index, letter, effect)

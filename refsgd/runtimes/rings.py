@@ -90,8 +90,8 @@ class Rings:
         self._out: dict[str, Outgoing] = {}
         self._in: list[Incoming | None] = []
         self._frames: list[Frame] = []
-        arena = segment.slots.of(me) if segment.slots else None
-        self._place = {other: partial(arena.place, k) for k, other in enumerate(hosts)} if arena else {}
+        self._hosts, self._arena = hosts, segment.slots.of(me) if segment.slots else None
+        self._place = {other: partial(self._arena.place, k) for k, other in enumerate(hosts)} if self._arena else {}
         for k, other in enumerate(hosts):
             if k == me:
                 self._in.append(None)
@@ -149,6 +149,13 @@ class Rings:
     def unsent(self) -> int:
         """Bytes in the overflow queues."""
         return sum(out.nbytes for out in self._out.values())
+
+    def forget(self, host: str) -> None:
+        """A host has died: drop what waits for it, and take back the slots that it held."""
+        self._out[host].clear()
+        self._stalled.discard(host)
+        if self._arena is not None:
+            self._arena.forget(self._hosts.index(host))
 
     def close(self) -> None:
         """Nothing to do: the memory goes with the process."""

@@ -8,9 +8,8 @@ lower rank (a node's place in the deployment), then to the earlier one.
 from __future__ import annotations
 
 import heapq
-import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from refsgd.effects import (
     Add,
@@ -30,7 +29,7 @@ from refsgd.effects import (
 )
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import add_to, describe, freeze, innermost, line_of
+from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, where
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
@@ -42,18 +41,6 @@ class ForgottenYield(RuntimeError):
 
 class Deadlock(RuntimeError):
     """No program can go on and some main program has not returned."""
-
-
-class Where(NamedTuple):
-    """Where a program stands: the line of its innermost frame, what it waits for, and its local variables."""
-
-    node: str
-    program: int
-    function: str
-    filename: str
-    line: int
-    waits_for: str
-    locals: dict[str, Any]
 
 
 class _Process:
@@ -120,6 +107,7 @@ class Simulator:
         self._numbers: dict[tuple[str, str], int] = {}
         self._current: tuple[_Process, Any] | None = None
         self._closing = False
+        self.dead: list[str] = []  #: nodes that a planned fault has killed, see `refsgd.runtimes.faults`
         self.processes: list[_Process] = []
         for name, node in deployment.items():
             for index, program in enumerate([node.main, *node.responders]):
@@ -176,15 +164,7 @@ class Simulator:
 
     def where(self) -> list[Where]:
         """Each program's current line, the effect it waits for, and its local variables."""
-        places = []
-        for p in self.processes:
-            inner = innermost(p.program)
-            if inner.gi_frame is None:
-                places.append(Where(p.node, p.index, p.name, inner.gi_code.co_filename, 0, "returned", {}))
-            else:
-                places.append(Where(p.node, p.index, inner.gi_code.co_name, inner.gi_code.co_filename,
-                                    inner.gi_frame.f_lineno, describe(p.waiting), inspect.getgeneratorlocals(inner)))
-        return places
+        return [where(p.node, p.index, p.program, p.waiting) for p in self.processes]
 
     # -- programs ------------------------------------------------------------------------------------------
 
@@ -348,10 +328,11 @@ class Simulator:
 
     def _close(self) -> None:
         """Nothing is under way: every main has returned and responders are told, or this is a deadlock."""
-        stuck = [p for p in self.processes if p.index == 0 and p.node not in self.values]
+        stuck = [p for p in self.processes if p.index == 0 and p.node not in self.values and p.node not in self.dead]
         if stuck:
             lines = "; ".join(f"{p.node} at {line_of(p.program)} waits for {describe(p.waiting)}" for p in stuck)
-            raise Deadlock(f"deadlock at {self.now:.6g} s: {lines}")
+            after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
+            raise Deadlock(f"deadlock at {self.now:.6g} s{after}: {lines}")
         waiting = next((p for p in self.processes if type(p.waiting) is Recv), None)
         if waiting is None:
             self._closing = True

@@ -335,6 +335,10 @@ class Sockets:
         """Bytes in the overflow queues."""
         return sum(out.nbytes for out in self._out.values())
 
+    def forget(self, host: str) -> None:
+        """A host has died: drop what waits for it; what it sent is still read to its end."""
+        self._out[host].clear()
+
     def close(self) -> None:
         """Close the connections."""
         self._poll.close()

@@ -171,6 +171,11 @@ class Outgoing:
         self.nbytes += sum(map(len, views))
         return self.flush()
 
+    def clear(self) -> None:
+        """Forget what waits: nobody will read it."""
+        self._waiting.clear()
+        self.nbytes = 0
+
     def flush(self) -> int:
         """Write what goes; bytes written."""
         moved = 0

@@ -47,8 +47,9 @@ def steps_of_mean(fresh: int, backups: int) -> float:
     return h[fresh, backups]
 
 
-def _drawn(law: Law, n: int, needed: int, rounds: int = 260, replicas: int = 256) -> tuple[float, float]:
+def _drawn(law: Law, n: int, needed: int) -> tuple[float, float]:
     """Monte Carlo of the process itself for any law: mean step and its standard error."""
+    rounds, replicas = min(max(20_000 // n, 40), 260), min(max(20_000 // n, 16), 256)
     rng = np.random.default_rng(1604)
     ends = law.sample(rng, replicas * n).reshape(replicas, n)
     fresh = np.ones((replicas, n), bool)

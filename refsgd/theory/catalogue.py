@@ -34,16 +34,19 @@ def repeat(c: Setting, step: Prediction) -> Prediction:
                       step.source, step.assumptions)
 
 
-def free(c: Setting, step: Prediction, *, tail: float = 0.0, more: float = 0.0) -> Prediction:
+def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0, more: float = 0.0) -> Prediction:
     """A run in which nobody waits for all: the last of the sums, and `tail` seconds until the servers have ended.
 
-    `more`: exchanges of the run beyond `steps` iterations' share of them, in iterations.
+    `own`: own updates of an iteration.  `more`: exchanges of the run beyond `steps` iterations' share, in
+    iterations.
     """
-    exchange = max(step.value - step.terms["compute E[T]"], 0.0)
-    last, exact = last_of_sums(c)
-    own = step.terms.get("own update", 0.0)
-    other = c.steps * exchange + more * (exchange - own)
-    known = all(law.family == "fixed" for law in c.laws) or not exchange
+    mine = [own * u for u in c.own]
+    waits = math.fsum(step.terms.get(name, 0.0) for name in ("transfer", "update", "queueing", "straggling", "partner"))
+    exchange = max(waits - step.terms.get("own update", 0.0), 0.0)
+    last, exact = last_of_sums(c, mine)
+    other = (c.steps + more) * exchange
+    fixed = all(law.family == "fixed" for law in c.laws) and (not own or c.machine.update is None or c.machine.update.family == "fixed")
+    known = fixed or not (exchange or any(mine))
     end = last + other + (tail if c.steps else 0.0)
     return Prediction(end, "s", "exact" if exact and known and step.kind == "exact" else "approximation",
                       {"last of the sums": last, "exchanges": other, "until the servers have ended": tail},
@@ -52,11 +55,15 @@ def free(c: Setting, step: Prediction, *, tail: float = 0.0, more: float = 0.0) 
 
 def alone(c: Setting, updates: int = 1) -> Prediction:
     """n / sum of rates of workers that do not wait: E[T] and the own updates of an iteration."""
-    u = iteration.update_mean(c.machine.update) * updates
-    rounds = [law.mean + u for law in c.laws]
-    value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
-    return Prediction(value, "s", "exact", {"compute E[T]": max(value - u, 0.0), "update": u}, "n / sum 1/(E[T_i] + E[u])", "definition",
-                      "nobody waits")
+    rounds = [law.mean + updates * u for law, u in zip(c.laws, c.own, strict=True)]
+    value, u = c.workers / math.fsum(1 / r if r else math.inf for r in rounds), updates * math.fsum(c.own) / c.workers
+    return Prediction(value, "s", "exact", {"compute E[T]": value - u, "update": u, "own update": u}, "n / sum 1/(E[T_i] + E[u_i])",
+                      "definition", "nobody waits")
+
+
+def together(c: Setting, p: Prediction) -> Prediction:
+    """Own updates of unequal length are priced at the slowest worker's: no longer exact."""
+    return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
 def fresh() -> Figures:
@@ -73,7 +80,7 @@ def allreduce(c: Setting) -> Figures:
     """
     name = str(c.options.get("collective", "ring"))
     exchange = collective(c, name)
-    step = iteration.allreduce(c.laws, exchange.time, c.machine.update)
+    step = together(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
     run = repeat(c, step)
     if name == "root" and c.workers > 1:
         add = iteration.update_mean(c.machine.update) + (c.workers - 1) * c.nbytes * c.machine.reduction
@@ -90,7 +97,7 @@ def allreduce(c: Setting) -> Figures:
 def independent(c: Setting) -> Figures:
     """n runs of sequential SGD that never speak."""
     step = alone(c)
-    return {**figures(c, step, free(c, step), c.steps, 0.0), **fresh(),
+    return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh(),
             **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
 
 
@@ -98,7 +105,7 @@ def hogwild(c: Setting) -> Figures:
     """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
     adds = int(c.options.get("parts", 8)) + 1  # each addition to a cell takes an update's time
     step = alone(c, adds)
-    out = figures(c, step, free(c, step), c.steps, 0.0)
+    out = figures(c, step, free(c, step, own=adds), c.steps, 0.0)
     out |= clocks(c, math.inf, math.inf, "no bound but the length of the run")
     if c.steps and c.machine.update is None:
         out["staleness_mean"] = staleness.asp_run(c.laws, c.steps)
@@ -110,7 +117,7 @@ def backup(c: Setting) -> Figures:
     k = min(int(c.options.get("backups", 1)), c.workers - 1)
     one = replace(c, servers=1)
     whole = iteration.bsp(c.laws[: c.workers - k], **one.network)  # late pushes and answers find the links idle
-    step = backup_step(c.laws, k, exchange=max(whole.value - whole.terms["compute E[T]"] - whole.terms["straggling"], 0.0))
+    step = backup_step(c.laws, k, exchange=max(whole.value - mean_of_maximum(c.laws[: c.workers - k]), 0.0))
     run = Prediction(step.value * c.steps, "s", "approximation", {"iterations": step.value * c.steps},
                      "steps x iteration, late workers' end left out", step.source, step.assumptions)
     out = figures(one, step, run, c.steps, 2 * c.workers * c.nbytes)
@@ -151,11 +158,24 @@ def staleness_aware(c: Setting) -> Figures:
     return softsync(c, None)
 
 
+def reached(c: Setting, step: Prediction) -> Prediction:
+    """Servers that share nodes with workers: some of the traffic is free, which the formula leaves out."""
+    return replace(step, kind="approximation") if c.machine.collocated and c.workers > 1 and step.kind == "exact" else step
+
+
+def near(c: Setting) -> Setting:
+    """A single worker on its server's node has no network."""
+    if c.machine.collocated and c.workers == 1:
+        return replace(c, machine=c.machine.with_(latency=0.0, bandwidth=math.inf, collocated=False))
+    return c
+
+
 def downpour(c: Setting) -> Figures:
     """Push at t = 0, n_push, 2 n_push, ... and at the end; fetch at t = 0, n_fetch, ..."""
+    c = near(c)
     push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
-    step = periodic.downpour(c.laws, fetch, servers=c.servers, transfer=c.transfer, latency=c.machine.latency, update=c.machine.update,
-                             push_every=push)
+    step = reached(c, periodic.downpour(c.laws, fetch, servers=c.servers, transfer=c.transfer, latency=c.machine.latency,
+                                        update=c.machine.update, push_every=push))
     pushes = -(-c.steps // push) + (c.steps > 0 and (c.steps - 1) % push > 0)
     fetches = -(-c.steps // fetch)
     tail = c.machine.latency  # the last push has nobody waiting for it, the first fetch has no push before it
@@ -173,17 +193,18 @@ def downpour(c: Setting) -> Figures:
 
 def easgd(c: Setting) -> Figures:
     """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica."""
-    h = check_count("period", int(c.options.get("period", 4)))
-    own, exchanges = iteration.update_mean(c.machine.update), -(-c.steps // h)
+    c, h = near(c), check_count("period", int(c.options.get("period", 4)))
+    own, exchanges = math.fsum(c.own) / c.workers, -(-c.steps // h)
     sync = c.options.get("mode") == "sync"
-    step = periodic.easgd(c.laws, h, servers=c.servers, transfer=c.transfer, latency=c.machine.latency, update=c.machine.update)
+    step = reached(c, periodic.easgd(c.laws, h, servers=c.servers, transfer=c.transfer, latency=c.machine.latency,
+                                     update=c.machine.update))
     if sync:  # the next centre is shown when all forces of the last one are in: SSP with slack 1 over sums of H times
         cycle = h * (step.value + own - iteration.mean_time(c.laws))
         gate = slack.ssp([sum_law(law, h)[0] for law in c.laws], 1, exchange=cycle, steps=max(exchanges, 1))
         step = Prediction(gate.value / h - own, "s", "approximation", {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
                           "Zhang et al. 2015", gate.assumptions)
-    step = replace(step, value=step.value + own, terms={**step.terms, "update": step.terms["update"] + own})
-    run = free(c, replace(step, terms={**step.terms, "own update": own}), more=exchanges * h - c.steps)
+    step = replace(step, value=step.value + own, terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
+    run = free(c, step, own=1, more=exchanges * h - c.steps)
     out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out
@@ -201,18 +222,18 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
     early, rounds, rest = averages(c, h, switch)
-    exchange, u = collective(c), iteration.update_mean(c.machine.update)
-    step = periodic.local_sgd(c.laws, h or max(c.steps, 1), exchange, c.machine.update)
+    exchange, u = collective(c), max(c.own)
+    step = together(c, periodic.local_sgd(c.laws, h or max(c.steps, 1), exchange, c.own_law))
     if outer:  # one more update per round
         step = replace(step, value=step.value + u / (h or 1), terms={**step.terms, "update": u + u / (h or 1)})
-    before = iteration.allreduce(c.laws, exchange.time, c.machine.update)
+    before = together(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
     last, closed = 0.0, True
     if rest:
         sums = [sum_law(law, rest) for law in c.laws]
         last, closed = mean_of_maximum([law for law, _ in sums]) + rest * u + exchange.time.value + u * outer, all(e for _, e in sums)
     parts = {"every step": early * before.value, "whole rounds": rounds * h * step.value, "last round": last}
     kinds: list[Kind] = [step.kind if rounds or rest else "exact", before.kind if early else "exact",
-                         "exact" if closed else "approximation"]
+                         "exact" if closed and len(set(c.own)) == 1 else "approximation"]
     run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts, "switch x allreduce + rounds x local + last round", step.source,
                      step.assumptions)
     exchanges = early + rounds + (rest > 0)

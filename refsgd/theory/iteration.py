@@ -95,7 +95,7 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
     if slice_time == 0 and (lag == 0 or not local):
         return lag + mean_of_maximum(laws), 0.0
     fixed = all(law.family == "fixed" for law in laws)
-    rows = 1 if fixed else max(SAMPLES // (8 * n), 2_000)
+    rows = 1 if fixed else max(SAMPLES // (8 * n), 500)
     rng = np.random.default_rng(20170)
     times = np.stack([law.sample(rng, rows) for law in laws], axis=1)
     offsets = slice_time * np.arange(1, remote + 1) * staggered
@@ -106,6 +106,26 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
         return float(ends[0]), 0.0
     controls = [(times.max(axis=1), mean_of_maximum(laws)), (times.mean(axis=1), mean_time(laws))]
     return controlled_mean(ends, controls)
+
+
+def behind(laws: Sequence[Law], slice_time: float, local: bool = False) -> float:
+    """Seconds from a worker's own gradient to the last one, mean over workers: E max S_i - E[S_i], S_i = T_i + i g.
+
+    Workers that are answered later start later, so even equal fixed times leave (n-1)/2 g of waiting for
+    others that still compute.
+    """
+    if slice_time == 0:
+        return mean_of_maximum(laws) - mean_time(laws)
+    fixed = all(law.family == "fixed" for law in laws)
+    rng = np.random.default_rng(20170)
+    rows = 1 if fixed else max(SAMPLES // (8 * len(laws)), 500)
+    times = np.stack([law.sample(rng, rows) for law in laws], axis=1)
+    starts = times + slice_time * np.arange(0 if local else 1, len(laws) + (0 if local else 1))
+    last, mean = starts.max(axis=1), starts.mean(axis=1)
+    if fixed:
+        return float(last[0] - mean[0])
+    controls = [(times.max(axis=1), mean_of_maximum(laws)), (times.mean(axis=1), mean_time(laws))]
+    return max(controlled_mean(last - mean, controls)[0], 0.0)
 
 
 def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
@@ -130,7 +150,8 @@ def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
     Returns
     -------
     Prediction
-        Exact on own nodes (module docstring) and for one collocated server (worker 0 uses no link; the last
+        Terms: waiting for workers that still compute is straggling (`behind`), the rest beyond an uncontended
+        exchange and the update is queueing.  Exact on own nodes (module docstring) and for one collocated server (worker 0 uses no link; the last
         of the others decides unless worker 0 is slower: T + 2 latency + u + n w for fixed T).  Collocated and
         K = n, rotated from the own node: E[max T] + 2 latency + u + 2 (n-1)/n w, exact for equal fixed T,
         in which all stay in step, else an approximation.  Collocated with 1 < K < n: an approximation.
@@ -156,9 +177,11 @@ def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
         total = barrier + u
         formula = "2 latency + u + (1 - 1/K) w + E max_k [S_(k) + (n-k+1) w/K], S_i = T_i + i w/K"
     alone = 0.0 if collocated and n == 1 else 2 * alpha + (1 + 1 / k) * w
-    transfer_term = min(alone, max(total - slowest - u, 0.0))
-    terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
-             "queueing": max(total - slowest - u - transfer_term, 0.0)}
+    stepped = collocated and k == n  # all stay in step: no answer is later than another
+    straggling = min(slowest - mean if stepped else behind(laws, w / k, collocated), max(total - mean - u, 0.0))
+    transfer_term = min(alone, max(total - mean - straggling - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": straggling, "transfer": transfer_term, "update": u,
+             "queueing": max(total - mean - straggling - u - transfer_term, 0.0)}
     if error:
         terms["standard error"] = error
     spread = slowest + 2 * alpha + u + (n / k + 1) * w

@@ -23,7 +23,7 @@ def sequential(c: Setting) -> Figures:
     """One worker: E[T] and its own update, nothing else."""
     if c.workers != 1:
         raise DomainError(f"workers {c.workers}; sequential SGD assumes 1")
-    u, mean = iteration.update_mean(c.machine.update), c.laws[0].mean
+    u, mean = c.own[0], c.laws[0].mean
     step = Prediction(mean + u, "s", "exact", {"compute E[T]": mean, "update": u}, "E[T] + E[u]", "definition")
     run = Prediction(c.steps * (mean + u), "s", "exact", {"iterations": c.steps * (mean + u)}, "steps x iteration", "definition")
     return {**figures(c, step, run, c.steps, 0), "staleness_mean": zero("updates", "one worker"),

@@ -20,7 +20,7 @@ def gosgd(c: Setting) -> Figures:
     p = check_share("p", float(c.options.get("p", 0.1)))
     step = alone(c)
     expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
-    out = figures(c, step, free(c, step), c.steps, expected)
+    out = figures(c, step, free(c, step, own=1), c.steps, expected)
     for name in ("bytes_per_iteration", "bytes_sent"):
         kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
         out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value}, "p n (M + 8), expected",
@@ -76,16 +76,21 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
                 total = Law("gamma", (each * max(c.steps, 1), max(c.steps, 1) * each * each / spread))
         sums.append(total)
     end = mean_of_maximum(sums) if c.steps else 0.0
-    quiet = not exchange or not c.transfer
+    quiet = (not exchange or not c.transfer) and (not update or len(set(c.own)) == 1)
     return Prediction(end, "s", "exact" if exact and quiet else "approximation", {"last": end},
                       "E[max_i of the sum of steps times], those that ask E[max(T, x)]", "Lian et al. 2018")
 
 
 def pair_averaging(c: Setting) -> Figures:
-    """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w."""
-    x, u = 2 * c.machine.latency + c.transfer, iteration.update_mean(c.machine.update)
+    """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w.
+
+    Each link sends one replica an iteration on average, to random askers: as M/D/1, which adds rho w/(2 (1 - rho)).
+    """
+    w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
-    step = _joined(c, x, asks, u, "approximation" if c.transfer else "exact")
+    rho = min(w / max(iteration.mean_time(c.laws) + u, 2 * c.machine.latency + w), 0.9) if w and c.workers > 2 else 0.0
+    x = 2 * c.machine.latency + w + rho * w / (2 * (1 - rho))
+    step = _joined(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact")
     out = figures(c, step, _slowest(c, x, asks, u), c.steps, float(c.workers * c.nbytes if c.workers > 1 else 0))
     for name in ("staleness_mean", "staleness_max"):
         out[name] = count(float(c.workers > 1 and c.steps > 0), "updates", "the average that is joined counts as a change")
@@ -114,14 +119,17 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     if rounds is None:
         return {}
     messages = sum(len(heard) for heard in rounds[0])
+    if not messages:
+        step = alone(c)
+        return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh()}
     most = max(len(heard) for heard in rounds[0])
-    mean, u = iteration.mean_time(c.laws), iteration.update_mean(c.machine.update)
+    mean, u = iteration.mean_time(c.laws), max(c.own)
     exchange = c.machine.latency + most * (c.nbytes + extra) / c.machine.bandwidth if most else 0.0
     seconds, error = gossip.neighbours(c.laws, rounds, exchange, update=u, before=before)
     paid = min(0.0 if before else exchange, seconds - mean - u)
     terms = {"compute E[T]": mean, "partner": max(seconds - mean - u - paid, 0.0), "transfer": max(paid, 0.0), "update": u}
     fixed = len(set(c.laws)) == 1 and c.laws[0].family == "fixed"
-    steady = c.machine.update is None or c.machine.update.family == "fixed"
+    steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
     sure: Kind = "exact" if (not c.transfer or fixed) and steady else "approximation"
     step = Prediction(seconds, "s", sure, terms | ({"standard error": error} if error else {}),
                       "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019", "constant exchange")

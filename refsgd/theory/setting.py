@@ -34,6 +34,17 @@ class Setting:
         return [law.scaled(1 / self.machine.speed(f"worker{i}")) for i in range(self.workers)]
 
     @property
+    def own(self) -> list[float]:
+        """E[u] of each worker's own update, slower or faster by its speed."""
+        return [iteration.update_mean(self.machine.update) / self.machine.speed(f"worker{i}") for i in range(self.workers)]
+
+    @property
+    def own_law(self) -> Law | None:
+        """Law of the slowest worker's own update."""
+        update = self.machine.update
+        return None if update is None else update.scaled(1 / min(self.machine.speed(f"worker{i}") for i in range(self.workers)))
+
+    @property
     def transfer(self) -> float:
         """w: seconds of the whole model on one link."""
         return self.nbytes / self.machine.bandwidth
@@ -158,5 +169,6 @@ def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[
     if len(set(fixed)) == 1:
         return mean_of_maximum([law for law, _ in sums]) + fixed[0], all(closed for _, closed in sums)
     ends = [law.mean + e for (law, _), e in zip(sums, fixed, strict=True)]
-    near = [i for i, (law, _) in enumerate(sums) if ends[i] >= max(ends) - 3 * math.sqrt(law.variance)]
-    return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), False
+    near = [i for i, (law, _) in enumerate(sums) if ends[i] >= max(ends) * (1 - 1e-12) - 3 * math.sqrt(min(law.variance, law.mean**2))]
+    sure = all(law.family == "fixed" for law in c.laws)
+    return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), sure

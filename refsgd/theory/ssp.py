@@ -180,7 +180,9 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
     gate : float or None
         G [s]: from the end of the slowest clock to the row that releases a worker; None: E.
     replicas : int
-        Independent runs; 0: as many as make 400,000 draws, at least 8.
+        Independent runs; 0: as many as make 400,000 draws, at least 8 (2 where a run is large).
+
+    A run longer than a million draws is continued at the long-run pace.
     """
     n, s = check_count("workers", len(laws)), check_slack(staleness)
     paid = np.broadcast_to(np.asarray(exchange, float), (n,))
@@ -189,17 +191,18 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
     for law in laws:
         check_law("compute", law)
     warm = 100
-    clocks = max(steps, warm + 500)
-    replicas = replicas or max(8, 400_000 // (n * clocks))
+    clocks = min(max(steps, warm + 500), max(warm + 500, 1_000_000 // n))
+    replicas = replicas or max(8 if n * clocks < 200_000 else 2, 400_000 // (n * clocks))
     rng = np.random.default_rng(2013)
     times = np.stack([law.sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
     ends, reads, asked = _draw(times, s, paid, float(paid.max()) if gate is None else gate, refresh)
     each = n / np.sum((clocks - 1 - warm) / np.maximum(ends[-1] - ends[warm], 1e-300), axis=1)
     tail = paid if refresh == "fresh" else 0.0 * paid
-    last = float(np.mean((ends[steps - 1] + tail).max(axis=1))) if steps else 0.0
+    seen = min(steps, clocks)
+    last = float(np.mean((ends[seen - 1] + tail).max(axis=1))) + (steps - seen) * float(np.mean(each)) if steps else 0.0
     error = 0.0 if all(law.family == "fixed" for law in laws) else float(np.std(each) / math.sqrt(replicas))
-    return Path(float(np.mean(each)), error, last, _ages(ends[:steps], reads[:steps]),
-                float(np.mean(asked[:max(steps, 1)])))
+    return Path(float(np.mean(each)), error, last, _ages(ends[:seen], reads[:seen]),
+                float(np.mean(asked[:max(seen, 1)])))
 
 
 def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) -> tuple[Values, Values, Values]:

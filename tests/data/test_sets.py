@@ -137,4 +137,76 @@ def test_digits_of_another_form_are_refused(tmp_path, text):
 
 
 def test_unknown_name():
-    assert message("imagenet") == "data set is 'imagenet', expected one of digits, mnist, fashion-mnist"
+    assert message("imagenet") == "data set is 'imagenet', expected one of digits, mnist, fashion-mnist, cifar10, synthetic"
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """A made-up CIFAR-10 of 4 images a file."""
+    monkeypatch.setenv("REFSGD_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sets, "_CIFAR_RECORDS", 4)
+    monkeypatch.setattr(sets, "_CIFAR_PREFIX_RECORDS", 2)
+    (tmp_path / "cifar10").mkdir()
+    for k, file in enumerate(sets.files("cifar10")):
+        records = np.zeros((4, 3073), np.uint8)
+        records[:, 0] = np.arange(4)
+        records[:, 1 : 1 + 1024] = 10 * k  # red
+        records[:, 1 + 1024 + 35] = 255  # green, row 1, column 3
+        (tmp_path / "cifar10" / file).write_bytes(records.tobytes())
+    return tmp_path / "cifar10"
+
+
+def test_cifar_is_read_plane_by_plane(cifar):
+    whole = data.load("cifar10")
+    assert whole.train_images.shape == (20, 32, 32, 3) and whole.test_images.shape == (4, 32, 32, 3)
+    assert whole.train_labels.tolist() == [0, 1, 2, 3] * 5 and whole.note == ""
+    assert whole.train_images[4, 7, 9, 0] == pytest.approx((10 / 255 - 0.4914) / 0.2470)
+    assert whole.train_images[0, 1, 3, 1] == pytest.approx((1 - 0.4822) / 0.2435)
+    assert whole.train_images[0, 3, 1, 1] == pytest.approx(-0.4822 / 0.2435)
+
+
+def test_an_incomplete_cifar_says_so(cifar):
+    (cifar / "data_batch_3.bin").unlink()
+    (cifar / "test_batch_first1000.bin").write_bytes((cifar / "test_batch.bin").read_bytes()[: 2 * 3073])
+    (cifar / "test_batch.bin").unlink()
+    part = data.load("cifar10")
+    assert part.note == "16 of 20 training images; the first 2 of 4 test images"
+    assert len(part.test_labels) == 2
+    (cifar / "test_batch_first1000.bin").unlink()
+    assert "lacks test_batch.bin" in message("cifar10")
+
+
+def test_spoiled_cifar_files_are_named(cifar):
+    path = cifar / "data_batch_2.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert message("cifar10") == f"{path}: 12291 bytes, expected 12292 (4 records of 3073)"
+    path.write_bytes(b"\x0b" + bytes(12291))
+    assert message("cifar10") == f"{path}: label 11, expected 0 to 9"
+    for file in cifar.iterdir():
+        file.unlink()
+    assert "set REFSGD_DATA" in message("cifar10") and "refsgd data cifar10" in message("cifar10")
+
+
+def test_cifar_as_published():
+    try:
+        whole = data.load("cifar10")
+    except data.DataError as error:
+        pytest.skip(str(error))
+    first = whole.train_images[:10_000]
+    assert np.abs(first.mean(axis=(0, 1, 2))).max() < 0.02 and first.std() == pytest.approx(1, abs=0.02)
+    counts = [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert np.bincount(whole.train_labels[:10_000]).tolist() == counts
+
+
+def test_synthetic_images_are_a_function_of_their_arguments():
+    first, second = data.load("synthetic:6x5x2"), data.load("synthetic:6x5x2")
+    assert first.train_images.shape == (2000, 6, 5, 2) and first.train_images.dtype == np.float32
+    assert np.array_equal(first.train_images, second.train_images)
+    assert first.train_images.std() == pytest.approx(1, abs=0.1)
+    assert np.bincount(first.test_labels).tolist() == [50] * 10
+    assert not np.array_equal(first.train_images, data.synthetic((6, 5, 2), seed=1).train_images)
+    centers = np.stack([first.train_images[first.train_labels == k].mean(axis=0) for k in range(10)])
+    distances = ((first.test_images[:, None] - centers) ** 2).sum(axis=(2, 3, 4))
+    assert np.mean(distances.argmin(axis=1) == first.test_labels) > 0.9
+    assert "expected synthetic:HxWxC" in message("synthetic:6x5")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms import approximate, asp, sequential
 from refsgd.algorithms.approximate import Significant
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.effects import Compute, Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
@@ -15,7 +15,7 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import RANDOM, constant, curved, final, moments, recorded
+from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
 
 thresholds = st.sampled_from([0.0, 0.01, 0.3, 2.0, 1e6])
 
@@ -107,12 +107,15 @@ def test_small_changes_add_up_until_they_are_significant():
 
 
 def test_the_threshold_falls_as_one_over_the_root_of_the_iteration():
-    """One entry of value about 1, changed by 1.2 %, 0.6 %, ...: below 1 % at t = 1 is kept, above 1 %/sqrt(3) at t = 3 is sent."""
-    changes = [0.009, 0.0, -0.0025, 0.0, 0.0]  # sums: 0.9 %, 0.9 % > 1 %/sqrt(2)
+    """Of a value of about 1, 0.9 % is kept at the first iteration and sent at the second, where the limit is 1 % / sqrt(2).
+
+    Iterations are counted, not pushes: the second worker's push of the first iteration sends nothing.
+    """
+    changes = [0.009, 0.0, -0.0025, 0.0, 0.0]  # the second one is below 1 % / sqrt(5) until the flush
     problem = constant(lambda rank, t: -changes[t] if rank == 0 else 0.0, d=1)
-    deployment = approximate.approximate(type(problem)(np.ones(1, np.float32), problem.gradient, problem.loss), 2, 5, SGD(1.0), threshold=0.01)
-    sizes = [len(body.entries) for node, body in sent(deployment) if node == "server0"]
-    assert sizes == [0, 1, 0, 0, 1]
+    deployment = approximate.approximate(type(problem)(np.ones(1, np.float32), problem.gradient, problem.loss), 4, 5, SGD(1.0), threshold=0.01)
+    sizes = [len(body.entries) for node, body in sent(deployment, LOCKSTEP) if node == "server0"]
+    assert sizes == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -142,6 +145,12 @@ def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, threshol
     problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
     assert np.array_equal(final(approximate.approximate(problem, 1, steps, sgd, threshold=threshold), machine, seed),
                           final(sequential.sequential(problem, 1, steps, sgd)))
+
+
+def test_a_server_steps_by_its_own_schedule():
+    """It counts own pushes: 1 + 1 + 1/2 + 1/2 at each, whatever has come from the other."""
+    run = simulate(approximate.approximate(constant(lambda rank, t: 1.0), 2, 4, SGD(0.5, schedule=StepDecay(2, 0.5)), threshold=0.0), RANDOM)
+    assert np.array_equal(final_parameters(run), np.full(2, -0.5 * 2 * 3, np.float32))
 
 
 def test_a_worker_never_waits_for_the_other_data_centre():

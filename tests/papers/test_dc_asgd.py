@@ -41,22 +41,24 @@ def test_one_worker_is_never_corrected(machine, seed, servers, steps, adaptive):
     assert np.array_equal(final(alone, machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
 
 
-def replayed(run, problem, lr, compensation, shared=False):
+def replayed(run, problem, lr, compensation, shared=False, adaptive=False):
     """Algorithm 2 from who read which version and who came when; `shared`: one backup, the model before the last update."""
-    versions, clock = [problem.x0], dict.fromkeys(run.trace.workers, 0)
+    versions, clock, m = [problem.x0], dict.fromkeys(run.trace.workers, 0), 0 * problem.x0
     for (w, read) in [pair for e in run.trace.marks("update") for pair in e.data["reads"]]:
         g = problem.gradient(versions[read], int(w.removeprefix("worker")), clock[w])
         clock[w] += 1
         x, backup = versions[-1], versions[max(0, len(versions) - 2)] if shared else versions[read]
-        versions.append(x - np.float32(lr) * (g + np.float32(compensation) * g * g * (x - backup)))
+        m = np.float32(0.95) * m + np.float32(0.05) * g * g
+        factor = np.float32(compensation) / (np.sqrt(m + np.float32(1e-7)) if adaptive else 1)
+        versions.append(x - np.float32(lr) * (g + factor * g * g * (x - backup)))
     return versions[-1]
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 4), steps=st.integers(0, 6))
-def test_each_worker_has_its_own_backup_the_model_that_it_read(machine, seed, workers, steps):
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), steps=st.integers(0, 6), adaptive=st.booleans())
+def test_each_worker_has_its_own_backup_the_model_that_it_read(machine, seed, workers, steps, adaptive):
     problem = curved(workers=workers)
-    run = simulate(dc_asgd.dc_asgd(problem, workers, steps, SGD(0.1), compensation=0.5), machine, seed)
-    assert np.array_equal(final_parameters(run), replayed(run, problem, 0.1, 0.5))
+    run = simulate(dc_asgd.dc_asgd(problem, workers, steps, SGD(0.1), compensation=0.5, adaptive=adaptive), machine, seed)
+    assert np.array_equal(final_parameters(run), replayed(run, problem, 0.1, 0.5, adaptive=adaptive))
 
 
 def shared_backup_server(x, pushes, sgd, compensation):
@@ -137,15 +139,16 @@ def test_it_comes_closer_to_the_fresh_gradients_than_asp():
     assert abs(compensated - fresh) < abs(old - fresh)
 
 
-def test_every_schedule_of_two_workers_follows_algorithm_2():
-    problem = curved(workers=2)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_schedule_of_a_small_case_follows_algorithm_2(workers):
+    problem = curved(workers=workers)
 
     def check(run):
         assert np.array_equal(final_parameters(run), replayed(run, problem, 0.1, 0.5))
 
-    assert explore(lambda: dc_asgd.dc_asgd(problem, 2, 2, SGD(0.1), compensation=0.5), check).complete
+    assert explore(lambda: dc_asgd.dc_asgd(problem, workers, 2, SGD(0.1), compensation=0.5), check).complete
     with pytest.raises(AssertionError):
-        explore(lambda: with_shared_backup(problem, 2, 2), check)
+        explore(lambda: with_shared_backup(problem, workers, 2), check)
 
 
 @pytest.mark.parametrize("compensation", [-1.0, float("inf"), float("nan")])

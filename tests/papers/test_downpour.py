@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms import asp, downpour, sequential
-from refsgd.algorithms.parameter_server import Push
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.downpour import Accrued
+from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.effects import Node, Send
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
@@ -47,7 +47,7 @@ def windows(problem, steps, push_every):
     sizes = []
     deployment = downpour.downpour(problem, 1, steps, SGD(0.1), push_every=push_every, fetch_every=3)
     for _ in moments(deployment, lambda node, effect, answer: sizes.append(float(effect.body.grad[0]))
-                     if isinstance(effect, Send) and isinstance(effect.body, Push) else None, FREE, 0):
+                     if isinstance(effect, Send) and isinstance(effect.body, Accrued) else None, FREE, 0):
         pass
     return sizes
 
@@ -65,9 +65,11 @@ def test_the_first_window_has_one_gradient_and_the_last_what_is_left():
 def test_every_gradient_reaches_the_servers_once(machine, seed, servers, steps, workers, push_every, fetch_every):
     """Sum of pushed = sum of computed; integers, so exact in any order."""
     problem, seen = recorded(integer_gradients(d=5, workers=workers))
-    x = final(downpour.downpour(problem, workers, steps, SGD(0.25), servers, push_every=push_every, fetch_every=fetch_every), machine, seed)
-    assert len(seen) == workers * steps
-    assert np.array_equal(x, problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
+    deployment = downpour.downpour(problem, workers, steps, SGD(0.25), servers, push_every=push_every, fetch_every=fetch_every)
+    run = simulate(deployment, machine, seed)
+    assert len(seen) == workers * steps and len(run.trace.staleness) == servers * len(seen)
+    assert min((tau for _, tau in run.trace.staleness), default=0) >= 0
+    assert np.array_equal(final_parameters(run), problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
 
 
 def forgetful(program):
@@ -78,7 +80,7 @@ def forgetful(program):
             effect = program.send(answer)
         except StopIteration as stop:
             return stop.value
-        if isinstance(effect, Send) and isinstance(effect.body, Push):
+        if isinstance(effect, Send) and isinstance(effect.body, Accrued):
             object.__setattr__(effect, "body", effect.body._replace(grad=last))
         answer = yield effect
         last = answer if type(answer) is np.ndarray else last
@@ -93,14 +95,15 @@ def test_a_lost_accrual_is_caught():
 
 @given(machine=machines, seed=seeds, fetch_every=st.integers(1, 4))
 def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
-    """x = fetched - lr sum of local gradients since."""
+    """x = fetched - lr sum of local gradients since; the schedule counts the servers' updates, n for each iteration."""
     problem, seen = recorded(curved())
-    simulate(downpour.downpour(problem, 4, 9, SGD(0.1), 2, push_every=2, fetch_every=fetch_every), machine, seed)
+    sgd = SGD(0.1, schedule=StepDecay(12, 0.5))
+    simulate(downpour.downpour(problem, 4, 9, sgd, 2, push_every=2, fetch_every=fetch_every), machine, seed)
     mine = {(rank, t): (x, g) for rank, t, x, g in seen}
     for (rank, t), (x, _) in mine.items():
         if t % fetch_every:
             before, g = mine[rank, t - 1]
-            assert np.array_equal(x, before - np.float32(0.1) * g)
+            assert np.array_equal(x, before - sgd.rate(4 * (t - 1)) * g)
 
 
 def test_adagrad_divides_by_the_root_of_all_squares():

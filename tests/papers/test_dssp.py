@@ -79,13 +79,35 @@ def test_the_controller_takes_the_shortest_wait_and_of_equals_the_fewest():
     assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=2) == 2  # 16 is out of reach; 14 waits 2
     assert dssp.extra(now=10, interval=3, slow=4, slow_interval=6, most=4) == 0  # the push is due now, and again at r = 2, 4
     assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=0) == 0
+    assert dssp.extra(now=10, interval=4, slow=9, slow_interval=3, most=2) == 2  # at 18, the slow one's third push from now
 
 
 def test_an_overdue_worker_is_taken_to_be_as_slow_as_it_has_been_silent():
     """Without that, a worker that fell silent after quick pushes would be expected at any moment."""
     clock = {"worker0": 5, "worker1": 2}
-    assert dssp.grant("worker0", clock, {"worker0": (29, 30), "worker1": (3, 4)}, upper=8) == 0  # expected at 30: now
+    assert dssp.grant("worker0", clock, {"worker0": (29, 30), "worker1": (0, 4)}, upper=8) == 0  # expected now; 4 a push would say at 32
     assert dssp.grant("worker0", clock, {"worker0": (26, 30), "worker1": (0, 24)}, upper=8) == 4  # at 48; 46 waits 2
+
+
+def test_the_slowest_worker_is_the_last_to_come_of_those_with_the_slowest_clock():
+    clock = {"worker0": 5, "worker1": 2, "worker2": 2, "worker3": 4}
+    pushed = {"worker0": (28, 30), "worker1": (20, 24), "worker2": (10, 22), "worker3": (0, 29)}
+    assert dssp.grant("worker0", clock, pushed, upper=8) == 2  # worker2's next push is due at 34
+
+
+def test_a_grant_is_used_clock_by_clock_and_then_one_push_of_the_slowest_releases(monkeypatch):
+    """Not a return to `lower`: the bound of that moment is where the grant has led."""
+    monkeypatch.setattr(dssp, "extra", lambda now, interval, slow, slow_interval, most: min(2, most))
+    program = dssp.server(0, ["worker0", "worker1"], np.zeros(1, np.float32), 4, SGD(1.0), 0, 2)
+    effect, answered = program.send(None), []
+    for w in ("worker0", "worker0", "worker0", "worker1"):
+        answered.append([])
+        effect = program.send((w, Push(np.ones(1, np.float32), 1, 0)))
+        while not isinstance(effect, Recv):
+            if isinstance(effect, Send):
+                answered[-1].append(effect.to)
+            effect = program.send(effect.fn(*effect.args) if isinstance(effect, Compute) else None)
+    assert answered == [["worker0"], ["worker0"], [], ["worker0", "worker1"]]
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])
@@ -107,16 +129,19 @@ def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, servers)
     assert np.array_equal(final(dssp.dssp(problem, 1, steps, sgd, servers), machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
 
 
-def test_every_schedule_of_two_workers_keeps_the_bound():
-    def leads(run):
-        clock, worst = {"worker0": 0, "worker1": 0}, 0
+@pytest.mark.parametrize("workers, steps, lower, upper, reached", [(2, 4, 1, 2, 3), (2, 5, 1, 3, 4), (3, 3, 0, 0, 1)])
+def test_every_schedule_of_a_small_case_keeps_the_bound(workers, steps, lower, upper, reached):
+    """Leads at the server, of completed clocks: at most upper + 1, which is met."""
+    def lead(run):
+        clock, worst = dict.fromkeys(run.trace.workers, 0), 0
         for e in run.trace.marks("update"):
             clock[e.data["reads"][0][0]] += 1
-            worst = max(worst, abs(clock["worker0"] - clock["worker1"]))
+            worst = max(worst, max(clock.values()) - min(clock.values()))
         return worst
 
-    report = explore(lambda: dssp.dssp(integer_gradients(workers=2), 2, 4, SGD(0.25), lower=1, upper=2), observe=leads)
-    assert report.complete and max(report.finals) == 3
+    problem = integer_gradients(d=1, workers=workers)
+    report = explore(lambda: dssp.dssp(problem, workers, steps, SGD(0.25), lower=lower, upper=upper), observe=lead)
+    assert report.complete and max(report.finals) == reached <= upper + 1
 
 
 @pytest.mark.parametrize("lower, upper", [(-1, 2), (3, 2), (0, float("inf"))])

@@ -26,7 +26,8 @@ def paper(problem, steps, sgd, period, alpha, post_elastic=False):
         if t % period == 0:
             x = saved - alpha * (saved - center)
             center = center + alpha * (saved - center)
-        v = mu * v - lr * problem.gradient((x if post_elastic else saved) + mu * v, 0, t)
+        z = (x if post_elastic else saved) + mu * v
+        v = mu * v - lr * (problem.gradient(z, 0, t) + np.float32(sgd.weight_decay) * z)
         x = x + v
     return x, center
 
@@ -35,7 +36,7 @@ def paper(problem, steps, sgd, period, alpha, post_elastic=False):
 @pytest.mark.parametrize("period", [1, 3])
 def test_one_worker_follows_algorithms_1_and_2_line_by_line(momentum, period):
     """Algorithm 2 (EAMSGD); without momentum it is algorithm 1."""
-    problem, sgd = curved(workers=1), SGD(0.1, momentum)
+    problem, sgd = curved(workers=1), SGD(0.1, momentum, weight_decay=0.5)
     run = simulate(easgd.easgd(problem, 1, 20, sgd, 3, period=period, alpha=0.3), RANDOM)
     x, center = paper(problem, 20, sgd, period, 0.3)
     assert np.allclose(run.values["worker0"], x, rtol=1e-5, atol=1e-6)

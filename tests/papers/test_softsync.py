@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms import asp, bsp, softsync
 from refsgd.algorithms.parameter_server import Model, Push, names, worker
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
@@ -22,7 +22,7 @@ from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, ragg
        momentum=st.sampled_from([0.0, 0.9]))
 def test_as_many_splits_as_workers_is_asp_bit_for_bit(machine, seed, workers, servers, steps, momentum):
     """n = lambda, so c = 1; the same schedule too."""
-    problem, sgd = curved(workers=workers), SGD(0.1, momentum, 0.01)
+    problem, sgd = curved(workers=workers), SGD(0.1, momentum, 0.01, StepDecay(3, 0.5))
     soft, plain = (simulate(deployment, machine, seed) for deployment in (
         softsync.softsync(problem, workers, steps, sgd, servers, splitting=workers), asp.asp(problem, workers, steps, sgd, servers)))
     assert np.array_equal(final_parameters(soft), final_parameters(plain))
@@ -132,12 +132,16 @@ def test_an_off_by_one_in_the_window_is_caught():
         [tau for _, tau in simulate(softsync.softsync(problem, 4, 6, SGD(0.25), splitting=2), FREE).trace.staleness])
 
 
-def test_every_schedule_of_two_workers():
-    def check(run):
-        assert all(len(e.data["reads"]) == 2 for e in run.trace.marks("update"))
-        assert all(0 <= tau <= 2 for _, tau in run.trace.staleness)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_schedule_of_a_small_case(workers):
+    problem = ragged(workers)
 
-    report = explore(lambda: softsync.softsync(curved(workers=2), 2, 2, SGD(0.1)), check)
+    def check(run):
+        assert [len(e.data["reads"]) for e in run.trace.marks("update")] == [workers] * 2
+        assert all(0 <= tau <= 1 for _, tau in run.trace.staleness)
+        assert np.array_equal(final_parameters(run), replayed(run, problem, weighted))
+
+    report = explore(lambda: softsync.softsync(problem, workers, 2, SGD(0.1)), check)
     assert report.complete and report.runs > 1
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -170,7 +172,7 @@ def test_the_default_deadline_spares_who_is_computing(transport, monkeypatch):
     monkeypatch.setattr(launcher, "PATIENCE", 0.5)
 
     def busy(x, rank, t):
-        end = time.monotonic() + (3.0 if (rank, t) == (1, 2) else 0.0)
+        end = time.monotonic() + (2.5 if (rank, t) == (1, 2) else 0.0)
         while time.monotonic() < end:
             pass
         return x
@@ -200,8 +202,7 @@ run(partial(exchange, steps=100_000, **gradient), Machine(compute="fixed(0.02)")
 """
 
 
-@pytest.mark.parametrize("how", ["short", "long"])
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("sig", "how"), [(signal.SIGKILL, "long"), (signal.SIGTERM, "short")])
 def test_no_child_outlives_the_parent(transport, how, sig):
     """Not even one that computes for a minute."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, transport, how], stdout=subprocess.PIPE, text=True,
@@ -221,3 +222,30 @@ def test_runs_may_follow_each_other_and_a_failure(transport):
         with pytest.raises(RunFailed):
             run(partial(exchange, gradient=bad_gradient), transport=transport)
         assert len(run(partial(exchange, steps=5), transport=transport).trace.marks("update")) == 5
+
+
+def test_a_system_without_room_for_processes_is_named(transport, monkeypatch):
+    """The fourth fork fails: one line, and the first three are gone."""
+    fork, count = os.fork, []
+
+    def scarce():
+        count.append(1)
+        if len(count) == 4:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", scarce)
+    with pytest.raises(RunFailed, match=r"could not start process 4 of 5, worker2: .*temporarily unavailable"):
+        run(FOREVER, PACED, transport=transport)
+
+
+def test_descriptors_may_run_out():
+    """One line as well, and those that were opened are closed."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for room in range(4, 60, 5):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, limits[1]))
+        try:
+            with contextlib.suppress(RunFailed, OSError):
+                run(partial(exchange, steps=2), transport="tcp", records="pipe")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -75,7 +75,7 @@ def strike(seed):
     return kind, took
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(500, marks=pytest.mark.long)])
 def test_random_faults(count, capsys):
     """Named in time, whatever, whoever and whenever."""
     worst = {}

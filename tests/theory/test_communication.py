@@ -300,6 +300,15 @@ def test_strategies():
     assert c.strategy("distributed-replicated", 16, M, the).busiest == 15 * M
 
 
+@pytest.mark.parametrize("alone,nodes,quoted", [(1.87, 2, 1.34), (1.87, 8, 0.9), (4.2, 8, 1.2), (4.2, 16, 1.06), (6.46, 2, 3.6), (6.46, 8, 1.6),
+                                                (6.46, 16, 1.2), (6.46, 40, 1.0)])
+def test_forward_pulls_of_the_thesis(alone, nodes, quoted):
+    """Seconds per batch on 1 Gbps, (C + (n-1) w)/n with C of one node: ResNet-50, collocated server, within 8 %."""
+    one = c.Link(bandwidth=125e6)
+    step = alone + c.pull(nodes, 102.2e6, one, collocated=True).time.value
+    assert step / nodes == pytest.approx(quoted, rel=0.08)
+
+
 @pytest.mark.parametrize("call,assumption", [
     (lambda: c.ring(0, 1, c.Link()), "whole number"),
     (lambda: c.ring(2, -1, c.Link()), "number of bytes"),

@@ -40,8 +40,8 @@ def test_every_algorithm_has_its_figures(name, n):
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
     out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
     seconds, each = out["seconds"].value, out["seconds_per_iteration"].value
-    assert each >= 0.02 * (0.3 if machine.speeds else 0.9)
-    assert seconds >= steps * 0.02 * (0.45 if machine.speeds else 0.9)
+    assert each >= 0.02 * (0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9)
+    assert seconds >= steps * 0.02 * (0.1 if name == "backup-workers" else 0.45 if machine.speeds else 0.9)
     if "idle_ratio" in out:
         assert 0 <= out["idle_ratio"].value < 1
         assert all(v >= 0 for v in out["idle_by_cause"].terms.values())

@@ -1,0 +1,199 @@
+"""Training steps of our nets and of PyTorch's, in images per second.
+
+``python -m benchmarks.nets`` trains each net with plain SGD and momentum on fresh random batches, ours and PyTorch's in
+turn within one process: PyTorch as most write it (eager), and at its best (channels-last memory, fused optimiser). It
+prints a table with the ratio of ours to PyTorch's best, beside the rate of a large matrix product on the same machine.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.quiet import interleaved
+from refsgd.nn import nets, peer
+from refsgd.nn.parallel import Parallel
+
+NETS = ("tiny", "shallow", "resnet18:16", "inception:16", "vgg16", "resnet18")
+# What the goals ask for at least: ours / PyTorch's best, with one and with two threads.
+MUST = {
+    "shallow": (1.8, 1.4), "tiny": (1.9, 1.9), "resnet18:16": (1.2, 1.2), "resnet18": (1.2, 1.2),
+    "vgg16": (1.2, 1.2), "inception:16": (1.0, 1.0),
+}  # fmt: skip
+LR, MOMENTUM = np.float32(1e-3), np.float32(0.9)
+
+
+def batches(name: str) -> tuple[int, ...]:
+    """Batch sizes measured: fewer for the nets that take long."""
+    return (16, 32, 128, 512) if name in ("tiny", "shallow") else (16, 32, 128) if ":" in name else (16, 64)
+
+
+class Data:
+    """Random images and labels, and the next batch of them."""
+
+    def __init__(self, shape: tuple[int, ...], b: int) -> None:
+        random = np.random.default_rng(0)
+        count = max(4 * b, min(8192, 2**24 // int(np.prod(shape))))
+        self.images = random.standard_normal((count, *shape)).astype(np.float32)
+        self.labels = random.integers(0, 10, count)
+        self.b, self.position = b, 0
+
+    def next(self) -> slice:
+        """Where the next batch lies: repeated data would flatter branch predictors."""
+        self.position = self.position + self.b if self.position + 2 * self.b <= len(self.labels) else 0
+        return slice(self.position, self.position + self.b)
+
+
+def ours(name: str, data: Data, threads: int) -> Callable[[], None]:
+    """One training step of our net."""
+    net = nets.build(name)
+    worker: Any = net if threads == 1 else Parallel([net, *(nets.build(name) for _ in range(threads - 1))])
+    x, v = net.init(0), np.zeros(net.parameters, np.float32)
+
+    def step() -> None:
+        part = data.next()
+        _, g = worker.gradient(x, data.images[part], data.labels[part])
+        np.multiply(v, MOMENTUM, out=v)
+        np.add(v, g, out=v)
+        np.multiply(v, LR, out=g)
+        np.subtract(x, g, out=x)
+
+    return step
+
+
+def theirs(name: str, data: Data, best: bool) -> Callable[[], None]:
+    """One training step of the same net in PyTorch."""
+    import torch
+
+    module = peer.module(nets.build(name))
+    images = torch.from_numpy(data.images).permute(0, 3, 1, 2)
+    layout = torch.channels_last if best else torch.contiguous_format
+    images, module = images.contiguous(memory_format=layout), module.to(memory_format=layout)
+    labels = torch.from_numpy(data.labels)
+    optimiser = torch.optim.SGD(module.parameters(), lr=float(LR), momentum=float(MOMENTUM), fused=best)
+
+    def step() -> None:
+        part = data.next()
+        optimiser.zero_grad(set_to_none=True)
+        loss: Any = torch.nn.functional.cross_entropy(module(images[part]), labels[part])
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def sgemm(threads: int) -> float:
+    """GFLOP/s of a product of two 1024 x 1024 matrices in PyTorch, best of some."""
+    import time
+
+    import torch
+
+    torch.set_num_threads(threads)
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - start)
+    return 2 * 1024**3 / best / 1e9
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import numba
+    import torch
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), model)
+    from refsgd.nn.vector import LANES
+
+    return {
+        "processor": model, "cores": os.cpu_count(), "memory_GiB": round(psutil.virtual_memory().total / 2**30),
+        "lanes": LANES, "python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__,
+        "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def measure(name: str, b: int, threads: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row of the table."""
+    import torch
+
+    torch.set_num_threads(threads)
+    data = Data(nets.build(name).input_shape, b)
+    tasks = {"ours": ours(name, data, threads), "eager": theirs(name, data, False), "best": theirs(name, data, True)}
+    seconds, foreign = interleaved(tasks, arguments.rounds, arguments.seconds, arguments.patience)
+    rates = {key: b / value for key, value in seconds.items()}
+    ratio = rates["ours"] / max(rates["eager"], rates["best"])
+    row = {"net": name, "threads": threads, "batch": b, **{key: round(rate) for key, rate in rates.items()}}
+    return row | {"ratio": round(ratio, 2), "must": MUST[name][min(threads, 2) - 1], "foreign": round(foreign, 2)}
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """Ratios as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    names = [f"{row['net']}\nb={row['batch']}, {row['threads']}t" for row in rows]
+    axes.bar(names, [row["ratio"] for row in rows], color=["C0" if row["threads"] == 1 else "C1" for row in rows])
+    axes.plot(names, [row["must"] for row in rows], "k_", markersize=14, label="goal (must)")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_ylabel("images/s, ours / PyTorch's best")
+    axes.tick_params(axis="x", labelrotation=90, labelsize=7)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nets", description=__doc__)
+    parser.add_argument("--nets", default=",".join(NETS), help="names, separated by commas")
+    parser.add_argument("--batches", help="batch sizes instead of the usual, separated by commas")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program")
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of a turn")
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds to wait for a quiet machine; 0: never")
+    parser.add_argument("--json", metavar="PATH", help="write the figures there")
+    parser.add_argument("--plot", metavar="PATH", help="draw the ratios there")
+    arguments = parser.parse_args(words)
+    try:
+        about = machine()
+    except ImportError as error:
+        sys.exit(f"the benchmark compares with PyTorch: {error}; pip install 'refsgd[peers]'")
+    limits = {str(n): round(sgemm(n)) for n in map(int, arguments.threads.split(","))}
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print("sgemm GFLOP/s by threads:", ", ".join(f"{n}: {rate}" for n, rate in limits.items()))
+    print(f"{'net':<14}{'threads':>8}{'batch':>6}{'ours':>9}{'eager':>9}{'best':>9}{'ratio':>7}{'must':>6}{'foreign':>8}")
+    rows = []
+    for threads in map(int, arguments.threads.split(",")):
+        for name in arguments.nets.split(","):
+            for b in map(int, arguments.batches.split(",")) if arguments.batches else batches(name):
+                row = measure(name, b, threads, arguments)
+                rows.append(row)
+                print(
+                    f"{name:<14}{threads:>8}{b:>6}{row['ours']:>9}{row['eager']:>9}{row['best']:>9}"
+                    f"{row['ratio']:>7}{row['must']:>6}{row['foreign']:>8}",
+                    flush=True,
+                )
+    if arguments.json:
+        result = {"machine": about, "sgemm_gflops": limits, "unit": "images/s", "rows": rows}
+        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.plot:
+        plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

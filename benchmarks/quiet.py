@@ -1,0 +1,74 @@
+"""Measuring on a machine that others use too: wait until it is quiet, and say how quiet it was."""
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+
+class Foreign:
+    """Cores that other processes kept busy while the block ran (``with Foreign() as foreign: ...; foreign.cores``)."""
+
+    def __enter__(self) -> Foreign:
+        self._start = self._counters()
+        self.cores = 0.0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        busy, own, now = (after - before for after, before in zip(self._counters(), self._start, strict=True))
+        self.cores = max(0.0, busy - own) / max(now, 1e-3)
+
+    def _counters(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        own = os.times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        return busy, own.user + own.system + own.children_user + own.children_system, time.perf_counter()
+
+
+def wait_until_quiet(limit: float = 0.15, patience: float = 20.0) -> None:
+    """Return once others keep fewer than ``limit`` cores busy, or after ``patience`` seconds."""
+    end = time.perf_counter() + patience
+    while time.perf_counter() < end:
+        with Foreign() as foreign:
+            time.sleep(0.3)
+        if foreign.cores < limit:
+            return
+
+
+def interleaved(
+    tasks: dict[str, Callable[[], Any]], rounds: int, seconds: float, patience: float
+) -> tuple[dict[str, float], float]:
+    """Seconds per call of each task, medians over rounds in which the tasks take turns; and foreign cores.
+
+    A round in which others were busy is taken again, once.
+    """
+    for task in tasks.values():
+        task()
+        task()
+    found: dict[str, list[float]] = {name: [] for name in tasks}
+    noise = []
+    for _ in range(rounds):
+        for attempt in range(2):
+            wait_until_quiet(patience=patience)
+            with Foreign() as foreign:
+                times = {name: _per_call(task, seconds) for name, task in tasks.items()}
+            if foreign.cores < 0.2 or attempt or not patience:
+                break
+        noise.append(foreign.cores)
+        for name, value in times.items():
+            found[name].append(value)
+    return {name: statistics.median(values) for name, values in found.items()}, statistics.median(noise)
+
+
+def _per_call(task: Callable[[], Any], seconds: float) -> float:
+    calls, start = 0, time.perf_counter()
+    while True:
+        task()
+        calls += 1
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return elapsed / calls

@@ -1,0 +1,107 @@
+"""Getting the published files, and telling which are here."""
+from __future__ import annotations
+
+import os
+import tarfile
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from refsgd.data.errors import DataError
+from refsgd.data.sets import NAMES, files, folders
+
+# Where the files are published, and a mirror that carries the same bytes.
+ADDRESSES = {
+    "mnist": ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+    ),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+}
+# MD5, as the authors publish them.
+CHECKSUMS = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "fashion-mnist": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+    "cifar10": {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+}
+
+
+class Status(NamedTuple):
+    """Whether a data set is here: its folder (None if no file of its own is found) and how complete it is."""
+
+    name: str
+    folder: Path | None
+    found: int
+    expected: int
+
+
+def status() -> list[Status]:
+    """What is here, for every data set; those that need no files have 0 of 0."""
+    rows = []
+    for name in NAMES:
+        expected = files(name)
+        counts = {place: sum((place / file).is_file() for file in expected) for place in folders(name)}
+        place = next((place for place, count in counts.items() if count), None)
+        rows.append(Status(name, place, counts[place] if place else 0, len(expected)))
+    return rows
+
+
+def fetch(name: str) -> Path:
+    """Download a data set into the user's cache, unless it is there, and check every file.
+
+    Returns
+    -------
+    Path
+        The folder with its files.
+
+    Raises
+    ------
+    DataError
+        If the set is not one that can be fetched, pooch is not installed, or no address gives the right files.
+    """
+    if name not in ADDRESSES:
+        raise DataError(f"data set is {name!r}, expected one that can be fetched: {', '.join(ADDRESSES)}")
+    try:
+        pooch = import_module("pooch")
+    except ImportError:
+        raise DataError("fetching needs pooch, which is not installed; pip install 'refsgd[data]'") from None
+    folder = folders(name)[-1]
+    for file, checksum in CHECKSUMS[name].items():
+        _download(pooch, name, file, checksum, folder)
+    if name == "cifar10":
+        _unpack(folder / next(iter(CHECKSUMS[name])), folder)
+    return folder
+
+
+def _download(pooch: object, name: str, file: str, checksum: str, folder: Path) -> None:
+    problems = []
+    for address in ADDRESSES[name]:
+        try:
+            pooch.retrieve(address + file, f"md5:{checksum}", fname=file, path=folder)  # type: ignore[attr-defined]
+            return
+        except Exception as error:  # pooch passes on whatever its transport raises
+            problems.append(f"{address}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+    raise DataError(f"{name}: cannot fetch {file} ({'; '.join(problems)}), expected MD5 {checksum}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Take the published files, and nothing else, out of the archive."""
+    with tarfile.open(archive) as tar:
+        for file in files("cifar10"):
+            source = tar.extractfile(f"cifar-10-batches-bin/{file}")
+            if source is None:
+                raise DataError(f"{archive}: no {file} in it, expected the binary version of CIFAR-10")
+            part = folder / f"{file}.part"
+            part.write_bytes(source.read())
+            os.replace(part, folder / file)

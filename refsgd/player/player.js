@@ -1,0 +1,428 @@
+// The step player.  Position k is the moment after k events; everything shown is a function of k alone, so
+// forwards and backwards meet in the same state.  Columns are lists of [k, value] at which a value changes.
+(function () {
+"use strict";
+
+const run = JSON.parse(document.getElementById("run").textContent);
+const last = run.events.length;
+const byId = (id) => document.getElementById(id);
+const calm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+let position = 0, timer = null, zoom = 1;
+
+// -- small tools ---------------------------------------------------------------------------------------------
+
+/** Index of the last entry of a sorted list whose key is <= k, or -1. */
+function before(list, k, key) {
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((key ? key(list[middle]) : list[middle]) <= k) low = middle + 1; else high = middle;
+  }
+  return low - 1;
+}
+
+const first = (pair) => pair[0];
+const column = (list, k) => { const i = before(list, k, first); return i < 0 ? null : list[i]; };
+const text = (value) => String(value).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" }[c]));
+
+function clock(t) {
+  if (run.unit === "steps") return "step " + Math.round(t);
+  const span = run.end || 1;
+  return span < 2 ? (t * 1e3).toFixed(span < 0.02 ? 3 : span < 0.2 ? 2 : 1) + " ms" : t.toFixed(span < 20 ? 3 : 2) + " s";
+}
+
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const name in attributes) made.setAttribute(name, attributes[name]);
+  return made;
+}
+
+const timeAt = (k) => (k > 0 ? run.times[k - 1] : run.start);
+
+// -- names and colours ---------------------------------------------------------------------------------------
+
+let workers = 0;
+const nodeStyle = run.nodes.map((name, i) => (run.workers[i] ? "c" + (workers++ % 8) : "cs"));
+const short = (name) => name.replace(/^([a-z])[a-z]*(\d+)$/i, "$1$2");
+const several = run.nodes.map((_, i) => run.programs.filter((p) => p.node === i).length > 1);
+const labels = run.programs.map((p) => run.nodes[p.node] + (several[p.node] ? " " + (p.name || p.index) : ""));
+const badges = run.programs.map((p) => short(run.nodes[p.node]) + (p.index ? "·" + p.index : ""));
+const badge = (p, more) => `<span class="mark ${nodeStyle[run.programs[p].node]}${more || ""}" title="${text(labels[p])}">${text(badges[p])}</span>`;
+/** The badges of several programs; four and more that follow each other as one, like w0–w5. */
+function badgeRow(list, more) {
+  const out = [];
+  for (let i = 0; i < list.length; i++) {
+    let j = i;
+    while (j + 1 < list.length && !run.programs[list[j + 1]].index && !run.programs[list[i]].index
+      && run.programs[list[j + 1]].node === run.programs[list[j]].node + 1 && nodeStyle[run.programs[list[j + 1]].node] !== "cs") j++;
+    if (j - i < 3) { out.push(badge(list[i], more)); continue; }
+    const names = labels[list[i]] + " to " + labels[list[j]];
+    out.push(`<span class="mark many${more || ""}" title="${text(names)}">${text(badges[list[i]])}–${text(badges[list[j]])}</span>`);
+    i = j;
+  }
+  return out.join("");
+}
+const causeStyle = (cause) => (cause < 0 ? "free" : run.causes[cause] === "not answered" ? "open" : run.causes[cause]);
+const blocksOf = run.programs.map((_, p) => run.blocks.filter((b) => b[0] === p));
+const kindStyle = (work) => (work === "gradient" ? "gradient" : "work");
+
+// -- the diagram ---------------------------------------------------------------------------------------------
+
+const scroll = byId("scroll"), picture = {};
+const tall = run.programs.map((p) => (p.index ? 20 : 30));
+const top = tall.map((_, i) => 6 + tall.slice(0, i).reduce((a, b) => a + b, 0));
+const middle = (p) => top[p] + tall[p] / 2;
+const height = 6 + tall.reduce((a, b) => a + b, 0) + 22;
+const nodeOf = (p) => run.nodes[run.programs[p].node];
+
+function tickStep(span, count) {
+  const raw = span / Math.max(1, count), power = Math.pow(10, Math.floor(Math.log10(raw || 1)));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || raw;
+  return run.unit === "steps" ? Math.max(1, step) : step;
+}
+
+function drawDiagram() {
+  const room = Math.max(240, scroll.clientWidth - 2);
+  const width = Math.round(Math.max(room, last * 9) * zoom), span = Math.max(run.end - run.start, 1e-9);
+  const x = (t) => 4 + (width - 14) * (Math.min(Math.max(t, run.start), run.end) - run.start) / span;
+  const svg = shape("svg", { width, height, role: "img", "aria-label": `Space-time diagram of ${run.nodes.length} nodes and ${last} events` });
+  const defs = shape("defs", {});
+  defs.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0,1L7,4L0,7z" fill="context-stroke"/></marker>';
+  svg.append(defs);
+  const step = tickStep(span, width / 90);
+  for (let t = Math.ceil(run.start / step) * step; t <= run.end + 1e-12; t += step) {
+    svg.append(shape("line", { class: "grid", x1: x(t), x2: x(t), y1: 2, y2: height - 18 }));
+    const tick = shape("text", { x: Math.min(x(t), width - 34), y: height - 5, "text-anchor": x(t) < 30 ? "start" : "middle" });
+    tick.textContent = clock(t);
+    svg.append(tick);
+  }
+  const boxes = new Map(), bar = (p, a, b, style, k, thin) => {
+    const h = tall[p] - (thin ? 18 : 10), box = shape("rect", { x: x(a), y: middle(p) - h / 2, width: Math.max(1, x(b) - x(a)), height: h, class: style, rx: 1.5 });
+    if (k > 0) { box.dataset.k = k; boxes.set(k, box); }
+    svg.append(box);
+  };
+  run.programs.forEach((_, p) => svg.append(shape("line", { class: "grid", x1: 0, x2: width, y1: middle(p), y2: middle(p) })));
+  for (const [p, a, b, cause, k] of run.waiting) bar(p, a, b, causeStyle(cause), k, cause < 0);
+  for (const [p, a, b, work, k] of run.computing) bar(p, a, b, kindStyle(work), k);
+  const lines = run.messages.map(([from, to, name, sentK, sent, arrival, gotK, got]) => {
+    const arrived = arrival !== null && arrival <= run.end ? arrival : got !== null ? got : run.end;
+    const y1 = middle(from), y2 = middle(to), way = `M${x(sent)},${y1}L${x(arrived)},${y2}`;
+    const line = shape("path", { class: "message", d: way, "marker-end": "url(#tip)" }), hit = shape("path", { class: "hit", d: way });
+    hit.dataset.k = gotK > 0 ? gotK : Math.max(1, sentK);
+    const hint = shape("title", {});
+    hint.textContent = `${name}: ${nodeOf(from)} to ${nodeOf(to)}`;
+    hit.append(hint);
+    svg.append(line, hit);
+    return { line, way, x1: x(sent), y1, x2: x(arrived), y2 };
+  });
+  run.events.forEach(([p, kind], i) => {
+    if (kind !== "update") return;
+    const cx = x(run.times[i]), y = middle(p) + tall[p] / 2 - 1, mark = shape("path", { class: "updated", d: `M${cx - 4},${y}L${cx + 4},${y}L${cx},${y - 7}z` });
+    mark.dataset.k = i + 1;
+    svg.append(mark);
+  });
+  const future = shape("rect", { class: "future", y: 0, height: height - 18, x: 0, width });
+  const cursor = shape("line", { class: "cursor", y1: 0, y2: height - 16 });
+  const spot = shape("circle", { r: 4.5, class: "cursor", fill: "var(--paper)" });
+  const above = shape("g", { "pointer-events": "none" });
+  svg.append(future, above, cursor, spot);
+  svg.addEventListener("click", (e) => {
+    const picked = e.target.closest("[data-k]");
+    if (picked) return go(Number(picked.dataset.k));
+    const at = svg.getBoundingClientRect(), t = run.start + (e.clientX - at.left - 4) / (width - 14) * span;
+    go(before(run.times, t) + 1);
+  });
+  scroll.replaceChildren(svg);
+  Object.assign(picture, { x, width, future, cursor, spot, lines, boxes, above, lit: null });
+}
+
+function moveCursor(k, flying) {
+  const at = picture.x(timeAt(k));
+  picture.future.setAttribute("x", at);
+  picture.future.setAttribute("width", Math.max(0, picture.width - at));
+  for (const end of ["x1", "x2"]) picture.cursor.setAttribute(end, at);
+  picture.spot.setAttribute("cx", at);
+  picture.spot.setAttribute("cy", k ? middle(run.events[k - 1][0]) : -20);
+  picture.above.replaceChildren(...flying.flatMap((i) => {
+    const { way, x1, y1, x2, y2 } = picture.lines[i], part = x2 > x1 ? Math.min(1, (at - x1) / (x2 - x1)) : 1;
+    return [shape("path", { class: "message flying", d: way, "marker-end": "url(#tip)" }),
+      shape("circle", { class: "flying", r: 4, cx: x1 + part * (x2 - x1), cy: y1 + part * (y2 - y1) })];
+  }));
+  if (picture.lit) picture.lit.classList.remove("now");
+  picture.lit = picture.boxes.get(k) || null;
+  if (picture.lit) picture.lit.classList.add("now");
+  const edge = Math.min(60, scroll.clientWidth / 4);
+  if (at < scroll.scrollLeft + edge || at > scroll.scrollLeft + scroll.clientWidth - edge) scroll.scrollLeft = at - scroll.clientWidth * 0.4;
+}
+
+function drawLegend() {
+  const used = new Set(run.waiting.map((w) => w[3]));
+  const part = (style, name, hint) => `<span title="${text(hint || name)}"><b class="${style}"></b>${name}</span>`;
+  const parts = [part("gradient", "gradient"), run.computing.some((c) => c[3] !== "gradient") ? part("work", "other computing") : ""];
+  run.causes.forEach((cause, i) => { if (used.has(i)) parts.push(part(causeStyle(i), "waiting: " + cause, run.why[cause])); });
+  if (used.has(-1)) parts.push(part("free", "no request yet"));
+  parts.push("<span>▲ update</span><span>arrows: messages, red while under way</span>");
+  byId("legend").innerHTML = parts.join("");
+  byId("lanes").innerHTML = '<div style="height:6px"></div>' + run.programs.map((_, p) => `<div style="height:${tall[p]}px">${badge(p)} <span>${text(labels[p])}</span></div>`).join("");
+}
+
+// -- the source ----------------------------------------------------------------------------------------------
+
+const marked = new Map();  // element of a line -> its markers as HTML
+
+function lineOf(place) {
+  return place < 0 ? null : run.places[place];
+}
+
+function standing(p, k) {
+  return column(run.programs[p].stands, k) || [0, -1, ""];
+}
+
+function drawMarks(k, now) {
+  const wanted = new Map();
+  let target = null;
+  run.programs.forEach((_, p) => {
+    const frames = lineOf(standing(p, k)[1]);
+    if (!frames) return;
+    frames.forEach(([file, line], depth) => {
+      const id = `f${file}l${line}`, inner = depth === frames.length - 1;
+      if (!wanted.has(id)) wanted.set(id, [[], []]);
+      wanted.get(id)[inner ? 1 : 0].push(p);
+      if (inner && p === now) target = id;
+    });
+  });
+  for (const id of marked.keys()) {
+    if (!wanted.has(id)) {
+      const line = byId(id);
+      line.classList.remove("lit", "now");
+      line.removeAttribute("aria-current");
+      line.children[1].replaceChildren();
+      marked.delete(id);
+    }
+  }
+  for (const [id, [outer, inner]] of wanted) {
+    const line = byId(id), html = badgeRow(outer, " outer") + badgeRow(inner);
+    if (!line) continue;
+    if (marked.get(id) !== html) {
+      line.children[1].innerHTML = html;
+      marked.set(id, html);
+    }
+    line.classList.add("lit");
+    line.classList.toggle("now", id === target);
+    if (id === target) line.setAttribute("aria-current", "step"); else line.removeAttribute("aria-current");
+  }
+  if (target && byId(target)) reveal(byId(target));
+}
+
+/** Scroll the listing, and only it, so that a line is in view. */
+function reveal(line) {
+  const box = byId("listing"), folded = line.closest("details");
+  if (folded) folded.open = true;
+  const top = line.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  if (top < 20 || top > box.clientHeight - 50) box.scrollTop += top - box.clientHeight * 0.35;
+}
+
+// -- where programs stand ------------------------------------------------------------------------------------
+
+function sourceOf(place) {
+  const frames = lineOf(place);
+  if (!frames) return ["", ""];
+  const [file, line] = frames[frames.length - 1], element = byId(`f${file}l${line}`);
+  return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
+}
+
+function drawState(k, now) {
+  const parts = run.programs.map((program, p) => {
+    const [, place, says] = standing(p, k), [where] = sourceOf(place);
+    const block = blocksOf[p].find((b) => b[1] <= k && k < b[2]);
+    const counts = [];
+    const iterations = run.iterations[program.node], updates = run.updates[program.node];
+    if (iterations && !program.index) counts.push("iterations done " + column(iterations, k)[1]);
+    if (updates && !program.index) counts.push("updates " + column(updates, k)[1]);
+    const age = lastAge(program.node, k);
+    if (age !== null && !program.index) counts.push("staleness of its last gradient " + age);
+    const locals = [];
+    for (const name in program.locals) {
+      const pair = column(program.locals[name], k);
+      if (pair && pair[1] !== null) locals.push(`<span class="${pair[0] === k && k > 0 && p === now ? "changed" : ""}"><em>${text(name)}</em> ${text(pair[1])}</span>`);
+    }
+    const fixed = Object.entries(program.fixed).map(([name, value]) => `<span><em>${text(name)}</em> ${text(value)}</span>`);
+    const waits = says.startsWith("waits: ");
+    return `<div class="program${p === now ? " now" : ""}" data-program="${p}"><p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
+      + `<span class="where">${where ? text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
+      + `<p class="says">${waits ? "<b>waits for</b> " + text(says.slice(7)) : text(says)}${waits && block ? " " + text(block[3]) : ""}</p>`
+      + `<div class="locals">${locals.join("")}</div>`
+      + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>fixed</summary><div class="locals">${fixed.join("")}</div></details>` : "") + "</div>";
+  });
+  byId("state").innerHTML = parts.join("");
+}
+
+const opened = new Set();  // programs whose fixed variables are unfolded
+byId("state").addEventListener("toggle", (e) => {
+  const p = Number(e.target.closest("[data-program]").dataset.program);
+  if (e.target.open) opened.add(p); else opened.delete(p);
+}, true);
+
+const agesOf = run.nodes.map((_, n) => run.ages.filter((a) => a[2] === n));
+function lastAge(node, k) {
+  const found = column(agesOf[node], k);
+  return found ? found[1] : null;
+}
+
+// -- messages ------------------------------------------------------------------------------------------------
+
+function underWay(k) {
+  const t = timeAt(k), flying = [], inbox = [];
+  run.messages.forEach((m, i) => {
+    if (m[3] <= k && (m[6] < 0 || m[6] > k)) (m[5] !== null && m[5] <= t ? inbox : flying).push(i);
+  });
+  return [flying, inbox];
+}
+
+function drawMessages(flying, inbox) {
+  const item = (i, way) => {
+    const m = run.messages[i], body = m[9].replace(/^\w+/, "");
+    return `<li>${text(m[2])} ${way(m)} ${m[8] ? `(${m[8]} bytes)` : ""} <span class="body">${text(body)}</span></li>`;
+  };
+  const list = (head, items) => `<h4>${head}</h4>` + (items.length ? `<ul>${items.join("")}</ul>` : '<p class="note">none</p>');
+  const way = (m) => `<b>${text(nodeOf(m[0]))} → ${text(nodeOf(m[1]))}</b>` + (m[5] === null || m[5] > run.end ? "" : ", arrives " + clock(m[5]));
+  byId("messages").innerHTML = list("under way", flying.map((i) => item(i, way)))
+    + list("in an inbox, not taken yet", inbox.map((i) => item(i, (m) => `at <b>${text(nodeOf(m[1]))}</b> from ${text(nodeOf(m[0]))}`)));
+}
+
+// -- growing figures -----------------------------------------------------------------------------------------
+
+const bars = (rows) => `<table class="chart"><tbody>${rows.map(([name, share, count, style, hint]) =>
+  `<tr><th scope="row" title="${text(hint || "")}">${text(name)}</th><td><span class="bar ${style}" style="width:${(100 * share).toFixed(2)}%"></span></td><td class="count">${count}</td></tr>`).join("")}</tbody></table>`;
+
+const oldest = Math.max(0, ...run.ages.map((a) => a[1]), ...Object.keys(run.agesBefore).map(Number));
+const width = Math.max(1, Math.ceil((oldest + 1) / 16));  // at most 16 bars
+const mostAges = Math.max(1, ...histogram(last));
+
+function histogram(k) {
+  const counts = new Array(Math.floor(oldest / width) + 1).fill(0);
+  for (const tau in run.agesBefore) counts[Math.floor(Math.max(0, tau) / width)] += run.agesBefore[tau];
+  for (let i = before(run.ages, k, first); i >= 0; i--) counts[Math.floor(Math.max(0, run.ages[i][1]) / width)]++;
+  return counts;
+}
+
+function drawAges(k) {
+  const counts = histogram(k), total = counts.reduce((a, b) => a + b, 0);
+  if (!run.ages.length && !total) { byId("ages").innerHTML = '<p class="note">these programs mark no updates with their reads</p>'; return; }
+  const name = (i) => (width === 1 ? i : `${i * width} to ${i * width + width - 1}`);
+  const sum = run.ages.slice(0, before(run.ages, k, first) + 1).reduce((s, a) => s + a[1], 0) + Object.entries(run.agesBefore).reduce((s, [tau, n]) => s + tau * n, 0);
+  byId("ages").innerHTML = bars(counts.map((n, i) => [name(i), n / mostAges, n, "gradient"]))
+    + `<p class="note">updates that a gradient missed; ${total} gradients, mean ${total ? (sum / total).toFixed(2) : "–"}</p>`;
+}
+
+function drawIdle(k) {
+  const t = timeAt(k), spent = { computing: run.base.computing };
+  const seconds = (t || 0) * workers;
+  for (const cause of run.causes) spent[cause] = run.base[cause] || 0;
+  for (const [p, a, b, work] of run.computing) if (work === "gradient" && a < t && run.workers[run.programs[p].node]) spent.computing += Math.min(b, t) - a;
+  for (const [, a, b, cause] of run.waiting) if (cause >= 0 && a < t) spent[run.causes[cause]] += Math.min(b, t) - a;
+  const known = Object.values(spent).reduce((a, b) => a + b, 0);
+  const share = (s) => (seconds ? Math.min(1, s / seconds) : 0);
+  const rows = [["computing", share(spent.computing), (100 * share(spent.computing)).toFixed(1) + " %", "gradient"]];
+  run.causes.forEach((cause, i) => {
+    if (spent[cause] > 0 || run.waiting.some((w) => w[3] === i)) rows.push([cause, share(spent[cause]), (100 * share(spent[cause])).toFixed(1) + " %", causeStyle(i), run.why[cause]]);
+  });
+  if (seconds - known > 1e-6 * seconds) rows.push(["other", share(seconds - known), (100 * share(seconds - known)).toFixed(1) + " %", "free", "neither computing a gradient nor waiting for a message, or done"]);
+  byId("idle").innerHTML = bars(rows) + `<p class="note">shares of ${clock(t)}, mean of ${workers} worker${workers > 1 ? "s" : ""}</p>`;
+}
+
+function drawLog(k) {
+  const rows = 9, from = Math.max(0, Math.min(k - 5, last - rows)), out = [];
+  for (let i = from; i < Math.min(last, from + rows); i++) {
+    const [p, , said] = run.events[i];
+    out.push(`<li data-k="${i + 1}" class="${i === k - 1 ? "now" : i >= k ? "later" : ""}"><span class="t">${clock(run.times[i])}</span>${badge(p)} <span>${text(said)}</span></li>`);
+  }
+  byId("log").innerHTML = out.join("");
+}
+
+byId("log").addEventListener("click", (e) => { const li = e.target.closest("li"); if (li) go(Number(li.dataset.k)); });
+
+function sentence(k) {
+  const total = run.total > last ? ` (the page shows events ${run.first + 1} to ${run.first + last} of ${run.total})` : "";
+  if (!k) return `<span class="at">before event 1 of ${last}${total}:</span> every program stands at its first yield`;
+  const [p, kind, said] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
+  const words = { compute: "has computed", send: "sends", receive: "takes", choose: "", poll: "", return: "has ended", load: "reads", add: "adds" };
+  const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
+  const what = kind === "compute" ? works[said] || said : kind === "return" ? "" : kind === "receive" ? said.replace("<- ", "").replace(/ (\S+)$/, " of $1") : kind === "send" ? said.replace("->", "to") : said.replace("* update ", "has updated, ").replace("* ", "marks ");
+  return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${words[kind] || ""} ${text(what)}`
+    + (where ? ` <span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "") + (total ? `<span class="at">${total}</span>` : "");
+}
+
+// -- moving --------------------------------------------------------------------------------------------------
+
+function go(k) {
+  position = Math.max(0, Math.min(last, k));
+  const now = position ? run.events[position - 1][0] : -1, [flying, inbox] = underWay(position);
+  drawMarks(position, now);
+  drawState(position, now);
+  drawMessages(flying, inbox);
+  drawAges(position);
+  drawIdle(position);
+  drawLog(position);
+  moveCursor(position, flying);
+  const note = byId("now"), slider = byId("position");
+  note.innerHTML = sentence(position);
+  slider.value = position;
+  slider.setAttribute("aria-valuetext", `event ${position} of ${last}`);
+  for (const [id, off] of [["start", !position], ["back", !position], ["forward", position === last], ["end", position === last]]) byId(id).setAttribute("aria-disabled", off);
+}
+
+function play(on) {
+  clearInterval(timer);
+  timer = null;
+  if (on) {
+    if (position === last) go(0);
+    timer = setInterval(() => { if (position < last) go(position + 1); else play(false); }, 1000 / Number(byId("speed").value));
+  }
+  byId("now").setAttribute("aria-live", on ? "off" : "polite");
+  byId("play").querySelector("path").setAttribute("d", on ? "M3 2h4v12H3zM9 2h4v12H9z" : "M4 2v12l10-6z");
+  byId("play").setAttribute("aria-label", on ? "pause" : "play");
+}
+
+const jump = (list) => { const i = before(list, position); go(i + 1 < list.length ? list[i + 1] : last); };
+const acts = {
+  start: () => go(0), back: () => go(position - 1), forward: () => go(position + 1), end: () => go(last),
+  update: () => jump(run.jumps), wait: () => jump(run.stops),
+};
+for (const id in acts) byId(id).addEventListener("click", () => { play(false); acts[id](); });
+byId("play").addEventListener("click", () => play(timer === null));
+byId("speed").addEventListener("change", () => { if (timer !== null) play(true); });
+byId("position").max = last;
+byId("position").addEventListener("input", (e) => { play(false); go(Number(e.target.value)); });
+byId("less").addEventListener("click", () => rescale(1 / 1.5));
+byId("more").addEventListener("click", () => rescale(1.5));
+
+function rescale(factor) {
+  zoom = Math.min(12, Math.max(0.05, zoom * factor));
+  drawDiagram();
+  go(position);
+}
+
+const keys = { ArrowRight: "forward", ArrowLeft: "back", Home: "start", End: "end", u: "update", w: "wait" };
+document.addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey || e.target.tagName === "SELECT") return;
+  const act = keys[e.key.length === 1 ? e.key.toLowerCase() : e.key];
+  if (e.key === " " && !["BUTTON", "SUMMARY"].includes(e.target.tagName)) play(timer === null);
+  else if (act) { play(false); acts[act](); }
+  else return;
+  e.preventDefault();
+});
+
+let resized = null;
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); go(position); }, 120); });
+
+drawLegend();
+drawDiagram();
+if (run.actions) {
+  byId("next").hidden = false;
+  byId("actions").innerHTML = run.actions.map(([command, said]) => `<li>${text(said)} <code>${text(command)}</code></li>`).join("") || "<li>nothing: the run is over</li>";
+}
+if (!calm) document.documentElement.classList.add("moving");
+go(run.atEnd ? last : 0);
+window.player = { go, count: last, at: () => position };
+})();

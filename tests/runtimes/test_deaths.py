@@ -1,0 +1,212 @@
+"""Deaths that a run survives: told to who asks, the same in virtual time and among processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
+from refsgd.machine import Machine
+from refsgd.runtimes import faults
+from refsgd.runtimes.faults import Kill
+from refsgd.runtimes.processes import RunFailed, run
+from refsgd.runtimes.simulator import Deadlock
+from tests.runtimes.deployments import exchange
+
+
+class Push(NamedTuple):
+    grad: Any
+
+
+class Model(NamedTuple):
+    x: Any
+
+
+class Done(NamedTuple):
+    pass
+
+
+@pytest.fixture(params=["simulator", "shm", "tcp"])
+def world(request):
+    """``world(factory, machine, kills=...)`` in every world that has deaths."""
+    if request.param == "simulator":
+        return faults.simulate
+    return partial(run, transport=request.param, on_death="continue", deadline=10.0)
+
+
+def worker(rank, server, x, steps, gradient):
+    for t in range(steps):
+        g = yield Compute(gradient, x, rank, t)
+        yield Send(server, Push(g))
+        _, (x,) = yield Recv(Model, src=server)
+    yield Send(server, Done())
+    return rank
+
+
+def server(workers, x):
+    """Answers whoever pushes, until all are done or dead."""
+    left, applied, dead = set(workers), 0, []
+    while left:
+        src, message = yield Recv(Push, Done, Died)
+        if isinstance(message, Push):
+            x = yield Compute(np.subtract, x, np.float32(0.1) * message.grad, kind="update")
+            applied += 1
+            yield Mark("update", version=applied - 1, reads=[(src, applied - 1)])
+            yield Send(src, Model(x))
+        else:
+            left.discard(src)
+            if isinstance(message, Died):
+                assert message.node == src
+                dead.append(src)
+    return applied, sorted(dead)
+
+
+def asp(n=4, steps=12, gradient=lambda x, rank, t: x + np.float32(1), d=50):
+    """Asynchronous workers and a server that outlives them."""
+    workers, x = [f"worker{i}" for i in range(n)], np.zeros(d, np.float32)
+    return {"server0": Node(server(workers, x))} | {
+        w: Node(worker(i, "server0", x, steps, gradient)) for i, w in enumerate(workers)}
+
+
+MACHINES = [Machine(compute="fixed(0.005)", latency=0.001, bandwidth=1e7),
+            Machine(compute="exponential(0.005)", update=0.001), Machine()]
+
+
+@pytest.mark.filterwarnings("ignore:real computing overran")
+@pytest.mark.parametrize("machine", MACHINES, ids=["link", "update", "unpaced"])
+def test_the_others_go_on_and_who_asks_is_told(world, machine):
+    """Worker 2 dies before its gradient 5: five of its gradients count, all of the others'."""
+    result = world(asp, machine, kills=[Kill("worker2", 5)])
+    assert result.values == {"server0": (12 * 3 + 5, ["worker2"]), "worker0": 0, "worker1": 1, "worker3": 3}
+    (death,) = result.trace.of("died")
+    assert death.node == "worker2" and result.trace.nodes == ["server0", *(f"worker{i}" for i in range(4))]
+    assert len(result.trace.marks("update")) == 41
+
+
+def test_all_but_one_may_die(world):
+    """At the first step, too."""
+    result = world(asp, MACHINES[0], kills=[Kill("worker0", 0), Kill("worker1", 3), Kill("worker3", 3)])
+    assert result.values == {"server0": (12 + 6, ["worker0", "worker1", "worker3"]), "worker2": 2}
+
+
+def test_large_messages_on_their_way_to_the_dead_are_dropped(world):
+    """What fills the pipes to a dead process holds up nobody."""
+    def floods():
+        for _ in range(10):
+            yield Send("peer1", Model(np.zeros(500_000, np.float32)))
+        yield Recv(Died)
+        for _ in range(10):
+            yield Send("peer1", Model(np.zeros(500_000, np.float32)))
+        return "sent"
+
+    def dies():
+        yield Compute(abs, -1)
+
+    def other():
+        yield Compute(abs, -1)
+        return "well"
+
+    values = world(lambda: {"peer0": Node(floods()), "peer1": Node(dies()), "peer2": Node(other())},
+                   kills=[Kill("peer1", 0)]).values
+    assert values == {"peer0": "sent", "peer2": "well"}
+
+
+def test_responders_are_closed_after_a_death(world):
+    """The counting leaves out what the dead sent and were sent."""
+    def main(names, me):
+        for t in range(10):
+            yield Compute(abs, -t)
+            for name in names:
+                if name != me:
+                    yield Send(name, Push(np.ones(100)))
+        return me
+
+    def respond():
+        try:
+            while True:
+                yield Recv(Push)
+        except RunEnded:
+            return
+
+    names = [f"peer{i}" for i in range(4)]
+    result = world(lambda: {n: Node(main(names, n), [respond()]) for n in names}, MACHINES[0], kills=[Kill("peer2", 4)])
+    assert result.values == {n: n for n in names if n != "peer2"}
+
+
+def test_a_host_dies_whole(world):
+    """With worker 1 the server beside it; whoever needs that server stands still, and that is said."""
+    def beside():
+        while True:
+            src, _ = yield Recv(Push)
+            yield Send(src, Model(np.zeros(1)))
+
+    def asks(rank):
+        for t in range(5):
+            yield Compute(abs, -t)
+            for k in range(2):
+                yield Send(f"server{k}", Push(np.ones(1)))
+                yield Recv(Model)
+
+    machine = Machine(compute="fixed(0.005)", collocated=True)
+
+    def build():
+        return {"server0": Node(beside()), "server1": Node(beside()), "worker0": Node(asks(0)), "worker1": Node(asks(1))}
+
+    with pytest.raises(Deadlock, match=r"after the death of .*worker1.*worker0 at .*in asks waits for Recv\(Model\)"):
+        world(build, machine, kills=[Kill("worker1", 2)])
+
+
+def test_a_synchronous_algorithm_stands_still_without_its_worker(world):
+    """BSP that does not ask for deaths: a deadlock that names the death."""
+    with pytest.raises(Deadlock, match=r"after the death of worker1: .*server0 at .*in server waits for Recv\(Push\)"):
+        world(partial(exchange, n=3, steps=20), MACHINES[0], kills=[Kill("worker1", 3)])
+
+
+def test_a_planned_death_ends_a_run_that_does_not_survive_deaths():
+    """on_death="stop": the error of any other death."""
+    with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) was killed by SIGKILL .*in Compute\(gradient\) 4 at"):
+        run(partial(exchange, n=3, steps=20), MACHINES[0], kills=[Kill("worker1", 3)])
+
+
+@pytest.mark.parametrize("how", ["exception", "exit"])
+def test_exceptions_and_exits_are_deaths_too(how, caplog):
+    """Logged with their line; the others go on."""
+    def gradient(x, rank, t):
+        if (rank, t) == (1, 4):
+            if how == "exit":
+                os._exit(3)
+            raise FloatingPointError("NaN in layer 3")
+        return x
+
+    with caplog.at_level(logging.WARNING):
+        result = run(partial(asp, gradient=gradient), MACHINES[0], on_death="continue")
+    assert result.values["server0"] == (12 * 3 + 4, ["worker1"])
+    (line,) = [r.getMessage() for r in caplog.records if "goes on without worker1" in r.getMessage()]
+    assert ("NaN in layer 3" if how == "exception" else "exit code 3") in line
+
+
+def test_when_all_are_dead_the_run_has_failed():
+    """There is nobody left to go on."""
+    def alone():
+        yield Compute(abs, -1)
+
+    with pytest.raises(RunFailed, match="peer0"):
+        run(lambda: {"peer0": Node(alone())}, on_death="continue", kills=[Kill("peer0", 0)])
+
+
+def test_bad_plans_are_refused():
+    """Saying what was expected."""
+    for text in ("kill worker at step 3", "kill worker 1", "stop worker 1 at step 2"):
+        with pytest.raises(ValueError, match="expected e.g. kill worker 2 at step 10"):
+            Kill.parse(text)
+    with pytest.raises(ValueError, match="a fault kills 'worker9'; expected one of server0, worker0"):
+        run(partial(asp, n=1), kills=[Kill("worker9", 1)])
+    with pytest.raises(ValueError, match="expected one step >= 0 for each node"):
+        faults.simulate(partial(asp, n=1), kills=[Kill("worker0", 1), Kill("worker0", 2)])
+    with pytest.raises(ValueError, match="on_death 'ignore'; expected stop or continue"):
+        run(asp, on_death="ignore")
