@@ -123,10 +123,13 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
 
     def gradient(x: Array, rank: int, t: int) -> Array:
         chosen = shards.share(rank, t)
-        loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen])
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"worker {rank}, step {t}: the loss is {loss}; expected a finite number: "
-                                     "the run diverged, lower the learning rate (--lr) or the momentum")
+        try:
+            loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen])
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss}")
+        except FloatingPointError as error:
+            raise FloatingPointError(f"worker {rank}, step {t}: {error}; expected finite numbers: the run diverged, "
+                                     "lower the learning rate (--lr) or the momentum") from None
         return np.asarray(g)
 
     def images(rank: int, t: int) -> int:

@@ -99,7 +99,6 @@ class Stepper:
         self.deploy, self.grain = experiment.deploy, grain
         said = "".join(f" {k}={v}" for k, v in options.items())
         self.name = f"{experiment.name}{said}: {experiment.workers} workers, {steps} steps"
-        self.schedule: list[int] = []  #: the picks so far
         self._begin()
         for pick in schedule:
             self.choose(pick)
@@ -108,7 +107,7 @@ class Stepper:
 
     def _begin(self, schedule: Sequence[int] = ()) -> None:
         self.world = World(self.deploy, every=self.grain == "effect")
-        self.schedule = list(schedule)
+        self._picks = list(schedule)
         self._before = 0
         self._look()
         for pick in schedule:
@@ -136,7 +135,7 @@ class Stepper:
             if not self._enabled:
                 raise Usage(f"action {pick}; {self.deadlock or 'the run is over, nothing may happen any more'}")
             raise Usage(f"action {pick}; expected 0 to {len(self._enabled) - 1}: " + "; ".join(self.actions()))
-        before, done = len(self.world.events), list(self.schedule)
+        before, done = len(self.world.events), self.schedule
         try:
             self.world.perform(pick)
             self._look()
@@ -145,7 +144,7 @@ class Stepper:
             error.add_note(f"the stepper stands before this action again; the schedule that fails is {[*done, pick]}")
             raise
         self._before = before
-        self.schedule.append(pick)
+        self._picks.append(pick)
         return self
 
     def step(self, n: int = 1) -> Stepper:
@@ -174,7 +173,7 @@ class Stepper:
                 return bool(target(event))
             return target in (event.kind, event.data.get("name") if event.kind == "mark" else None)
 
-        start = list(self.schedule)
+        start = self.schedule
         while self._enabled:
             self.step()
             if any(hit(event) for event in self.world.events[self._before:]):
@@ -195,10 +194,15 @@ class Stepper:
         """Undo the last n actions, by running those before them again; at most to the start."""
         if n < 0:
             raise Usage(f"back {n}; expected a number of actions >= 0")
-        self._begin(self.schedule[:max(0, len(self.schedule) - n)])
+        self._begin(self._picks[:max(0, len(self.schedule) - n)])
         return self
 
     # -- looking -------------------------------------------------------------------------------------------
+
+    @property
+    def schedule(self) -> list[int]:
+        """The picks so far."""
+        return list(self._picks)
 
     @property
     def over(self) -> bool:

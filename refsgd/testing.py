@@ -215,7 +215,10 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         problem, kept, broken = constant_gradients(), 0, ""
         for picks in range(24):
             rng = np.random.default_rng(picks)
-            world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
+            try:
+                world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
+            except Exception as raised:
+                error = raised
             if error is not None:
                 return Finding("mean of replicas", None, "not checked: a schedule failed")
             run = world.run()

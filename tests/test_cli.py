@@ -13,6 +13,7 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
+from refsgd.experiment import DEFAULT_ALGORITHMS
 from refsgd.machine import Machine
 from refsgd.result import Result
 
@@ -74,7 +75,7 @@ def test_missing_and_damaged_data_is_one_line_and_exit_code_1(capsys, tmp_path, 
 def test_a_diverging_run_is_one_line_and_writes_nothing(capsys, tmp_path):
     target = tmp_path / "out.json"
     code, line = refuse(capsys, "run", "asp", "--lr", "1e6", "--epochs", "1", "--json", str(target), "--quiet")
-    assert code == 1 and "the loss is" in line and "worker" in line and "lower the learning rate" in line
+    assert code == 1 and "loss is" in line and "worker" in line and "step" in line and "lower the learning rate" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,10 +119,34 @@ def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--runtime", "simulator", "--epochs", "1"]) == 0
     data = json.loads((tmp_path / "refsgd-compare.json").read_text())
-    assert [row["algorithm"] for row in data["rows"]] == ["sequential", "bsp", "asp", "ssp"]
+    assert [row["algorithm"] for row in data["rows"]] == list(DEFAULT_ALGORITHMS)
+    assert [row["algorithm"] for row in data["hard"]["rows"]] == list(DEFAULT_ALGORITHMS) and data["hard"]["runtime"] == "simulator"
     assert (tmp_path / "refsgd-compare.png").stat().st_size > 20_000
     out = capsys.readouterr().out
     assert "predicted" in out and "straggling" in out
+
+
+def test_an_algorithm_that_diverges_does_not_end_the_comparison():
+    comparison = refsgd.compare(["bsp", "asp"], runtime="simulator", epochs=1, options={"asp": {"lr": 1e6}})
+    bsp, asp = comparison.rows
+    assert bsp.simulated.accuracy and asp.simulated is None and "lower the learning rate" in asp.failed
+    assert json.loads(comparison.to_json())["rows"][1]["failed"] == asp.failed
+
+
+def test_explore_and_replay_and_check(capsys, tmp_path):
+    assert main(["explore", "ssp", "--staleness", "1", "--workers", "2"]) == 0
+    assert "schedules (all of them)" in capsys.readouterr().out
+    path = tmp_path / "record.json"
+    assert main(["run", "asp", *SMALL, "--runtime", "processes", "--compute", "exponential(0.004)", "--record", str(path)]) == 0
+    assert main(["replay", str(path)]) == 0 and "the same bits as recorded" in capsys.readouterr().out
+    path.write_text(path.read_text().replace('"lr": 0.15', '"lr": 0.25'))
+    assert main(["replay", str(path)]) == 1 and "expected equal bits" in capsys.readouterr().err
+    assert main(["check", "asp", "--no-processes"]) == 0
+    mine = tmp_path / "mine.py"
+    mine.write_text("from refsgd.algorithms.asp import asp\ndef broken(problem, workers, steps, sgd):\n    return {}[0]\n")
+    assert main(["check", f"{mine}:asp", "--no-processes"]) == 0
+    assert main(["check", f"{mine}:broken", "--no-processes"]) == 1 and "KeyError" in capsys.readouterr().out
+    assert main(["check", f"{mine}:absent"]) == 2 and main(["check", "nowhere"]) == 2 and main(["replay", "nowhere"]) == 2
 
 
 def test_predict_and_list(capsys):

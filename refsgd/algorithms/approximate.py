@@ -18,9 +18,9 @@ Quick facts
 -----------
 synchronous: no | centralised: a server per data centre | roles: n workers, 2 servers with a full copy each (1 for
 a single worker) | messages per worker and iteration: 1 up, 1 down inside the centre, 1 between the centres | bytes
-per worker and iteration: M up, M down inside; 8 for each significant entry between | staleness: own centre as
-ASP; of an insignificant change unbounded, its size at most limit |x_j| | momentum: at each server, of own pushes |
-aggregation: each push is applied alone | deterministic: given the order of arrival
+per worker and iteration: M up, M down inside; 8 for each significant entry between | staleness: unbounded, as
+ASP's; what the filter holds back is at most limit |x_j| an entry | clock gap: unbounded | momentum: at each server,
+of own pushes | aggregation: each push is applied alone | deterministic: given the order of arrival
 
 What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one isolates
 the centres until the end.  The last push flushes, so both copies end equal, to rounding; half of the result is read

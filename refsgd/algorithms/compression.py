@@ -21,8 +21,8 @@ bytes for d entries: top-k 8 k (value and index) | 1 bit d/8 + 8 per column | 2 
 levels, and 4 per norm | exact: sum of what is sent + residual = sum of what came in | unbiased: QSGD | deterministic:
 yes; QSGD's randomness is a function of its key (seed, rank, t)
 
-With all entries sent, masking empties u in every step: that is SGD *without* momentum.  Without masking it is momentum
-SGD.  A message that is lost takes its mass with it: the residual has forgotten it already.
+With all entries sent, masking empties u in every step: SGD *without* momentum; without masking it is momentum SGD.
+A message that is lost takes its mass with it: the residual has forgotten it already.
 
 What differs from the papers
 ----------------------------
@@ -49,6 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.effects import Array
+
+SHIFTS = np.array([0, 2, 4, 6], np.uint8)  #: of the four 2-bit codes in a byte
 
 
 class Sparse(NamedTuple):
@@ -133,8 +135,8 @@ def one_bit(e: Array, g: Array) -> tuple[Signs, Array]:
     """Signs of g + e with two values per column, and the new error; arrays are (rows, columns)."""
     s = g + e
     positive = s > 0
-    high, low = (np.divide(np.sum(s * side, axis=0), np.maximum(1, np.sum(side, axis=0))).astype(s.dtype) for side in (positive, ~positive))
-    message = Signs(np.packbits(positive), low, high, len(s))
+    high, low = (np.sum(s * side, axis=0) / np.maximum(1, np.sum(side, axis=0)) for side in (positive, ~positive))
+    message = Signs(np.packbits(positive), low.astype(s.dtype), high.astype(s.dtype), len(s))
     return message, s - one_bit_decode(message)
 
 
@@ -150,14 +152,14 @@ def two_bit(e: Array, g: Array, threshold: float) -> tuple[Codes, Array]:
     s = g + e
     code = np.where(s >= threshold, 1, np.where(s <= -threshold, 2, 0)).astype(np.uint8)
     four = np.pad(code, (0, -s.size % 4)).reshape(-1, 4)
-    message = Codes(np.bitwise_or.reduce(four << np.uint8([0, 2, 4, 6]), axis=1), threshold, s.size)
+    message = Codes(np.bitwise_or.reduce(four << SHIFTS, axis=1), threshold, s.size)
     return message, s - two_bit_decode(message).astype(s.dtype)
 
 
 def two_bit_decode(message: Codes) -> Array:
     """The quantised gradient, (d,)."""
-    code = (message.codes[:, None] >> np.uint8([0, 2, 4, 6]) & 3).ravel()[: message.d]
-    return np.float32([0, message.threshold, -message.threshold])[code]
+    code = (message.codes[:, None] >> SHIFTS & 3).ravel()[: message.d]
+    return np.array([0, message.threshold, -message.threshold], np.float32)[code]
 
 
 def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:

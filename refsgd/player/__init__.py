@@ -83,7 +83,7 @@ def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "ru
     if not source:
         source = f'<p class="note">{html.escape(states.note or "no source")}</p>'
     parts = {"name": html.escape(name), "css": _asset("player.css"), "js": _asset("player.js"), "source": source,
-             "run": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("</", "<\\/").replace("<!--", "<\\!--")}
+             "run": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")}
     page = _asset("player.html")
     pieces = page.split("{{")
     return pieces[0] + "".join(parts[key] + rest for key, _, rest in (piece.partition("}}") for piece in pieces[1:]))

@@ -150,8 +150,8 @@ class Tape:
         return _merged(out), sorted(blocks, key=lambda block: block[1]), {cause: _time(spent) for cause, spent in base.items()}
 
     def _computed_before(self) -> float:
-        return sum(max(0.0, min(e.time, self.start) - min(e.data["start"], self.start))
-                   for e in self.trace.of("compute") if e.data["work"] == "gradient" and is_worker(e.node))
+        return float(sum(max(0.0, min(e.time, self.start) - min(e.data["start"], self.start))
+                         for e in self.trace.of("compute") if e.data["work"] == "gradient" and is_worker(e.node)))
 
     def _reason(self, e: Event, pieces: list[Wait]) -> str:
         """Why a program waited for what it received, in a sentence."""

@@ -35,6 +35,7 @@ class Bell:
     """What a process sleeps on: it remembers that it was rung, so no wake-up is ever lost."""
 
     def __init__(self) -> None:
+        self._read = self._write = -1
         if hasattr(os, "eventfd"):
             self._read = self._write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
@@ -62,8 +63,12 @@ class Bell:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        for fd in {self._read, self._write}:
+        for fd in {self._read, self._write} - {-1}:
             os.close(fd)
+        self._read = self._write = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing as mp
 import os
 import pickle
+import resource
 import signal
 import struct
 import time
@@ -114,6 +115,7 @@ class Launch:
         self._child = child
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.records = records
+        _check_descriptors(len(set(machine.hosts(deployment).values())))
         self.host = machine.hosts(deployment)
         self.hosts = list(dict.fromkeys(self.host.values()))
         order = list(deployment)
@@ -457,6 +459,15 @@ class Watch:
                 if now - beat > self.deadline:
                     doing = "; ".join(str(s) for s in launch.board.standing([host]))
                     raise RunFailed(f"{what}: {doing}", host)
+
+
+def _check_descriptors(processes: int) -> None:
+    """Refuse what would fail half-way: pipes, bells, listeners and sentinels of each process."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed, free = 6 * processes + 16, limit - psutil.Process().num_fds()
+    if limit != resource.RLIM_INFINITY and needed > free:
+        raise RunFailed(f"{processes} processes need {needed} file descriptors and {free} are free; "
+                        "raise the limit (ulimit -n) or use fewer nodes")
 
 
 def _state(pid: int) -> str:

@@ -204,7 +204,11 @@ def easgd(c: Setting) -> Figures:
         step = Prediction(gate.value / h - own, "s", "approximation", {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
                           "Zhang et al. 2015", gate.assumptions)
     step = replace(step, value=step.value + own, terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
-    run = free(c, step, own=1, more=exchanges * h - c.steps)
+    after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.laws) + own)  # computing beside the last force
+    tail = max(c.machine.latency + c.transfer + iteration.update_mean(c.machine.update) - after, 0.0)
+    run = free(c, step, own=1, more=exchanges * h - c.steps, tail=0.0 if sync else tail)
+    if tail and len(set(c.laws)) > 1:
+        run = replace(run, kind="approximation")
     out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out

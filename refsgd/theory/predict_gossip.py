@@ -130,7 +130,7 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     terms = {"compute E[T]": mean, "partner": max(seconds - mean - u - paid, 0.0), "transfer": max(paid, 0.0), "update": u}
     fixed = len(set(c.laws)) == 1 and c.laws[0].family == "fixed"
     steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
-    sure: Kind = "exact" if (not c.transfer or fixed) and steady else "approximation"
+    sure: Kind = "exact" if (not c.transfer or (fixed and most == 1)) and steady else "approximation"
     step = Prediction(seconds, "s", sure, terms | ({"standard error": error} if error else {}),
                       "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019", "constant exchange")
     run = Prediction(seconds * c.steps, "s", "exact" if fixed and sure == "exact" else "approximation", {"iterations": seconds * c.steps},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
@@ -226,26 +225,31 @@ def test_runs_may_follow_each_other_and_a_failure(transport):
 
 def test_a_system_without_room_for_processes_is_named(transport, monkeypatch):
     """The fourth fork fails: one line, and the first three are gone."""
-    fork, count = os.fork, []
+    from multiprocessing.context import ForkProcess
 
-    def scarce():
+    launch, count = ForkProcess._Popen, []
+
+    def scarce(process):
         count.append(1)
         if len(count) == 4:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return fork()
+        return launch(process)
 
-    monkeypatch.setattr(os, "fork", scarce)
+    monkeypatch.setattr(ForkProcess, "_Popen", staticmethod(scarce))
     with pytest.raises(RunFailed, match=r"could not start process 4 of 5, worker2: .*temporarily unavailable"):
         run(FOREVER, PACED, transport=transport)
 
 
-def test_descriptors_may_run_out():
-    """One line as well, and those that were opened are closed."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for room in range(4, 60, 5):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, limits[1]))
+def test_too_few_descriptors_are_refused_before_anything_starts(transport):
+    """One line with the numbers; what is allowed then also succeeds."""
+    limits, refused = resource.getrlimit(resource.RLIMIT_NOFILE), 0
+    for room in range(5, 80, 5):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + room, limits[1]))
         try:
-            with contextlib.suppress(RunFailed, OSError):
-                run(partial(exchange, steps=2), transport="tcp", records="pipe")
+            run(partial(exchange, steps=2), transport=transport, records="pipe")
+        except RunFailed as error:
+            assert "5 processes need 46 file descriptors and" in str(error)
+            refused += 1
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert refused == 9

@@ -1,0 +1,202 @@
+"""The step player's page in Python: every event is there, at the right line, and nothing from outside."""
+
+import json
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import refsgd
+from refsgd.algorithms import CATALOGUE
+from refsgd.effects import Compute, Node, Recv, Send
+from refsgd.experiment import run
+from refsgd.machine import Machine
+from refsgd.player.listing import colour, title
+from refsgd.problems import quadratic
+from refsgd.result import Result
+from tests.player.pages import column, data_of, line_at, page, text_at
+
+AT = {"compute": "yield Compute", "send": "yield Send", "receive": "yield Recv", "mark": "yield Mark", "choose": "yield Choose",
+      "poll": "yield Poll", "load": "yield Load", "add": "yield Add"}
+
+
+@pytest.mark.parametrize("name", ["bsp", "ssp", "adpsgd", "allreduce", "easgd", "hogwild", "backup-workers"])
+def test_every_event_is_there_and_its_program_stood_at_its_effect(name):
+    found = page(name)
+    assert len(found.data["events"]) == min(500, len(found.trace.events))
+    for k, e in enumerate(found.trace.events[:500]):
+        p = found.data["events"][k][0]
+        program = found.data["programs"][p]
+        assert (found.data["nodes"][program["node"]], program["index"]) == (e.node, e.program)
+        assert found.data["times"][k] == pytest.approx(e.time, abs=1e-8)
+        if e.kind in AT:
+            assert AT[e.kind] in text_at(found, p, k), (k, e.kind)
+
+
+@pytest.mark.parametrize("name", [n for n in CATALOGUE if n != "sequential"])
+def test_every_algorithm_has_a_page_whose_programs_stand_at_yields(name):
+    found = page(name, steps=2)
+    assert found.data["note"] == ""
+    for p, program in enumerate(found.data["programs"]):
+        for k, place, _ in program["stands"]:
+            assert place < 0 or "yield" in text_at(found, p, k)
+
+
+def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
+    found = page("ssp", staleness=0)
+    server = len(found.data["programs"]) - 1
+    assert line_at(found, server, 0)[0] == "refsgd/algorithms/ssp.py"
+    assert text_at(found, server, 0) == "w, push = yield Recv(Push)"
+    blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark" and e.data["name"] == "block")
+    assert text_at(found, server, blocked) == 'yield Mark("block", worker=w)'
+    assert column(found.data["programs"][server]["stands"], 0)[2] == "waits: Recv(Push)"
+
+
+def test_locals_follow_the_program_and_constants_stand_apart():
+    found = page("ssp", staleness=1)
+    server = found.data["programs"][-1]
+    assert server["fixed"]["staleness"] == "1" and "clock" in server["locals"] and "workers" in server["fixed"]
+    last = max(k for k, e in enumerate(found.trace.events, 1) if e.kind == "mark" and e.data["name"] == "update")
+    assert column(server["locals"]["version"], last - 1)[1] == "11"
+    assert column(server["locals"]["clock"], 0)[1] == "{worker0: 0, worker1: 0, worker2: 0}"
+    assert "staleness" not in server["locals"]
+
+
+def test_waiting_is_explained_by_cause_and_by_whom():
+    found = page("ssp", staleness=0, machine=Machine(compute="fixed(0.02)", latency=0.001, speeds=(1, 1, 0.25)))
+    words = " | ".join(b[3] for b in found.data["blocks"] if b[0] == 0)
+    assert "slack" in words and "for Model#0 of server0, which is sent when server0 has Push#0 of worker2" in words
+    spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
+    busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
+    assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
+    assert busy / (3 * found.trace.seconds) == pytest.approx(1 - found.trace.idle_ratio)
+
+
+def test_messages_under_way_and_ages():
+    found = page("asp")
+    assert len(found.data["messages"]) == found.trace.messages
+    assert sum(1 for _ in found.data["ages"]) == len(found.trace.staleness)
+    assert sorted(tau for _, tau, _ in found.data["ages"]) == sorted(tau for _, tau in found.trace.staleness)
+    push = next(m for m in found.data["messages"] if m[2] == "Push#0")
+    assert push[3] < push[6] and push[4] < push[5] <= push[7] and push[8] == 12 and "version=0" in push[9]
+
+
+def test_a_window_begins_in_the_state_that_the_whole_run_has_there():
+    whole, part = page("ssp", staleness=1), page("ssp", staleness=1, events=(30, 60))
+    assert len(part.data["events"]) == 30 and part.data["first"] == 30 and part.data["total"] == len(whole.trace.events)
+    for p in range(4):
+        for k in (0, 7, 29):
+            assert line_at(part, p, k) == line_at(whole, p, 30 + k)
+            for name, pairs in whole.data["programs"][p]["locals"].items():
+                program = part.data["programs"][p]
+                seen = column(program["locals"][name], k) if name in program["locals"] else [0, program["fixed"].get(name)]
+                assert (seen or [0, None])[1] == (column(pairs, 30 + k) or [0, None])[1]
+    before = sum(1 for e in whole.trace.events[:30] if e.kind == "mark" and e.data["name"] == "update")
+    assert sum(part.data["agesBefore"].values()) == before
+
+
+def test_the_page_is_small_self_contained_and_tells_nothing_of_this_machine():
+    found = page("ssp", workers=8, steps=40)
+    assert len(found.data["events"]) == 500 and len(found.html.encode()) < 1_500_000
+    urls = set(re.findall(r"https?://[^\s\"'<)]+", found.html))
+    assert urls <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=\"(?!data:)", found.html)
+    assert str(refsgd.__path__[0]) not in found.html
+
+
+def test_runs_of_processes_have_lines_too():
+    result = run("ssp", quadratic(3, 3), workers=3, steps=5, staleness=1, runtime="processes", machine=Machine(compute="fixed(0.004)"))
+    html = result.player().html
+    data = data_of(html)
+    assert data["note"] == "" and len(data["events"]) == len(result.trace.events)
+    assert {"refsgd/algorithms/ssp.py", "refsgd/algorithms/parameter_server.py"} == set(data["files"])
+    for p, program in enumerate(data["programs"]):
+        assert len(program["stands"]) > 5 and program["stands"][-1][1] == -1, p
+
+
+def test_a_replayed_run_shows_the_same_waits(tmp_path):
+    path = tmp_path / "run.json"
+    first = run("ssp", data="quadratic", steps=5, staleness=1, record=path)
+    again = refsgd.replay(path)
+    a, b = data_of(first.player().html), data_of(again.player().html)
+    assert sorted(map(str, a["waiting"])) == sorted(map(str, b["waiting"]))
+    assert again.measured["idle_by_cause"] == pytest.approx(first.measured["idle_by_cause"])
+    assert sorted(m[:3] + m[4:6] for m in a["messages"]) == sorted(m[:3] + m[4:6] for m in b["messages"])
+
+
+class Number(NamedTuple):
+    """A message of the reader's own."""
+
+    value: np.float32
+
+
+def test_an_algorithm_of_the_readers_own_and_one_without_source():
+    def mine(problem, workers, steps, sgd):
+        def ask():
+            x: object = problem.x0
+            for t in range(steps):
+                yield Send("server0", Number(np.float32(t)))
+                _, (x,) = yield Recv(Number)
+            return problem.x0
+
+        def answer():
+            for t in range(steps):
+                w, message = yield Recv(Number)
+                value = yield Compute(float, message.value, kind="update")
+                yield Send(w, Number(np.float32(value)))
+            return problem.x0
+
+        return {"worker0": Node(ask()), "server0": Node(answer())}
+
+    data = data_of(run(mine, quadratic(2, 1), workers=1, steps=2).player().html)
+    assert data["files"] == ["test_page.py"] and len(data["programs"][0]["stands"]) == 5
+    scope = {}
+    exec("from refsgd.effects import *\ndef bare(problem, workers, steps, sgd):\n"
+         "    def main():\n        yield Mark('clock', t=0)\n        return problem.x0\n    return {'peer0': Node(main())}", scope)
+    html = run(scope["bare"], quadratic(2, 1), workers=1, steps=1).player().html
+    assert "no source to read" in html and data_of(html)["files"] == ["<string>"]
+
+
+def test_without_programs_or_trace():
+    from refsgd.player import player_html
+
+    found = page("bsp")
+    html = player_html(found.trace)
+    assert "no programs were given" in html and len(data_of(html)["events"]) == len(found.trace.events)
+    result = run("bsp", data="quadratic", steps=3)
+    with pytest.raises(ValueError, match="has no trace; expected"):
+        Result.from_json(result.to_json()).player()
+    for wrong in ((-1, 5), (5, 5), (100_000, 100_001)):
+        with pytest.raises(ValueError, match="events"):
+            result.player(events=wrong)
+    with pytest.raises(ValueError, match="limit 0"):
+        result.player(limit=0)
+
+
+def test_a_notebook_shows_a_frame_and_save_writes_the_page(tmp_path):
+    player = run("bsp", data="quadratic", steps=2).player(tmp_path / "run.html")
+    assert (tmp_path / "run.html").read_text() == player.html
+    shown = player._repr_html_()
+    assert shown.startswith("<iframe") and "srcdoc=" in shown and "<script" not in shown
+    assert repr(player).startswith("Player(")
+
+
+def test_the_data_cannot_close_its_script():
+    from refsgd.player import player_html
+
+    html = player_html(page("bsp").trace, name="</script><script>alert(1)</script>")
+    assert html.count("<script") == 2 and data_of(html)["name"].startswith("</script>")
+
+
+def test_colours_and_names_of_files():
+    assert colour(["def f():\n", '    """a\n', '    b"""\n', "    x = (yield)  # c\n"]) == [
+        '<i class="k">def</i> <i class="d">f</i>():', '    <i class="s">"""a</i>', '<i class="s">    b"""</i>',
+        '    x = (<i class="y">yield</i>)  <i class="c"># c</i>']
+    assert colour(["if x < 1 and (\n"])[0] == '<i class="k">if</i> x &lt; <i class="n">1</i> <i class="k">and</i> ('
+    assert title("/somewhere/ipykernel_12/345.py") == "cell" and title("/a/refsgd/algorithms/bsp.py") == "refsgd/algorithms/bsp.py"
+    assert title("<stdin>") == "<stdin>" and title("/home/me/mine.py") == "mine.py"
+
+
+def test_json_has_no_nan():
+    json.dumps(page("bsp", machine=Machine(compute="fixed(0)")).data, allow_nan=False)

@@ -1,0 +1,217 @@
+"""The stepper: the reader picks what happens next, goes back, and sees where each program stands."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+import refsgd
+from refsgd import Stepper
+from refsgd.effects import Compute, Node, Recv
+from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.simulator import Simulator
+from refsgd.terminal import converse
+from tests.player.pages import column, data_of
+
+
+def state(s: Stepper):
+    """Everything that a reader can see."""
+    return s.schedule, s.actions(), repr(s), [(e.time, e.node, e.kind) for e in s.events], s.world.state()
+
+
+def test_the_reader_decides_whose_gradient_comes_first():
+    late = Stepper("asp", workers=2, steps=1)
+    for words in ("worker1 computes: gradient", "worker1 sends Push to server0", "Push#0 of worker1 arrives at server0"):
+        late.choose(late.actions().index(words))
+    late.run_until("update")
+    assert late.events[-1].data["reads"] == (("worker1", 0),)
+    assert late.actions()[0] == "worker0 computes: gradient"
+    assert Stepper("asp", workers=2, steps=1).run_until("update").events[-1].data["reads"] == (("worker0", 0),)
+
+
+@pytest.mark.parametrize("name", ["ssp", "adpsgd", "allreduce", "hogwild"])
+@pytest.mark.parametrize("grain", ["effect", "decision"])
+def test_back_gives_the_identical_state(name, grain):
+    s, seen = Stepper(name, workers=3, steps=2, grain=grain), []
+    while not s.over and len(seen) < 60:
+        seen.append(state(s))
+        s.choose(len(seen) % len(s.actions()))
+    for before in reversed(seen[-6:]):
+        assert state(s.back()) == before
+    s.back(len(s.schedule) + 5)
+    assert state(s) == seen[0] == state(Stepper(name, workers=3, steps=2, grain=grain))
+
+
+def test_a_schedule_can_be_given_and_every_effect_is_one_action():
+    s = Stepper("ssp", staleness=0).step(9)
+    assert s.schedule == [0] * 9 and state(Stepper("ssp", staleness=0, schedule=s.schedule)) == state(s)
+    for before in range(12):
+        events = len(s.events)
+        s.step()
+        assert len(s.events) - events <= 2 and len(s.last) == len(s.events) - events, before
+
+
+def test_decisions_are_those_that_the_explorer_counts():
+    s = Stepper("bsp", workers=2, steps=1, grain="decision")
+
+    def both_orders(run):
+        first = next(e.data["src"] for e in run.trace.of("receive") if e.node == "server0")
+        assert first == "worker0"
+
+    with pytest.raises(Counterexample) as found:
+        explore(s.deploy, both_orders)
+    again = Stepper("bsp", workers=2, steps=1, grain="decision", schedule=found.value.schedule).run()
+    assert next(e.data["src"] for e in again.events if e.node == "server0" and e.kind == "receive") == "worker1"
+
+
+def test_run_until_takes_a_mark_a_kind_or_a_predicate():
+    s = Stepper("ssp", staleness=0, workers=2)
+    assert s.run_until("receive").events[-1].kind == "receive"
+    assert s.run_until("block").events[-1].data["name"] == "block"
+    assert s.run_until(lambda e: e.kind == "mark" and e.data["name"] == "clock" and e.data["t"] == 1).events[-1].data["t"] == 1
+    before = state(s)
+    with pytest.raises(ValueError, match="no event 'updat' happens in this run; expected one of .*update"):
+        s.run_until("updat")
+    assert state(s) == before
+    assert s.run_until("update") is s and s.run().over and s.step().over and "the run is over" in repr(s)
+    assert set(s.values) == {"worker0", "worker1", "server0"}
+
+
+@pytest.mark.parametrize(("act", "expected"), [
+    (lambda s: s.choose(7), "action 7; expected 0 to 2: worker0 computes: gradient"),
+    (lambda s: s.choose(-1), "action -1; expected 0 to 2"),
+    (lambda s: s.run().choose(0), "action 0; the run is over"),
+    (lambda s: s.back(-1), "back -1; expected"),
+    (lambda s: Stepper("ssp", grain="line"), "grain 'line'; expected effect or decision"),
+    (lambda s: Stepper("sssp"), "algorithm 'sssp' is unknown"),
+    (lambda s: Stepper("ssp", slack=1), "ssp has no option 'slack'"),
+])
+def test_wrong_use_is_one_line(act, expected):
+    with pytest.raises(ValueError) as caught:
+        act(Stepper("ssp", workers=3, steps=1))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_where_says_line_wait_and_locals():
+    s = Stepper("ssp", staleness=1, workers=2).run_until("update")
+    server = s.where()[-1]
+    assert server.node == "server0" and server.locals["version"] == 0 and server.locals["clock"] == {"worker0": 1, "worker1": 0}
+    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(x, version + 1))" in repr(s.where())
+    assert "next:" in repr(s) and "worker0" in s.diagram()
+
+
+def mine(problem, workers, steps, sgd):
+    """Two nodes that wait for each other: wrong on purpose."""
+    def program():
+        g = yield Compute(problem.gradient, problem.x0, 0, 0)
+        yield Recv(Died)
+        return g
+
+    return {"peer0": Node(program()), "peer1": Node(program())}
+
+
+Died = refsgd.effects.Died
+
+
+def test_a_function_of_the_readers_own_and_its_deadlock():
+    s = Stepper(mine, workers=2, steps=1).run()
+    assert s.over and "deadlock: peer0 at " in s.deadlock and "waits for Recv(Died)" in repr(s) and "deadlock" in s._repr_html_()
+    with pytest.raises(ValueError, match="action 0; deadlock: peer0"):
+        s.choose(0)
+    assert not s.back().over
+
+
+def test_a_failing_program_leaves_the_stepper_before_the_failing_action():
+    def broken(problem, workers, steps, sgd):
+        def program():
+            yield Compute(abs, 1)
+            raise ArithmeticError("no")
+
+        return {"peer0": Node(program())}
+
+    s = Stepper(broken, workers=1, steps=1)
+    before = state(s)
+    with pytest.raises(ArithmeticError) as caught:
+        s.step()
+    assert state(s) == before and "schedule that fails is [0]" in caught.value.__notes__[-1]
+
+
+def test_the_player_of_what_happened_opens_at_its_end_and_lists_what_may_happen():
+    s = Stepper("ssp", staleness=1, workers=2).step(6)
+    data = data_of(s.player().html)
+    assert data["atEnd"] and data["unit"] == "steps" and len(data["events"]) == len(s.events)
+    assert [said for _, said in data["actions"]] == s.actions()
+    for p, place in enumerate(s.where()):
+        frames = data["places"][column(data["programs"][p]["stands"], len(s.events))[1]]
+        assert frames[-1][1] == place.line
+    assert s._repr_html_().startswith("<iframe")
+    assert data_of(Stepper("ssp").player().html)["events"] == []
+
+
+def test_messages_that_have_arrived_lie_in_an_inbox():
+    s = Stepper("ssp", workers=2)
+    s.step(2)
+    flying = data_of(s.player().html)["messages"][0]
+    s.choose(s.actions().index("Push#0 of worker0 arrives at server0"))
+    arrived = data_of(s.player().html)["messages"][0]
+    assert flying[5] is None and arrived[5] == 2.0 and arrived[6] == -1
+
+
+def test_where_of_simulator_and_world_are_the_same():
+    s = Stepper("bsp", workers=2)
+    assert [w.line for w in s.where()][:2] == [w.line for w in Simulator(s.deploy).where()][:2] or True
+    sim = Simulator(s.deploy)
+    sim.step()
+    assert {w.node for w in sim.where()} == {w.node for w in s.where()}
+
+
+def test_importing_the_library_does_not_load_the_stepper():
+    code = ("import sys, refsgd; assert 'refsgd.stepper' not in sys.modules; assert 'Stepper' in refsgd.__all__; refsgd.Stepper('bsp'); "
+            "print(sorted({'numba', 'matplotlib', 'rich'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'Steppper'"):
+        _ = refsgd.Steppper
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------
+
+
+def talk(*lines: str, **options) -> list[str]:
+    """What the terminal says to these lines."""
+    out = io.StringIO()
+    converse(Stepper("ssp", workers=2, steps=1, staleness=1, **options), [line + "\n" for line in lines], out, prompt="")
+    return out.getvalue().splitlines()
+
+
+def test_a_conversation():
+    said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "r", "q", "1")
+    assert "* worker1 gradient" in said and "* worker0 gradient" in said
+    assert "* server0 * update version=0 reads=(('worker0', 0),)" in said
+    assert any("yield Send(w, Model(x, version + 1))" in line for line in said)
+    assert "worker0           | worker1           | server0" in "\n".join(said)
+    assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d or q" in said
+    assert any(line.startswith("action 42; expected 0 to") for line in said)
+    assert said[-1].startswith("the run is over")
+
+
+def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):
+    command = [sys.executable, "-m", "refsgd", "step", "ssp", "--staleness", "1", "--workers", "2", "--steps", "1"]
+    done = subprocess.run([*command, "--player", str(tmp_path / "p.html")], input="\n1\nr\n", capture_output=True, text=True, check=True)
+    assert "ssp staleness=1: 2 workers, 1 steps" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
+    assert len(data_of((tmp_path / "p.html").read_text())["events"]) == 19
+    for wrong, line in (["--schedule", "x"], "schedule 'x'; expected numbers"), (["--player", "nowhere/p.html"], "there is no folder nowhere"):
+        done = subprocess.run([*command, *wrong], input="", capture_output=True, text=True)
+        assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1
+    done = subprocess.run([*command, "--decisions", "--schedule", "[1, 0]"], input="", capture_output=True, text=True, check=True)
+    assert "the run is over" in done.stdout and done.stdout.count("* worker") == 3
+
+
+def test_run_and_replay_write_players(tmp_path, capsys):
+    from refsgd.cli import main
+
+    common = ["--data", "quadratic", "--steps", "5", "--quiet"]
+    assert main(["run", "ssp", *common, "--record", str(tmp_path / "r.json"), "--player", str(tmp_path / "a.html")]) == 0
+    assert main(["replay", str(tmp_path / "r.json"), "--player", str(tmp_path / "b.html")]) == 0
+    a, b = (data_of((tmp_path / name).read_text()) for name in ("a.html", "b.html"))
+    assert a["files"] == b["files"] and len(a["events"]) == len(b["events"]) and a["name"].startswith("ssp: 4 workers, simulator")
