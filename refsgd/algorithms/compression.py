@@ -1,7 +1,7 @@
 """Compressed gradients: pure functions that turn a gradient into few bytes, and keep what the bytes leave out.
 
-Each compressor is ``(message, new state) = compress(state, gradient, ...)`` with a decoder for its message.  The state
-is the residual: what was not said this time and is added next time, so that nothing is lost, only late.
+Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual: what was
+not said this time and is added next time, so that nothing is lost, only late.
 
 Deep gradient compression, at each worker::
 
@@ -28,8 +28,7 @@ What differs from the papers
 ----------------------------
 Lin et al. estimate the threshold of the top k from a sample, clip gradients before they accumulate and raise the
 sparsity in four epochs; here k is exact, ties go to the lowest index, and clipping and warm-up are left to the caller.
-Alistarh et al. count bits of an entropy code; here a level takes a whole byte or two.  MXNet packs its 2-bit codes
-into float32 words; here into bytes.
+Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its codes into float32 words.
 
 References
 ----------
@@ -37,7 +36,7 @@ Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018 (arXiv:171
 algorithm 4: momentum correction and momentum factor masking.
 Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback, two values a column.
 Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section 3.1, lemma 3.1.
-Chen et al., "MXNet", arXiv:1512.01274, 2015; its 2-bit gradient compression has no paper of its own.
+Chen et al., "MXNet", arXiv:1512.01274, 2015: the system with the 2-bit compression, which has no paper.
 """
 
 from __future__ import annotations
@@ -115,8 +114,7 @@ def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float, mask
     """Momentum correction, accumulation, the top k, momentum factor masking; g is (d,)."""
     u = g.dtype.type(momentum) * state.u + g
     r = state.r + u
-    chosen = largest(r, kept(r.size, ratio))
-    sent = Sparse(r[chosen], chosen)
+    sent = Sparse(r[chosen := largest(r, kept(r.size, ratio))], chosen)
     r[chosen] = 0
     if masking:
         u[chosen] = 0
@@ -142,8 +140,7 @@ def one_bit(e: Array, g: Array) -> tuple[Signs, Array]:
 
 def one_bit_decode(message: Signs) -> Array:
     """The quantised gradient, (rows, columns)."""
-    shape = message.rows, message.low.size
-    positive = np.unpackbits(message.bits, count=math.prod(shape)).reshape(shape)
+    positive = np.unpackbits(message.bits, count=message.rows * message.low.size).reshape(message.rows, -1)
     return np.where(positive, message.high, message.low)
 
 
@@ -158,8 +155,8 @@ def two_bit(e: Array, g: Array, threshold: float) -> tuple[Codes, Array]:
 
 def two_bit_decode(message: Codes) -> Array:
     """The quantised gradient, (d,)."""
-    code = (message.codes[:, None] >> SHIFTS & 3).ravel()[: message.d]
-    return np.array([0, message.threshold, -message.threshold], np.float32)[code]
+    values = np.array([0, message.threshold, -message.threshold], np.float32)
+    return np.asarray(values[(message.codes[:, None] >> SHIFTS & 3).ravel()[: message.d]])
 
 
 def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
@@ -174,5 +171,5 @@ def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
 
 def qsgd_decode(message: Levels) -> Array:
     """The rounded vector, (d,): norm sign l / s for each level."""
-    norms = np.repeat(message.norms, message.bucket)[: message.levels.size]
-    return np.asarray(norms * (message.levels / message.norms.dtype.type(message.s)))
+    norms: Array = np.repeat(message.norms, message.bucket)[: message.levels.size]
+    return np.asarray(norms * (message.levels.astype(norms.dtype) / norms.dtype.type(message.s)))

@@ -6,7 +6,6 @@ import logging
 import multiprocessing as mp
 import os
 import pickle
-import resource
 import signal
 import struct
 import time
@@ -463,6 +462,8 @@ class Watch:
 
 def _check_descriptors(processes: int) -> None:
     """Refuse what would fail half-way: pipes, bells, listeners and sentinels of each process."""
+    import resource  # where there is fork there is this
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     needed, free = 6 * processes + 16, limit - psutil.Process().num_fds()
     if limit != resource.RLIM_INFINITY and needed > free:

@@ -280,7 +280,7 @@ def test_without_feedback_small_entries_are_never_heard(quantise, converges):
     for _ in range(4000):
         q, e = quantise(e, g)
         sent += q
-    assert (np.max(np.abs(sent / 4000 - g)) < 1.0) == converges or np.allclose(sent / 4000, g, atol=1.0) == converges
+    assert (np.max(np.abs(sent / 4000 - g)) < 0.5) == converges
 
 
 # -- QSGD ------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_qsgd_levels_are_next_to_the_entry_in_their_bucket_and_a_function_of_the
     assert q.shape == v.shape and q.dtype == np.float32
     for k in range(0, v.size, bucket):
         part, norm = v[k:k + bucket].astype(float), float(message.norms[k // bucket])
-        assert norm == pytest.approx(np.linalg.norm(part), rel=1e-6)
+        assert norm == pytest.approx(np.linalg.norm(part), rel=1e-6, abs=1e-44)
         assert np.all(np.abs(q[k:k + bucket] - part) <= norm / s * (1 + 1e-3) + 1e-6 * np.abs(part))
     assert np.all(np.abs(message.levels.astype(int)) <= s)
     assert np.all(q * v >= 0) and not np.any(q[v == 0])
