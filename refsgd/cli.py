@@ -96,6 +96,8 @@ def _own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(CATALOGUE[algorithm]).items():
         kind = parameter.annotation
+        if type(None) in typing.get_args(kind):  # "number or None": None is what leaving the flag out means
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
         shown = f"default {parameter.default}"
         if typing.get_origin(kind) is Literal:
             group.add_argument(_flag(name), dest=f"own_{name}", choices=typing.get_args(kind), help=shown)

@@ -70,8 +70,8 @@ class Send:
     """Hand a message over; never waits for the receiver.
 
     The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
-    said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools and
-    None: its class is its tag.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
+    said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools, short
+    strings, tuples of these, and None: its class is its tag.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
     """
 
     to: str

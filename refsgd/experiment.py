@@ -187,7 +187,8 @@ class Experiment:
         return Result(
             self.name, self.options, self.problem.describe, self.machine, runtime, self.workers,
             self.servers if has_servers(self.function) else 0, self.steps, self.seed, measure(run.trace, self.batch),
-            predicted_to_json(self.predictions()), [], {}, float("nan"), float("nan"), "", schedule_sha256(run.trace), run.trace)
+            predicted_to_json(self.predictions()), [], {}, float("nan"), float("nan"), "", schedule_sha256(run.trace), run.trace,
+            deploy=self.deploy)
 
 
 def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:

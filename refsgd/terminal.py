@@ -74,7 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
     parser.add_argument("--decisions", action="store_true",
                         help="stop only where messages or programs race, as `refsgd explore` counts; else at every effect")
-    parser.add_argument("--schedule", metavar="I,J,...", help="picks to begin with, e.g. those that `refsgd explore` printed (with --decisions)")
+    parser.add_argument("--schedule", metavar="I,J,...",
+                        help="picks to begin with, e.g. those that `refsgd explore` printed (with --decisions)")
     parser.add_argument("--player", metavar="FILE.html", help="at the end write what was stepped as a page to go forwards and backwards in")
 
 

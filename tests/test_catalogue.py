@@ -16,7 +16,8 @@ from refsgd.testing import check, explore_algorithm
 
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker", "diloco": "the outer step moves beyond the inner ones",
-                  "downpour": "", "dc-asgd": "", "approximate": "", "backup-workers": "one of its workers is a backup"}
+                  "dgc": "most entries wait in the residual", "downpour": "", "dc-asgd": "", "approximate": "",
+                  "backup-workers": "one of its workers is a backup"}
 QUICK = Machine(compute="exponential(0.003)", latency=0.001, bandwidth=20e6)
 PARALLEL = [name for name in CATALOGUE if name != "sequential"]
 

@@ -133,6 +133,12 @@ def test_an_algorithm_that_diverges_does_not_end_the_comparison():
     assert json.loads(comparison.to_json())["rows"][1]["failed"] == asp.failed
 
 
+def test_options_that_may_be_none_are_numbers(capsys):
+    assert main(["run", "easgd", *SMALL, "--alpha", "0.2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == {"alpha": 0.2}
+    assert main(["run", "staleness-aware", *SMALL, "--splitting", "2"]) == 0
+
+
 def test_explore_and_replay_and_check(capsys, tmp_path):
     assert main(["explore", "ssp", "--staleness", "1", "--workers", "2"]) == 0
     assert "schedules (all of them)" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from refsgd.problems import quadratic
 
 MACHINE = Machine(compute="exponential(0.1)", latency=0.001, bandwidth=1e6)
 #: these look at the entries of what they send, or at shared memory
-LOOKS_INSIDE = ("approximate", "hogwild")
+LOOKS_INSIDE = ("approximate", "dgc", "hogwild")
 
 
 @pytest.mark.parametrize("name", [n for n in CATALOGUE if n not in LOOKS_INSIDE])

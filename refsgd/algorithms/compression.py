@@ -140,7 +140,8 @@ def one_bit(e: Array, g: Array) -> tuple[Signs, Array]:
 
 def one_bit_decode(message: Signs) -> Array:
     """The quantised gradient, (rows, columns)."""
-    positive = np.unpackbits(message.bits, count=message.rows * message.low.size).reshape(message.rows, -1)
+    shape = message.rows, message.low.size
+    positive = np.unpackbits(message.bits, count=math.prod(shape)).reshape(shape)
     return np.where(positive, message.high, message.low)
 
 
@@ -165,8 +166,7 @@ def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
     norms = np.linalg.norm(padded, axis=1).astype(v.dtype)
     exact = np.minimum(s, s * np.abs(padded) / np.where(norms > 0, norms, 1).astype(float)[:, None])
     rounded = np.floor(exact) + (np.random.default_rng(key).random(exact.shape) < exact % 1)
-    kind = np.int8 if s <= 127 else np.int16 if s < 2**15 else np.int32
-    return Levels((np.sign(padded) * rounded).ravel()[: v.size].astype(kind), norms, s, bucket)
+    return Levels((np.sign(padded) * rounded).ravel()[: v.size].astype(np.min_scalar_type(-s - 1)), norms, s, bucket)
 
 
 def qsgd_decode(message: Levels) -> Array:

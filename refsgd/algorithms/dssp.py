@@ -24,8 +24,9 @@ lower = upper is SSP.  A grant is never taken back, and the bound holds whatever
 What differs from the paper
 ---------------------------
 A program reads no clock: intervals are counted in pushes that the server received meanwhile, which is time as long
-as the workers together keep their pace.  The paper grants only to the fastest worker, here to any that hits the
-bound.
+as the workers together keep their pace.  Where lower = 0 makes all alternate, all look equally fast and little is
+granted.  The paper grants only to the fastest worker, here to any that hits the bound; one push of the slowest
+ends the wait that follows a grant, as its controller assumes.
 
 References
 ----------

@@ -25,7 +25,7 @@ iteration: M / period down, M / period up | staleness: gradients 0 (own replica)
 momentum: at the worker | aggregation: sum of forces | deterministic: sync yes, async given the order of arrival
 
 An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs; 1/2 moves both to the
-middle; 1 swaps them.  Async exchanges alone are stable for alpha < 1, sync ones for alpha (n + 1) < 2.
+middle; 1 swaps them.  Exchanges alone are stable for alpha < 1 (async, fresh centre) or alpha (n + 1) < 2 (sync).
 
 What differs from the paper
 ---------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from refsgd.effects import Compute, Factory, Send
 from refsgd.runtimes import replay
-from refsgd.runtimes.programs import describe, frames
+from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.trace import Event, Trace
 
 MOST = 12  #: entries of a container, and characters of a string x 4, that are shown
@@ -124,6 +123,8 @@ class States:
         k = 0 if not done else self._of_node[node][done - 1] + 1
         if done:
             self._done[node, self._events[k - 1].program] += 1
+        if k < self.first and done < len(self._of_node[node]) and self._of_node[node][done] < self.first:
+            return  # the node goes on before the window begins
         for index, (program, effect) in enumerate(programs):
             self._look((node, index), max(k, self.first), program, effect)
 
@@ -137,7 +138,7 @@ class States:
         _put(self.stands[key], k, (self._place(where), waits_for(effect) if alive else "returned"))
         values: dict[str, str] = {}
         for f in alive:
-            for name, value in inspect.getgeneratorlocals(f).items():
+            for name, value in local_values(f).items():
                 text = shown(value)
                 if text is not None and not name.startswith(("_", ".")):
                     values[name] = text

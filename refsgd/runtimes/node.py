@@ -66,7 +66,7 @@ from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
 
-SLACK = 0.002  # seconds by which a Compute may end late before nominal time slips
+SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips; what a busy machine's scheduler costs
 HEARTBEAT = 0.25  # longest sleep
 LONG = 0.005  # a Compute that really takes longer moves to a helper thread, so that messages go on meanwhile
 SWITCH = 5e-4  # seconds between thread switches where there are helpers; Python's default makes responders wait 5 ms

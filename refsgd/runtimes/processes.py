@@ -46,7 +46,7 @@ NETWORKS: dict[str, MakeNetwork] = {"shm": Segment, "tcp": Listeners}
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, transport: str = "shm",
         deadline: float | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
-        observe: int = 64, records: str = "queue", on_death: str = "stop", kills: Sequence[Kill] = ()) -> Run:
+        observe: int = 64, records: str = "auto", on_death: str = "stop", kills: Sequence[Kill] = ()) -> Run:
     """Run a deployment as OS processes of this machine, paced to `machine`.
 
     Parameters
@@ -66,9 +66,10 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         Gets the process number of each node when all have been started.
     observe : int
         Most `x` kept of the marks of each node (`refsgd.trace.Thinner`).
-    records : {"queue", "pipe"}
+    records : {"auto", "queue", "pipe"}
         How log records of the processes reach the handlers of this one: through `multiprocessing-logging`, or
-        one pipe per process, which also stands the killing of a process that is logging.
+        one pipe per process, which also stands the killing of a process that is logging.  "auto": the queue,
+        where fork is Python's default and no deaths are planned.
     on_death : {"stop", "continue"}
         What follows when a process dies or a program raises: all end with one error that names it, or the
         others go on, and programs that list `Died` in a Recv are told.  The run then lacks the values and
@@ -97,13 +98,16 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         raise RunFailed("processes need fork, which this system has not; use Linux, macOS or WSL, or the simulator")
     if transport not in NETWORKS:
         raise ValueError(f"transport {transport!r}; expected one of {', '.join(NETWORKS)}")
-    if records not in ("queue", "pipe"):
-        raise ValueError(f"records {records!r}; expected queue or pipe")
+    if records not in ("auto", "queue", "pipe"):
+        raise ValueError(f"records {records!r}; expected auto, queue or pipe")
     if on_death not in ("stop", "continue"):
         raise ValueError(f"on_death {on_death!r}; expected stop or continue")
     machine = machine or Machine()
     deployment = factory() if callable(factory) else factory
     planned = plan(kills, deployment)
+    if records == "auto":
+        usual = mp.get_start_method(allow_none=True) or mp.get_all_start_methods()[0]
+        records = "queue" if usual == "fork" and not planned else "pipe"
     _check(deployment, machine)
     cells.share(deployment)
     with logs.shared_handlers() if records == "queue" else nullcontext():

@@ -81,4 +81,11 @@ def where(node: str, index: int, program: Any, effect: Any) -> Where:
     if inner.gi_frame is None:
         return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, 0, "returned", {})
     return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, inner.gi_frame.f_lineno, describe(effect),
-                 inspect.getgeneratorlocals(inner))
+                 local_values(inner))
+
+
+def local_values(program: Any) -> dict[str, Any]:
+    """A suspended generator's local variables, arguments first, in an order that depends on its code alone."""
+    found, code = inspect.getgeneratorlocals(program), program.gi_code
+    names = dict.fromkeys([*code.co_varnames, *code.co_cellvars, *code.co_freevars])
+    return {name: found[name] for name in names if name in found}

@@ -349,8 +349,18 @@ def sparse_bytes(parameters: int, ratio: float, workers: int = 1) -> dict[str, f
     d, n = check_count("parameters", parameters, 0), check_count("workers", workers)
     if not 0 < ratio <= 1:
         raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
-    k = math.ceil(ratio * d)
+    k = math.ceil(ratio * d * (1 - 1e-12))  # a product rounded upwards does not count
     return {"push": 8.0 * k, "answer": min(8.0 * n * k, 4.0 * d), "allgather": 8.0 * k * (n - 1)}
+
+
+def sparse_gather(workers: int, parameters: int, ratio: float, link: Link) -> Exchange:
+    """All-gather of k values and indices from everybody to everybody, rotated: alpha + (n-1) 8 k beta."""
+    n, m = _sizes(workers, sparse_bytes(parameters, ratio)["push"])
+    if n == 1:
+        return _none()
+    wire = (n - 1) * link.wire(m)
+    return _exchange(link.latency + wire, "exact", link.latency, wire, 0.0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
+                     "Lin et al., ICLR 2018", (n - 1) * m, n * (n - 1) * m)
 
 
 def factors(n: int) -> tuple[int, int]:

@@ -84,11 +84,11 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
 def pair_averaging(c: Setting) -> Figures:
     """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w.
 
-    Each link sends one replica an iteration on average, to random askers: as M/D/1, which adds rho w/(2 (1 - rho)).
+    Each link sends one replica an iteration on average, to random askers: as M/D/1, which adds rho w/(2 (1 - rho)), rho at most 1/2.
     """
     w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
-    rho = min(w / max(iteration.mean_time(c.laws) + u, 2 * c.machine.latency + w), 0.9) if w and c.workers > 2 else 0.0
+    rho = min(w / max(iteration.mean_time(c.laws) + u, 2 * c.machine.latency + w), 0.5) if w and c.workers > 2 else 0.0
     x = 2 * c.machine.latency + w + rho * w / (2 * (1 - rho))
     step = _joined(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact")
     out = figures(c, step, _slowest(c, x, asks, u), c.steps, float(c.workers * c.nbytes if c.workers > 1 else 0))

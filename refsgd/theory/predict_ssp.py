@@ -31,7 +31,8 @@ def ssp(c: Setting) -> Figures:
     else:
         end = path.end + (step.value - path.seconds) * c.steps * (not quiet)
         if refresh != "fresh":  # the servers end with the last push
-            end += c.machine.latency + c.transfer + iteration.update_mean(c.machine.update)
+            alone = c.machine.collocated and c.workers == 1
+            end += (0.0 if alone else c.machine.latency + c.transfer) + iteration.update_mean(c.machine.update)
         run = Prediction(end, "s", step.kind, {"iterations": step.value * c.steps,
                                                "the last one's excess": end - step.value * c.steps},
                          "end of the recursion F_i(c)", step.source, step.assumptions)
@@ -93,6 +94,8 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
     is shorter than what a server's link has to carry in it.
     """
     u, alpha, w = iteration.update_mean(c.machine.update), c.machine.latency, c.transfer
+    if c.machine.collocated and c.workers == 1:
+        alpha = w = 0.0
     quiet = not w and not u
     g = w / c.servers
     read = 2 * alpha + 2 * w + u

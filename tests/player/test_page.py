@@ -141,7 +141,7 @@ def test_an_algorithm_of_the_readers_own_and_one_without_source():
             return problem.x0
 
         def answer():
-            for t in range(steps):
+            for _ in range(steps):
                 w, message = yield Recv(Number)
                 value = yield Compute(float, message.value, kind="update")
                 yield Send(w, Number(np.float32(value)))

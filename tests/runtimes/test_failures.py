@@ -253,3 +253,27 @@ def test_too_few_descriptors_are_refused_before_anything_starts(transport):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert refused == 9
+
+
+def test_without_fork_processes_are_refused_in_one_line(monkeypatch):
+    """And it says where they work."""
+    import multiprocessing
+
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(RunFailed, match="processes need fork, which this system has not; use Linux, macOS or WSL"):
+        run(exchange)
+
+
+def test_where_fork_is_not_the_default_records_come_through_pipes(monkeypatch, caplog):
+    """Python 3.14 starts processes otherwise unless asked; runs here ask."""
+    import multiprocessing
+
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "spawn", "fork"])
+
+    def talks(x, rank, t):
+        logging.getLogger("refsgd.test").warning("step %d", t)
+        return x
+
+    with caplog.at_level(logging.WARNING):
+        run(partial(exchange, n=1, steps=3, gradient=talks))
+    assert [r.getMessage() for r in caplog.records] == ["step 0", "step 1", "step 2"]

@@ -39,9 +39,9 @@ def test_an_exchange_takes_the_simulated_time(transport, machine):
 
 
 def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
-    """10 ms of real work in 2 ms drawn: nominal time slips, and the run says so."""
+    """20 ms of real work in 5 ms drawn: nominal time slips, and the run says so."""
     def busy(x, rank, t):
-        end = time.monotonic() + 0.01
+        end = time.monotonic() + 0.02
         while time.monotonic() < end:
             pass
         return x
@@ -50,7 +50,7 @@ def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
         result = run(partial(exchange, n=1, steps=30, gradient=busy), Machine(compute="fixed(0.005)"),
                      transport=transport)
     late = result.trace.lateness["worker0"]
-    assert result.trace.seconds > 0.29 and late["slips"] >= 25 and late["overrun_ratio"] > 0.5
+    assert result.trace.seconds > 0.59 and late["slips"] >= 25 and late["overrun_ratio"] > 0.5
 
 
 def test_unpaced_runs_take_their_real_time(transport):

@@ -21,11 +21,11 @@ from refsgd.algorithms.ssp import ssp
 from refsgd.machine import Machine
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
-from refsgd.theory import predict
+from refsgd.theory import ALGORITHMS, predict
 
 D = 1200
 DEPLOY = {"sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp}
-PROBLEM = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.zeros(D, np.float32), lambda x: 0.0)
+PROBLEM = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.ones(D, np.float32), lambda x: 0.0)
 
 
 def traces(name, machine, n, k, steps, seeds, **options):
@@ -57,11 +57,11 @@ def test_fixed_times_to_the_last_digit(name, n, k, options, latency, bandwidth):
     assert p["updates"].value == next(iter(trace.updates.values()))
 
 
-@given(name=st.sampled_from(sorted(CATALOGUE)), n=st.integers(1, 6), k=st.integers(1, 4), steps=st.integers(0, 9),
+@given(name=st.sampled_from(sorted(set(CATALOGUE) & set(ALGORITHMS))), n=st.integers(1, 6), k=st.integers(1, 4), steps=st.integers(0, 9),
        latency=st.sampled_from([0.0, 0.0007, 0.011, 0.05]), bandwidth=st.sampled_from([math.inf, 1e6, 1e5]),
        update=st.sampled_from([None, 0.0013, 0.04]), reduction=st.sampled_from([0.0, 1e-7]), collocated=st.booleans(),
        speeds=st.sampled_from([(), (1.0, 2.0), (0.3,)]))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_exact_means_exact(name, n, k, steps, latency, bandwidth, update, reduction, collocated, speeds):
     """Fixed times on any machine: what calls itself exact is so to the last digit, from the first iteration on."""
     if name == "sequential":
@@ -167,7 +167,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
     return p, [simulate(lambda: function(PROBLEM, n, steps, SGD(lr=0.1), **more), machine, seed).trace for seed in range(seeds)]
 
 
-REST = sorted(set(CATALOGUE) - set(DEPLOY))
+REST = sorted(set(CATALOGUE) & set(ALGORITHMS) - set(DEPLOY))
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
 
 
@@ -179,8 +179,11 @@ def test_the_catalogue_at_fixed_times(name, n):
         machine = Machine(compute="fixed(0.02)", latency=latency, bandwidth=bandwidth, update=update)
         p, (trace,) = catalogue_row(name, machine, n, 20, 1)
         loose = n > 1 and ((name in QUEUES and not math.isinf(bandwidth)) or (name == "softsync" and update))
-        assert p["seconds"].value == pytest.approx(trace.seconds, rel=0.13 if loose else 1e-6), (latency, bandwidth, update)
-        assert p["seconds"].kind != "exact" or not loose
+        if p["seconds"].kind == "bound":
+            assert p["seconds"].bound == "lower" and p["seconds"].value <= trace.seconds
+        else:
+            assert p["seconds"].value == pytest.approx(trace.seconds, rel=0.13 if loose else 1e-6), (latency, bandwidth, update)
+            assert p["seconds"].kind != "exact" or not loose
         sent = sum(trace.bytes_sent.values())
         if p["bytes_sent"].kind == "exact":
             assert p["bytes_sent"].value == sent
@@ -195,11 +198,12 @@ def test_the_catalogue_at_fixed_times(name, n):
 
 @pytest.mark.parametrize("name", REST)
 def test_the_catalogue_at_random_times(name):
-    """Four workers, eight runs of 60 exponential iterations: seconds within 12 %, idle within 0.06, staleness within 12 %."""
+    """Four workers, eight runs of 50 exponential iterations: seconds within 12 %, idle within 0.06, staleness within 12 %."""
     for latency, bandwidth in ((0.002, math.inf), (0.001, 8e5)):
         machine = Machine(compute="exponential(0.02)", latency=latency, bandwidth=bandwidth)
-        p, runs = catalogue_row(name, machine, 4, 60, 8)
-        assert p["seconds"].value == pytest.approx(np.mean([t.seconds for t in runs]), rel=0.12)
+        p, runs = catalogue_row(name, machine, 4, 50, 8)
+        if p["seconds"].kind != "bound":
+            assert p["seconds"].value == pytest.approx(np.mean([t.seconds for t in runs]), rel=0.12)
         if "idle_ratio" in p:
             assert p["idle_ratio"].value == pytest.approx(np.mean([t.idle_ratio for t in runs]), abs=0.06)
         if "staleness_mean" in p:
