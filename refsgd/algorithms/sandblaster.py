@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refsgd.algorithms.parameter_server import Objective, names, slices
-from refsgd.algorithms.vector_shards import OLD_G, OLD_X, PAIRS, Begin, G, P, Portion, Stop, X, combine, dot, shard, worker
+from refsgd.algorithms.vector_shards import OLD_G, OLD_X, PAIRS, Begin, G, P, Portion, Stop, X, combine, dot, parameter_shard, worker
 from refsgd.effects import Deployment, Node, Program, Recv, Send
 
 
@@ -128,5 +128,5 @@ def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, 
     deployment |= {w: Node(worker("coordinator", ss, problem)) for w in ws}
     images = [problem.images(i, 0) for i in range(count)]
     for k, (s, cut) in enumerate(zip(ss, slices(problem.x0.size, servers), strict=True)):
-        deployment[s] = Node(shard(k, problem.x0[cut], workers, images))
+        deployment[s] = Node(parameter_shard(k, problem.x0[cut], workers, images))
     return deployment

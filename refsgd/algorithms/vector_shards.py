@@ -129,7 +129,7 @@ def worker(coordinator: str, shards: Sequence[str], problem: Objective) -> Progr
         yield Send(shard, message)
 
 
-def shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Program[Array]:
+def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Program[Array]:
     """Obey until every worker has stopped; returns slice k of X.  `images` of each portion weigh its gradient."""
     register, pieces, evaluation, stopped = {X: x}, dict[int, Array](), -1, 0
     collecting = False

@@ -151,11 +151,12 @@ def convolve_pool(  # type: ignore[no-untyped-def]
 def _live(dy, gr, winner, o, k, rows, columns, pixel, row, offsets, values):  # type: ignore[no-untyped-def]
     """List the windows of channel k that carry gradient: offsets of their winners' patches, and the gradients."""
     count, total = 0, _ZERO
-    for r in range(rows):
-        gradient = carray(floats(dy + r * gr), (columns, o))
-        for c in range(columns):
+    # Column by column: patches of neighbours in the list then lie in different rows, and their sums in dx do not wait
+    # for one another.
+    for c in range(columns):
+        for r in range(rows):
             p: Any = np.int64(winner[(r * columns + c) * o + k])
-            g = gradient[c, k]
+            g = carray(floats(dy + r * gr + (c * o + k) * 4), (1,))[0]
             offsets[count] = (2 * r + (p >> 1)) * row + (2 * c + (p & 1)) * pixel
             live = p < 4
             g = g if live else _ZERO

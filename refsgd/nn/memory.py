@@ -5,7 +5,17 @@ from math import prod
 
 import numpy as np
 
-from refsgd.nn.layers import Shape
+from refsgd.nn.layers import Array, Shape
+
+_LINE = 64  # bytes of a cache line
+
+
+def zeros(*shape: int) -> Array:
+    """Zeros of float32 that begin at a cache line: vectors of one line then never straddle two."""
+    count = prod(shape)
+    room = np.zeros(count + _LINE // 4, np.float32)
+    first = -room.ctypes.data % _LINE // 4
+    return room[first : first + count].reshape(shape)
 
 
 class Field:
@@ -42,7 +52,7 @@ class Field:
         if self.of is not None:
             self.data = self.of.data
         elif self.data.size < images * self.floats:
-            self.data = np.zeros(images * self.floats, np.float32)
+            self.data = zeros(images * self.floats)
         self.pixel = 4 * self.shape[2]
         self.row = (self.shape[1] + 2 * self.pad) * self.pixel
         self.image = 4 * self.floats
@@ -86,17 +96,22 @@ class Buffer:
 
 
 class Scratch:
-    """Memory that steps use one after the other, as large as the largest need."""
+    """Memory that steps use one after the other: named areas, each as large as the largest need."""
 
     def __init__(self) -> None:
-        self.floats = 0
-        self.data = np.zeros(0, np.float32)
+        self._sizes: dict[str, int] = {}
+        self._areas: dict[str, Array] = {}
 
-    def need(self, floats: int) -> None:
+    def need(self, name: str, floats: int) -> None:
         """Ask for that many floats."""
-        self.floats = max(self.floats, floats)
+        self._sizes[name] = max(self._sizes.get(name, 0), floats)
 
     def allocate(self) -> None:
         """Make room, unless there is."""
-        if self.data.size < self.floats:
-            self.data = np.zeros(self.floats, np.float32)
+        for name, size in self._sizes.items():
+            if name not in self._areas:
+                self._areas[name] = zeros(size)
+
+    def address(self, name: str) -> int:
+        """Where an area begins."""
+        return int(self._areas[name].ctypes.data)

@@ -237,6 +237,14 @@ class Net:
             rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
         return rows
 
+    def memory(self, b: int) -> int:
+        """Bytes that training on batches of b images takes, by the description: parameters and activations, twice.
+
+        Each number has a gradient beside it. The kernels stay within 1.2 times that, plus the scratch of one layer:
+        what relu and pooling save by being computed with their convolution pays for borders.
+        """
+        return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
+
     def compile(self) -> None:
         """Compile, or load from the disk cache, everything that `gradient` needs: seconds once, then milliseconds."""
         self.gradient(self.init(0), np.zeros((1, *self.input_shape), np.float32), np.zeros(1, np.int64))

@@ -150,7 +150,7 @@ class Plan:
         shape = conv.output_shape(source.shape)
         if PixelStep.fits(conv, source):
             target = self._buffer(shape)
-            self._append(PixelStep(conv, source, target, at, relu))
+            self._append(PixelStep(conv, source, target, at, relu, self.scratch))
             return target, 1 + relu
         if WinogradStep.fits(conv, source):
             target = self._buffer(shape)
@@ -162,7 +162,7 @@ class Plan:
             self._append(ConvPoolStep(conv, source, target, at))
             return target, 3
         target = self._buffer(shape)
-        self._append(ConvStep(conv, source, target, at, relu))
+        self._append(ConvStep(conv, source, target, at, relu, self.scratch))
         return target, 1 + relu
 
     def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:

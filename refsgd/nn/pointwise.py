@@ -6,7 +6,7 @@ import numpy as np
 from refsgd.nn import elementwise
 from refsgd.nn.frame import Frame
 from refsgd.nn.layers import AvgPool, BatchNorm, Dropout, GlobalAverage, MaxPool
-from refsgd.nn.memory import Buffer
+from refsgd.nn.memory import Buffer, zeros
 from refsgd.nn.steps import NO_FLOOR, RELU, Step
 
 
@@ -18,10 +18,10 @@ class BatchNormStep(Step):
         c = source.shape[-1]
         self.layer, self.at, self.relu, self.masks = layer, at, relu, relu
         self.mean, self.inverse = np.zeros(c), np.ones(c)
-        self.sums, self.partial = np.zeros((3, c)), np.zeros(3 * c, np.float32)
-        self.rounded = np.zeros(c, np.float32)
-        self.scale, self.shift = np.zeros(c, np.float32), np.zeros(c, np.float32)
-        self.factors = np.zeros((3, c), np.float32)
+        self.sums, self.partial = np.zeros((3, c)), zeros(3 * c)
+        self.rounded = zeros(c)
+        self.scale, self.shift = zeros(c), zeros(c)
+        self.factors = zeros(3, c)
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value

@@ -9,7 +9,7 @@ import numpy as np
 from refsgd.nn import elementwise, kernels, winograd
 from refsgd.nn.frame import Frame
 from refsgd.nn.layers import Conv, Linear
-from refsgd.nn.memory import Buffer, Scratch
+from refsgd.nn.memory import Buffer, Scratch, zeros
 
 NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
 
@@ -55,19 +55,21 @@ class ConvStep(Step):
     s see the same taps, so there are s * s small convolutions of dy with some of the taps, turned by half a turn.
     """
 
-    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
+    def __init__(
+        self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool, scratch: Scratch
+    ) -> None:
         super().__init__(source, target)
-        self.conv, self.at, self.relu = conv, at, relu
+        self.conv, self.at, self.relu, self.scratch = conv, at, relu, scratch
         self.masks = relu
         self.c, self.o = source.shape[2], conv.channels
         self.run = conv.kernel * self.c
-        self.zeros = np.zeros(max(self.o, self.c), np.float32)
+        self.zeros = zeros(max(self.o, self.c))
         source.value.need(conv.pad)
         self.phases = [(rows, columns) for rows in self._phases(0) for columns in self._phases(1)]
         if source.wanted:
             for lines in (line for phase in self.phases for line in phase):
                 target.gradient.need(lines.border)
-            self.turned = np.zeros(conv.kernel**2 * self.c * self.o, np.float32)
+            scratch.need("turned", conv.kernel**2 * self.c * self.o)
 
     def _phases(self, axis: int) -> list[_Lines]:
         """The places of the input by remainder, along one axis."""
@@ -84,16 +86,17 @@ class ConvStep(Step):
             found.append(_Lines(list(taps)[::-1], first, count, lowest, border))
         return found
 
-    def prepare(self, frame: Frame) -> None:
-        if not self.source.wanted:
-            return
-        size, to = 4 * self.c * self.o, self.turned.ctypes.data
+    def _turn(self, frame: Frame) -> int:
+        """Lay the filters out as the gradient of the input reads them; returns where."""
+        turned = to = self.scratch.address("turned")
+        size = 4 * self.c * self.o
         for rows, columns in self.phases:
             for i in rows.taps:
                 for j in columns.taps:
                     tap = frame.x + self.at["weight"] + (i * self.conv.kernel + j) * size
                     kernels.transpose(self.c, self.o, tap, to, False)
                     to += size
+        return turned
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t, conv = self.source.value, self.target.value, self.conv
@@ -115,7 +118,7 @@ class ConvStep(Step):
             frame.g + self.at["weight"],
         )  # fmt: skip
         if self.source.wanted:
-            self._backward_inputs(b)
+            self._backward_inputs(b, self._turn(frame))
 
     def _backward_bias(self, b: int, frame: Frame) -> None:
         y, t = self.target.value, self.target.gradient
@@ -129,11 +132,10 @@ class ConvStep(Step):
         if t.dirty and self.source.wanted:
             elementwise.zero_border(b, *t.shape, t.pad, t.address, t.image, t.row)
 
-    def _backward_inputs(self, b: int) -> None:
+    def _backward_inputs(self, b: int, w: int) -> None:
         t, d, stride = self.target.gradient, self.source.gradient, self.conv.stride
         if not self.accumulate and not all(rows.taps and columns.taps for rows, columns in self.phases):
             elementwise.zero(d.corner, b * d.floats)  # some pixels are seen by no tap
-        w = self.turned.ctypes.data
         for rows, columns in self.phases:
             if not (rows.taps and columns.taps and rows.number and columns.number):
                 continue
@@ -178,7 +180,7 @@ class PixelStep(ConvStep):
         start = (d.address, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
         kernels.convolve_by_pixel(
             b, d.shape[0], d.shape[1], t.address, t.image, t.row, t.pixel, conv.kernel, conv.pad, 1, *t.shape,
-            self.turned.ctypes.data, self.c, *start, d.address, *strides, NO_FLOOR,
+            self._turn(frame), self.c, *start, d.address, *strides, NO_FLOOR,
         )  # fmt: skip
 
 
@@ -205,51 +207,48 @@ class WinogradStep(ConvStep):
     def __init__(
         self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool, scratch: Scratch
     ) -> None:
-        super().__init__(conv, source, target, at, relu)
+        super().__init__(conv, source, target, at, relu, scratch)
         c, o = self.c, self.o
-        self.filters = np.zeros(16 * c * _panelled(o), np.float32)
-        self.filters_turned = np.zeros(16 * o * _panelled(c), np.float32)
-        self.summed = np.zeros(16 * c * o, np.float32)
         across = source.shape[1] // 2
         tiles = max(96, min(256, 100_000 // (16 * max(c, o))))
         self.chunk = max(1, tiles // across)
-        self.tiles = self.chunk * across
-        self.scratch = scratch
-        self.scratch.need(2 * 16 * self.tiles * _panelled(max(c, o)))
-
-    def prepare(self, frame: Frame) -> None:
-        super().prepare(frame)
-        winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], self.filters.ctypes.data)
-        if self.source.wanted:
-            winograd.pack_filters(self.o, self.c, self.turned.ctypes.data, self.filters_turned.ctypes.data)
+        tiles = self.chunk * across
+        scratch.need("inputs", 16 * tiles * max(c, o))
+        scratch.need("outputs", 16 * tiles * _panelled(max(c, o)))
+        scratch.need("filters", 16 * max(c * _panelled(o), o * _panelled(c)))
+        scratch.need("summed", 16 * c * o)
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
+        # Packed when they are needed: they are still in the cache when they are read.
+        filters = self.scratch.address("filters")
+        winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters)
         winograd.convolve(
-            b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, self.filters.ctypes.data,
-            self.o, *self._scratch(), self.zeros.ctypes.data, self._bias(frame), 0, 0, 0,
+            b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, filters, self.o,
+            *self._tiles(), self.zeros.ctypes.data, self._bias(frame), 0, 0, 0,
             t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
         )  # fmt: skip
 
-    def _scratch(self) -> tuple[int, int]:
-        first = self.scratch.data.ctypes.data
-        return first, first + 4 * (self.scratch.data.size // 2)
+    def _tiles(self) -> tuple[int, int]:
+        return self.scratch.address("inputs"), self.scratch.address("outputs")
 
     def backward(self, b: int, frame: Frame) -> None:
         self._backward_bias(b, frame)
         s, t, d = self.source.value, self.target.gradient, self.source.gradient
         height, width, _ = t.shape
+        summed, filters = self.scratch.address("summed"), self.scratch.address("filters")
         winograd.convolve_weights(
             b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row, t.pixel,
-            self.o, *self._scratch(), self.zeros.ctypes.data, self.summed.ctypes.data,
+            self.o, *self._tiles(), self.zeros.ctypes.data, summed,
         )  # fmt: skip
-        winograd.unpack_gradient(self.c, self.o, self.summed.ctypes.data, frame.g + self.at["weight"])
+        winograd.unpack_gradient(self.c, self.o, summed, frame.g + self.at["weight"])
         if self.source.wanted:
+            winograd.pack_filters(self.o, self.c, self._turn(frame), filters)
             strides = d.image, d.row, d.pixel
             start = (d.address, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
             winograd.convolve(
-                b, height, width, self.chunk, self.o, t.at(-1, -1), t.image, t.row, self.filters_turned.ctypes.data,
-                self.c, *self._scratch(), self.zeros.ctypes.data, *start, d.address, *strides, NO_FLOOR,
+                b, height, width, self.chunk, self.o, t.at(-1, -1), t.image, t.row, filters, self.c,
+                *self._tiles(), self.zeros.ctypes.data, *start, d.address, *strides, NO_FLOOR,
             )  # fmt: skip
 
 
@@ -261,12 +260,12 @@ class ConvPoolStep(Step):
         self.conv, self.at = conv, at
         self.rows, self.columns, _ = conv.output_shape(source.shape)
         self.run = conv.kernel * source.shape[2]
-        self.w = np.zeros((conv.channels, conv.kernel * self.run), np.float32)
-        self.dw = np.zeros_like(self.w)
-        self.scratch = np.zeros(2 * self.columns * conv.channels, np.float32)
+        self.w = zeros(conv.channels, conv.kernel * self.run)
+        self.dw = zeros(*self.w.shape)
+        self.scratch = zeros(2 * self.columns * conv.channels)
         windows = prod(target.shape[:2])
         self.offsets = np.zeros(windows + 1, np.int64)
-        self.values = np.zeros(windows + 1, np.float32)
+        self.values = zeros(windows + 1)
         source.value.need(conv.pad)
         if source.wanted:
             # One list of offsets serves the input and its gradient, so both need the same border.
@@ -314,9 +313,9 @@ class LinearStep(Step):
         super().__init__(source, target)
         self.at, self.relu, self.masks = at, relu, relu
         self.inputs, self.outputs = source.size, layer.features
-        self.zeros = np.zeros(self.inputs, np.float32)
+        self.zeros = zeros(self.inputs)
         small = self.inputs * self.outputs <= self._SMALL and source.wanted
-        self.transposed = np.zeros((self.outputs, self.inputs), np.float32) if small else None
+        self.transposed = zeros(self.outputs, self.inputs) if small else None
 
     def prepare(self, frame: Frame) -> None:
         if self.transposed is not None:

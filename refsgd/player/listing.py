@@ -123,7 +123,9 @@ def listing(file: int, filename: str, functions: Iterable[int]) -> str:
         return f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined interactively)</p></section>'
     coloured, out, at = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1
     for first, last in _extents(lines, set(functions)):
-        if first > at:
+        if not "".join(lines[at - 1:first - 1]).strip():
+            out += _rows(file, coloured, at, first - 1) if first - at < 3 and at > 1 else []
+        elif first > at:
             out.append(f"<details><summary>lines {at} to {first - 1}</summary>")
             out += _rows(file, coloured, at, first - 1)
             out.append("</details>")
@@ -131,7 +133,7 @@ def listing(file: int, filename: str, functions: Iterable[int]) -> str:
         out += _rows(file, coloured, first, last)
         out.append("</div>")
         at = last + 1
-    if at <= len(lines):
+    if "".join(lines[at - 1:]).strip():
         out.append(f"<details><summary>lines {at} to {len(lines)}</summary>")
         out += _rows(file, coloured, at, len(lines))
         out.append("</details>")

@@ -250,7 +250,7 @@ function drawState(k, now) {
     const waits = says.startsWith("waits: ");
     return `<div class="program${p === now ? " now" : ""}" data-program="${p}"><p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
       + `<span class="where">${where ? text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
-      + `<p class="says">${waits ? "<b>waits for</b> " + text(says.slice(7)) : text(says)}${waits && block ? " " + text(block[3]) : ""}</p>`
+      + `<p class="says">${waits ? "<b>waits for</b> " + text(says.slice(7)) : text(says)}${waits && block ? (/^[:;]/.test(block[3]) ? "" : " ") + text(block[3]) : ""}</p>`
       + `<div class="locals">${locals.join("")}</div>`
       + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>fixed</summary><div class="locals">${fixed.join("")}</div></details>` : "") + "</div>";
   });
@@ -343,14 +343,13 @@ function drawLog(k) {
 byId("log").addEventListener("click", (e) => { const li = e.target.closest("li"); if (li) go(Number(li.dataset.k)); });
 
 function sentence(k) {
-  const total = run.total > last ? ` (the page shows events ${run.first + 1} to ${run.first + last} of ${run.total})` : "";
-  if (!k) return `<span class="at">before event 1 of ${last}${total}:</span> every program stands at its first yield`;
+  if (!k) return `<span class="at">before event 1 of ${last}:</span> every program stands at its first yield`;
   const [p, kind, said] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
   const words = { compute: "has computed", send: "sends", receive: "takes", choose: "", poll: "", return: "has ended", load: "reads", add: "adds" };
   const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
   const what = kind === "compute" ? works[said] || said : kind === "return" ? "" : kind === "receive" ? said.replace("<- ", "").replace(/ (\S+)$/, " of $1") : kind === "send" ? said.replace("->", "to") : said.replace("* update ", "has updated, ").replace("* ", "marks ");
   return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${words[kind] || ""} ${text(what)}`
-    + (where ? ` <span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "") + (total ? `<span class="at">${total}</span>` : "");
+    + (where ? ` <span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
 }
 
 // -- moving --------------------------------------------------------------------------------------------------
@@ -416,6 +415,7 @@ document.addEventListener("keydown", (e) => {
 let resized = null;
 window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); go(position); }, 120); });
 
+if (run.total > last) byId("part").textContent = `events ${run.first + 1} to ${run.first + last} of ${run.total}`;
 drawLegend();
 drawDiagram();
 if (run.actions) {

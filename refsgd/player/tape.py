@@ -23,7 +23,7 @@ WHY = {
     "partner": "the peer is busy",
     "update": "the update with its own gradient is being computed",
 }
-FIRST = ("t", "c", "clock", "version", "staleness", "slowest", "waiting")  #: local variables that readers look for first
+FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
 OPEN = "not answered"  #: waiting whose end the trace does not have
 
 
@@ -85,7 +85,8 @@ class Tape:
         """One program: where it stood, its local variables, those that never change apart."""
         columns = self.states.locals.get(key, {})
         values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
-        fixed = {name: values[name][0] for name, column in columns.items() if len(values[name]) == 1 and column[0][0] <= self.first}
+        fixed = {name: values[name][0] for name, column in columns.items()
+                 if len(values[name]) == 1 and column[0][0] <= self.first and name not in FIRST}
         moves = {name: [[self._k(k), v] for k, v in columns[name]] for name in sorted(columns, key=_rank) if name not in fixed}
         stands = [[self._k(k), place, says] for k, (place, says) in self.states.stands.get(key, [])]
         return {"node": self.trace.nodes.index(key[0]), "index": key[1], "name": self.states.names.get(key, ""), "stands": stands,
@@ -138,10 +139,10 @@ class Tape:
                   if e.kind == "receive" and e.time > e.data["since"] and i >= self.first]
         for key, since in self._open(Recv):
             if key[1] == 0:
-                k = self._k(self.latest.get(key, 0))
-                blocks.append([self.number[key], k, self.last - self.first + 1, "nothing has answered yet"])
+                reason, cause = self._unanswered(key)
+                blocks.append([self.number[key], self._k(self.latest.get(key, 0)), self.last - self.first + 1, reason])
                 if is_worker(key[0]):
-                    out.append([self.number[key], _time(max(since, self.start)), _time(self.end), len(CAUSES), -1])
+                    out.append([self.number[key], _time(max(since, self.start)), _time(self.end), cause, -1])
         for i, e in enumerate(self.trace.events):  # servers: no request yet
             if e.kind == "receive" and not is_worker(e.node) and e.time > e.data["since"]:
                 a, b = max(self.start, e.data["since"]), min(self.end, e.time)
@@ -164,6 +165,23 @@ class Tape:
         causes = [f"{cause} {self._clock(seconds)} ({WHY[cause]})" for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
                   if seconds > 1e-3 * (e.time - e.data["since"])]
         return text + ("; " + "; ".join(causes) if causes else "")
+
+    def _unanswered(self, key: tuple[str, int]) -> tuple[str, int]:
+        """What has become of the last message of a program that still waits when the trace ends, and the cause's number."""
+        asked = next((e for e in reversed(self.trace.events) if (e.node, e.program, e.kind) == (*key, "send")), None)
+        if asked is None or not is_worker(key[0]):
+            return "; nothing has come yet", len(CAUSES)
+        to, what = asked.data["to"], f"{asked.data['message']}#{asked.data['number']}"
+        taken = next((e for e in self.trace.events if e.node == to and e.kind in ("receive", "poll")
+                      and (e.data["src"], e.data.get("number")) == (key[0], asked.data["number"])), None)
+        if taken is None:
+            there = self.arrivals is not None and (key[0], to, asked.data["number"]) in self.arrivals
+            return f": its {what} {'lies in the inbox of' if there else 'is under way to'} {to}", CAUSES.index("transfer")
+        held = any(e.time >= taken.time and e.node == to and e.data.get("worker") == key[0]
+                   for e in self.trace.marks("block"))
+        if held:
+            return f": {to} has taken its {what} and holds the answer back to keep the bound, see its clocks", CAUSES.index("slack")
+        return f": {to} has taken its {what} and has not answered yet", len(CAUSES)
 
     def _trigger(self, e: Event) -> str:
         """The last message of somebody else that the sender took before it sent what `e` received."""

@@ -1,0 +1,100 @@
+"""Memory, processes and processors: what a gradient may cost."""
+import gc
+import multiprocessing
+import os
+import statistics
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from refsgd.nn import nets
+
+
+def batch(net, b, seed=0):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(0, net.classes, b)
+
+
+def peak(task):
+    """Result of a call, and bytes that it had allocated at the worst moment."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = task()
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["tiny", "shallow", "lenet5", "mlp", "resnet18:16", "inception:16", "vgg16:16"])
+def test_a_step_allocates_its_gradient_and_nothing_else(name):
+    net = nets.build(name)
+    x = net.init(0)
+    images, labels = batch(net, 8)
+    net.gradient(x, images, labels)
+    (_, g), most = peak(lambda: net.gradient(x, images, labels))
+    assert most - g.nbytes < 10_000  # Python's own numbers and views
+    _, most = peak(lambda: net.gradient(x, images[:5], labels[:5]))
+    assert most - g.nbytes < 10_000
+    net.loss_and_accuracy(x, images, labels)
+    assert peak(lambda: net.loss_and_accuracy(x, images, labels))[1] < 10_000
+
+
+def test_the_count_notices_an_allocation():
+    assert peak(lambda: np.zeros(100_000, np.float32))[1] > 400_000
+
+
+@pytest.mark.parametrize("name", ["shallow", "resnet18:16", "resnet18", "inception:16", "vgg16"])
+def test_memory_is_what_the_description_says(name):
+    net, b = nets.build(name), 64
+    images, labels = batch(net, b)
+
+    def train():
+        x = net.init(0)
+        return x, net.gradient(x, images, labels)
+
+    net_of_its_own = nets.build(name)
+    net_of_its_own.compile()
+    _, most = peak(train)
+    assert most < 1.2 * net.memory(b)
+
+
+def _train(name, seconds, answers):
+    net = nets.build(name)
+    x, (images, labels) = net.init(0), batch(net, 32)
+    net.gradient(x, images, labels)
+    count, start, own = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < seconds:
+        net.gradient(x, images, labels)
+        count += 1
+    answers.put((count / (time.perf_counter() - start), (time.process_time() - own) / (time.perf_counter() - start)))
+
+
+def _rates(n, seconds=0.5):
+    context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    answers = context.SimpleQueue()
+    processes = [context.Process(target=_train, args=("shallow", seconds, answers)) for _ in range(n)]
+    for process in processes:
+        process.start()
+    found = [answers.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return sum(rate for rate, _ in found), min(share for _, share in found)
+
+
+@pytest.mark.slow
+def test_two_processes_side_by_side_do_nearly_twice_the_work_of_one():
+    """Rounds in which another program took part of a core say nothing, and are left out."""
+    nets.build("shallow").compile()
+    ratios = []
+    for _ in range(40):
+        (one, quiet), (two, also_quiet) = _rates(1), _rates(2)
+        if min(quiet, also_quiet) > 0.95:
+            ratios.append(two / one)
+        if len(ratios) == 5:
+            break
+    if len(ratios) < 3:
+        pytest.skip("other programs keep the processors busy: no round was quiet")
+    assert statistics.median(ratios) >= 1.9

@@ -1,0 +1,211 @@
+"""What is claimed of Sandblaster L-BFGS: Dean et al., NIPS 2012, section 4.2."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refsgd.algorithms import sandblaster, vector_shards
+from refsgd.algorithms.vector_shards import G, P
+from refsgd.machine import Machine
+from refsgd.problems import Problem
+from refsgd.result import final_parameters
+from refsgd.runtimes.explorer import Counterexample, walk
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+
+ROWS = 30
+DATA = np.random.default_rng(5).standard_normal((ROWS, 4)) * [1, 2, 5, 0.3]
+LABELS = np.sign(DATA @ [1, -1, 0.2, 3] + np.random.default_rng(6).standard_normal(ROWS))
+FAST = Machine(compute="fixed(1)")
+
+
+def logistic(portions):
+    """Regularised logistic regression in float64, its rows dealt to portions: not quadratic, portions of unequal size."""
+    def part(x, rows, signs):
+        margin = signs * (rows @ x)
+        return -(signs / (1 + np.exp(margin))) @ rows / len(rows) + 0.05 * x
+
+    return Problem(np.zeros(4), lambda x, rank, t: part(x, DATA[rank::portions], LABELS[rank::portions]), lambda x: 0.0,
+                   images=lambda rank, t: len(range(rank, ROWS, portions)))
+
+
+def lbfgs(gradient, x, steps, m):
+    """One process, whole vectors: Nocedal and Wright, algorithms 7.4 and 7.5, with the slopes' line search; all x and the searches."""
+    pairs, g, xs, directions = [], gradient(x), [x], []
+    for _ in range(steps):
+        q, alphas = g, []
+        for s, y in reversed(pairs):
+            alphas.append(s @ q / (y @ s))
+            q = q - alphas[-1] * y
+        r = q * (pairs[-1][0] @ pairs[-1][1] / (pairs[-1][1] @ pairs[-1][1])) if pairs else q
+        for (s, y), alpha in zip(pairs, reversed(alphas)):
+            r = r + s * (alpha - y @ r / (y @ s))
+        p, a = -r, 1.0
+        if not p @ g < 0:
+            break
+        directions.append((p, g))
+        while p @ gradient(x + a * p) > -(p @ g) / 2:
+            a /= 2
+        new = gradient(x + a * p)
+        if a * p @ (new - g) > 1e-10 * ((new - g) @ (new - g)):
+            pairs = ([*pairs, (a * p, new - g)])[-m:] if m else []
+        x, g = x + a * p, new
+        xs.append(x)
+    return xs, directions
+
+
+def reference(steps, m):
+    return lbfgs(lambda x: logistic(1).gradient(x, 0, 0), np.zeros(4), steps, m)[0][-1]
+
+
+def run(workers=3, steps=6, servers=2, portions=7, history=3, machine=FAST, seed=0):
+    return simulate(sandblaster.sandblaster(logistic(portions), workers, steps, servers, portions=portions, history=history), machine, seed)
+
+
+# -- equality --------------------------------------------------------------------------------------------------
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), servers=st.integers(1, 5), portions=st.integers(1, 9), history=st.integers(0, 4))
+def test_it_is_single_process_lbfgs_for_any_workers_portions_and_shards(machine, seed, workers, servers, portions, history):
+    """To the order of additions: 6 steps in float64, whose conditioning may lose a few digits of 1e-16."""
+    found = final_parameters(run(workers, 6, servers, portions, history, machine, seed))
+    assert np.allclose(found, reference(6, history), rtol=0, atol=1e-9)
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4))
+def test_who_computes_what_and_how_often_changes_no_bit(machine, seed, workers):
+    assert np.array_equal(final_parameters(run(workers, machine=machine, seed=seed)), final_parameters(run(1)))
+
+
+def test_it_converges_far_faster_than_gradient_descent():
+    """history = 0 is gradient descent with the same line search."""
+    def rest(history):
+        return np.linalg.norm(logistic(1).gradient(final_parameters(run(2, 15, 1, 4, history)), 0, 0))
+
+    assert rest(5) < 1e-3 * rest(0)
+
+
+def test_every_direction_goes_down():
+    """<p, g> < 0 as long as all <s, y> > 0: the two loops apply a positive definite matrix."""
+    _, directions = lbfgs(lambda x: logistic(1).gradient(x, 0, 0), np.zeros(4), 12, 3)
+    assert len(directions) == 12 and all(p @ g < 0 for p, g in directions)
+
+
+# -- portions --------------------------------------------------------------------------------------------------
+
+
+STRAGGLER = Machine(compute="fixed(1)", speeds=(1, 1, 0.02))
+
+
+def test_each_portion_counts_once_even_when_it_was_computed_twice():
+    """Near the end outstanding portions are handed out again; the second answer is dropped by every shard."""
+    result = run(workers=3, machine=STRAGGLER)
+    computed = sum(result.trace.iterations.values())
+    evaluations = result.values["coordinator"]
+    dropped = [e for e in result.trace.marks("drop") if e.node == "server0"]
+    assert computed - len(dropped) == 7 * evaluations and len(dropped) > 0
+    assert np.array_equal(final_parameters(result), final_parameters(run(1)))
+
+
+def test_a_straggler_does_not_set_the_pace():
+    """Section 4.2: a worker fifty times slower would cost fifty seconds in each evaluation if its portion were waited for."""
+    result = run(workers=3, machine=STRAGGLER)
+    begun = [e.time for e in result.trace.marks("update") if e.node == "server0"]
+    assert max(np.diff(begun)) <= 5, "7 portions, and one again, by two workers: four rounds"
+
+
+def test_fast_workers_take_more_portions():
+    counts = run(workers=2, portions=9, machine=Machine(compute="fixed(1)", speeds=(4, 1))).trace.iterations
+    assert counts["worker0"] > 2 * counts["worker1"]
+
+
+# -- the coordinator -------------------------------------------------------------------------------------------
+
+
+def counted(d, history, steps=6):
+    """Bytes and messages out of and into the coordinator for a problem of d parameters with the same geometry."""
+    problem = Problem(np.ones(d), lambda x, rank, t: x * np.linspace(1, 2, d), lambda x: 0.0)
+    trace = simulate(sandblaster.sandblaster(problem, 2, steps, 1, portions=4, history=history), FAST).trace
+    into = [e for e in trace.of("send") if e.data["to"] == "coordinator"]
+    return trace.bytes_sent["coordinator"] + sum(e.data["bytes"] for e in into), len(trace.of("send", "coordinator"))
+
+
+def test_the_coordinator_sees_scalars_whose_number_does_not_depend_on_the_parameters():
+    assert counted(d=64, history=2) == counted(d=6400, history=2)
+
+
+def test_an_iteration_costs_the_coordinator_about_four_commands_per_pair():
+    """Two loops of a dot and a combination for each pair, in each shard: 8 bytes for a dot, 16 for a combination."""
+    (_, one), (_, three) = counted(64, 1, 12), counted(64, 3, 12)
+    # Step t has min(t, m) pairs: the sums over 12 steps are 11 and 30.
+    assert three - one == 4 * (30 - 11)
+
+
+def test_no_vector_passes_through_the_coordinator():
+    trace = run().trace
+    assert all(e.data["message"] in ("Dot", "Combine", "Begin", "Portion", "Stop") for e in trace.of("send", "coordinator"))
+    assert {e.data["message"] for e in trace.of("receive", "coordinator")} == {"Scalar", "Begin", "Portion"}
+
+
+# -- wrong programs --------------------------------------------------------------------------------------------
+
+
+def wrong_shard(*exchanges):
+    """The shard's program with some expressions exchanged."""
+    source = inspect.getsource(vector_shards.parameter_shard)
+    for right, wrong in exchanges:
+        assert right in source
+        source = source.replace(right, wrong)
+    space = dict(vars(vector_shards))
+    exec(source, space)
+    return space["parameter_shard"]
+
+
+def hold_in_random_schedules(runs=150, steps=2):
+    def at_end(result):
+        assert np.allclose(final_parameters(result), reference(steps, 1), rtol=0, atol=1e-9), "not the result of one process"
+
+    walk(lambda: sandblaster.sandblaster(logistic(3), 2, steps, 1, portions=3, history=1), at_end, runs=runs)
+
+
+@pytest.mark.parametrize("exchanges", [
+    # WRONG: counts answers instead of portions; a second copy takes the place of a portion that is then never awaited.
+    [(" and portion not in pieces", ""), ("pieces[portion] = grad", "pieces[len(pieces)] = grad")],
+    # WRONG: a straggler's piece of an earlier evaluation counts in this one.
+    [("at == evaluation and ", "")],
+    # WRONG: obeys at once, also while portions are missing; the slope is then that of an older gradient.
+    [("[] if collecting else [Begin, Dot, Combine]", "[Begin, Dot, Combine]")],
+])
+def test_a_shard_that_counts_a_duplicate_or_obeys_too_early_is_caught(monkeypatch, exchanges):
+    hold_in_random_schedules()
+    monkeypatch.setattr(sandblaster, "parameter_shard", wrong_shard(*exchanges))
+    with pytest.raises(Counterexample):
+        hold_in_random_schedules(3000)
+
+
+def oldest_first(shards, pairs):
+    """WRONG: the first loop runs from the oldest pair to the newest."""
+    yield from sandblaster.combine(shards, P, -1, G)
+    alpha = {}
+    for s, sy, _ in pairs:
+        alpha[s] = (yield from sandblaster.dot(shards, s, P)) / sy
+        yield from sandblaster.combine(shards, P, 1, P, -alpha[s], s + 1)
+    if pairs:
+        yield from sandblaster.combine(shards, P, pairs[-1][1] / pairs[-1][2], P)
+    for s, sy, _ in pairs:
+        beta = (yield from sandblaster.dot(shards, s + 1, P)) / sy
+        yield from sandblaster.combine(shards, P, 1, P, alpha[s] - beta, s)
+
+
+def test_loops_in_the_wrong_order_are_caught(monkeypatch):
+    monkeypatch.setattr(sandblaster, "direct", oldest_first)
+    assert not np.allclose(final_parameters(run()), reference(6, 3), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"portions": 0}, {"history": -1}])
+def test_wrong_options_are_named(options):
+    with pytest.raises(ValueError, match="expected at least 1 portion"):
+        sandblaster.sandblaster(logistic(1), 1, 1, **options)
