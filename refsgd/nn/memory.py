@@ -18,6 +18,20 @@ def zeros(*shape: int) -> Array:
     return room[first : first + count].reshape(shape)
 
 
+class Room:
+    """Memory that several fields use, one after the other."""
+
+    def __init__(self) -> None:
+        self.floats = 0  # of one image
+        self.free_after = -1  # the last step that uses it
+        self.data = zeros(0)
+
+    def allocate(self, images: int) -> None:
+        """Make room for ``images`` images, unless there is."""
+        if self.data.size < images * self.floats:
+            self.data = zeros(images * self.floats)
+
+
 class Field:
     """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
@@ -38,7 +52,8 @@ class Field:
         self.pad = 0
         self.dirty = False
         self.of: Field | None = None  # the field whose memory this one shares
-        self.data = np.zeros(0, np.float32)
+        self.room: Room | None = None  # memory shared with others
+        self.data = zeros(0)
         self.address = self.corner = self.image = self.row = self.pixel = 0
 
     @property
@@ -51,6 +66,9 @@ class Field:
         """Make room for ``images`` images, unless there is; what was there is lost."""
         if self.of is not None:
             self.data = self.of.data
+        elif self.room is not None:
+            self.room.allocate(images)
+            self.data = self.room.data
         elif self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
         self.pixel = 4 * self.shape[2]

@@ -37,6 +37,14 @@ class Row(NamedTuple):
     activation_bytes: int
 
 
+class LayerGradient(NamedTuple):
+    """The finished gradient of one layer: its name, its place in the flat vector, and the values (float32)."""
+
+    name: str
+    slice: slice
+    gradient: Vector
+
+
 class Leaf(NamedTuple):
     """A layer in its place: name, input and output shape, byte offsets of its parameters in the flat vector.
 
@@ -99,7 +107,7 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
-        self._plan: Plan | None = None
+        self._plans: dict[bool, Plan] = {}
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
         """Name the layers, those of branches included, and give each of their parameters its segment."""
@@ -166,7 +174,7 @@ class Net:
         b = len(images)
         if b == 0:
             return 0.0, g
-        plan = self._planned()
+        plan = self._planned(keep=True)
         frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
         chunk = plan.chunk or b
         plan.reserve(min(b, chunk))
@@ -183,6 +191,48 @@ class Net:
         if not np.isfinite(loss):
             raise FloatingPointError(self._diagnosis(x, images, loss / b))
         return loss / b, g
+
+    def backward_by_layer(
+        self, x: Array, images: Array, labels: Array, key: int | None = None
+    ) -> tuple[float, Iterator[LayerGradient]]:
+        """The loss at once, and then the gradient one layer after the other, from the last to the first.
+
+        What is computed of a layer is final, and may travel while the layers before it are computed. Arguments and
+        errors as `gradient`; here the whole batch goes through together, and the parts make up `gradient`'s vector up
+        to rounding (bit for bit if the batch is no larger than the net's chunk, 64 images or more).
+
+        Returns
+        -------
+        loss : float
+        parts : iterator of LayerGradient
+            It computes as it is asked, in the net's own buffers: exhaust it before using the net again.
+        """
+        images, labels = self._checked(x, images, labels)
+        b, g = len(images), np.zeros(self.parameters, np.float32)
+        if b == 0:
+            parts = [self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at]
+            return 0.0, iter(parts)
+        plan = self._planned(keep=True)
+        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
+        plan.reserve(b)
+        for step in plan.steps:
+            step.prepare(frame)
+        plan.forward(images, frame)
+        loss = plan.loss(labels, np.float32(1 / b))[0] / b
+        if not np.isfinite(loss):
+            raise FloatingPointError(self._diagnosis(x, images, loss))
+        leaves = {min(leaf.at.values()): leaf for leaf in self.leaves if leaf.at}
+
+        def parts_in_turn() -> Iterator[LayerGradient]:
+            for at in plan.backward_by_step(b, frame):
+                yield self._part(leaves[min(at.values())], g)
+
+        return loss, parts_in_turn()
+
+    def _part(self, leaf: Leaf, g: Vector) -> LayerGradient:
+        segments = [self.segments[f"{leaf.name}.{key}"].slice for key in leaf.at]
+        whole = slice(segments[0].start, segments[-1].stop)
+        return LayerGradient(leaf.name, whole, g[whole])
 
     def loss_and_accuracy(
         self, x: Array, images: Array, labels: Array, sample: Array | None = None
@@ -210,7 +260,7 @@ class Net:
         b = len(images)
         if b == 0:
             return 0.0, 0.0
-        plan = self._planned()
+        plan = self._planned(keep=False)
         frame = Frame(x.ctypes.data, 0)
         for step in plan.steps:
             step.prepare(frame)
@@ -270,13 +320,13 @@ class Net:
             views[layer][field] = x[part].reshape(shape)
         return _nested(self.layers, iter(views.values()))
 
-    def _planned(self) -> Plan:
+    def _planned(self, keep: bool) -> Plan:
         # Imported here: numba takes a quarter of a second to load, which those who compute no gradient need not wait for.
-        if self._plan is None:
+        if keep not in self._plans:
             from refsgd.nn.plan import Plan
 
-            self._plan = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves))
-        return self._plan
+            self._plans[keep] = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves), keep)
+        return self._plans[keep]
 
     def _diagnosis(self, x: Array, images: Array, loss: float) -> str:
         """Where the first number that is not finite appears."""

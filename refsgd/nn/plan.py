@@ -28,7 +28,7 @@ from refsgd.nn.layers import (
     Residual,
     Shape,
 )
-from refsgd.nn.memory import Buffer, Scratch
+from refsgd.nn.memory import Buffer, Field, Room, Scratch
 from refsgd.nn.pointwise import (
     AddStep,
     AverageStep,
@@ -53,6 +53,9 @@ class Plan:
     shape : (H, W, C) of an image
     at : iterator of dicts
         For each layer, those of branches before the layer that has them, the byte offsets of its parameters.
+    keep : bool
+        Whether activations stay for a backward pass. Without it, there is only a forward pass, and buffers whose turn
+        is over give their memory to later ones.
 
     Attributes
     ----------
@@ -62,24 +65,50 @@ class Plan:
         Images that go through at once; None if it must be the whole batch, because images influence each other.
     """
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At]) -> None:
+    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True) -> None:
         self.input = Buffer(shape, wanted=False)
         self.buffers = [self.input]
         self.steps: list[Step] = []
         self.scratch = Scratch()
         self._at = at
         self.output = self._chain(list(layers), self.input)
-        self.capacity = 0
+        self.capacity, self.keep = 0, keep
         while any([buffer.settle() for buffer in self.buffers]):
             pass
         for step in self.steps:
             if isinstance(step, FlattenStep):
                 step.share()
+        if not keep:
+            self._share_rooms()
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
         whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
         # Chunks that stay near the cache, yet long enough to pay for reading the weights again.
         self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
+
+    def _share_rooms(self) -> None:
+        """Give every value a room that no other value needs at the time."""
+        spans = {id(self.input.value): [-1, 0]}
+        fields = [self.input.value]
+        for k, step in enumerate(self.steps):
+            for buffer in (step.source, step.target):
+                field = buffer.value.of or buffer.value  # a flattened value is its source's
+                if id(field) not in spans:
+                    spans[id(field)] = [k, k]
+                    fields.append(field)
+                spans[id(field)][1] = k
+        last = self.output.value.of or self.output.value
+        spans[id(last)][1] = len(self.steps)
+        rooms: list[Room] = []
+        for field in fields:
+            first, end = spans[id(field)]
+            free = [room for room in rooms if room.free_after < first]
+            # The room that must grow least, or shrinks least.
+            room = min(free, key=lambda room: abs(room.floats - field.floats), default=None)
+            if room is None:
+                room = Room()
+                rooms.append(room)
+            room.floats, room.free_after, field.room = max(room.floats, field.floats), end, room
 
     def _chain(self, layers: Sequence[Layer], source: Buffer, branch: bool = False, accumulate: bool = False) -> Buffer:
         """Append the steps of layers run one after the other; ``branch``: others read the source too."""
@@ -215,7 +244,8 @@ class Plan:
         self.scratch.allocate()
         for buffer in self.buffers:
             buffer.value.allocate(images)
-            buffer.gradient.allocate(images)
+            if self.keep or buffer is self.output:
+                buffer.gradient.allocate(images)
         for step in self.steps:
             step.allocate(images)
         self.capacity = images
@@ -227,8 +257,14 @@ class Plan:
         elementwise.copy_images(
             b, rows, run, images.ctypes.data, 4 * rows * run, 4 * run, first.address, first.image, first.row
         )
+        self._clear_border(b, first)
         for step in self.steps:
             step.forward(b, frame)
+            self._clear_border(b, step.target.value)
+
+    def _clear_border(self, b: int, field: Field) -> None:
+        if field.room is not None and field.pad:  # who had the room before had other borders
+            elementwise.zero_border(b, *field.shape, field.pad, field.address, field.image, field.row)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
         """Sum of the cross-entropies and number classified rightly; leaves the gradient in ``self.output``."""
@@ -242,3 +278,12 @@ class Plan:
         """Add the gradients of b images to the vector at ``frame.g``."""
         for step in reversed(self.steps):
             step.backward(b, frame)
+
+    def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
+        """As `backward`, stopping wherever the gradient of a layer's parameters, at these byte offsets, is complete."""
+        for step in reversed(self.steps):
+            step.backward(b, frame)
+            step.finish(frame)
+            at: At = getattr(step, "at", {})
+            if at:
+                yield at

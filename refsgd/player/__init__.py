@@ -80,8 +80,8 @@ def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "ru
     data = Tape(trace, states, first, last, unit, arrivals).to_json()
     data |= {"name": name, "atEnd": at_end, "actions": actions, "files": [title(f) for f in states.files]}
     source = "".join(listing(i, f, functions) for i, (f, functions) in enumerate(states.files.items()))
-    if not source:
-        source = f'<p class="note">{html.escape(states.note or "no source")}</p>'
+    if states.note:
+        source = f'<p class="note">{html.escape(states.note)}</p>{source}'
     parts = {"name": html.escape(name), "css": _asset("player.css"), "js": _asset("player.js"), "source": source,
              "run": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")}
     page = _asset("player.html")

@@ -231,8 +231,15 @@ function sourceOf(place) {
   return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
 }
 
+const cards = run.programs.map((_, p) => {
+  const card = document.createElement("div");
+  card.dataset.program = p;
+  byId("state").append(card);
+  return { card, html: null };
+});
+
 function drawState(k, now) {
-  const parts = run.programs.map((program, p) => {
+  run.programs.forEach((program, p) => {
     const [, place, says] = standing(p, k), [where] = sourceOf(place);
     const block = blocksOf[p].find((b) => b[1] <= k && k < b[2]);
     const counts = [];
@@ -248,13 +255,14 @@ function drawState(k, now) {
     }
     const fixed = Object.entries(program.fixed).map(([name, value]) => `<span><em>${text(name)}</em> ${text(value)}</span>`);
     const waits = says.startsWith("waits: ");
-    return `<div class="program${p === now ? " now" : ""}" data-program="${p}"><p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
+    const html = `<p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
       + `<span class="where">${where ? text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
       + `<p class="says">${waits ? "<b>waits for</b> " + text(says.slice(7)) : text(says)}${waits && block ? (/^[:;]/.test(block[3]) ? "" : " ") + text(block[3]) : ""}</p>`
       + `<div class="locals">${locals.join("")}</div>`
-      + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>fixed</summary><div class="locals">${fixed.join("")}</div></details>` : "") + "</div>";
+      + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>fixed</summary><div class="locals">${fixed.join("")}</div></details>` : "");
+    cards[p].card.className = "program" + (p === now ? " now" : "");
+    if (cards[p].html !== html) cards[p].card.innerHTML = cards[p].html = html;
   });
-  byId("state").innerHTML = parts.join("");
 }
 
 const opened = new Set();  // programs whose fixed variables are unfolded

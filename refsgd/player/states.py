@@ -125,17 +125,18 @@ class States:
             self._done[node, self._events[k - 1].program] += 1
         if k < self.first and done < len(self._of_node[node]) and self._of_node[node][done] < self.first:
             return  # the node goes on before the window begins
+        end = "died" if done and self._events[k - 1].kind == "died" else "returned"
         for index, (program, effect) in enumerate(programs):
-            self._look((node, index), max(k, self.first), program, effect)
+            self._look((node, index), max(k, self.first), program, effect, end)
 
-    def _look(self, key: tuple[str, int], k: int, program: Any, effect: Any) -> None:
+    def _look(self, key: tuple[str, int], k: int, program: Any, effect: Any, end: str) -> None:
         alive = [f for f in frames(program) if f.gi_frame is not None]
         self.names.setdefault(key, getattr(program, "__name__", "program"))
         self.pending[key] = effect
         where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
         for f in alive:
             self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
-        _put(self.stands[key], k, (self._place(where), waits_for(effect) if alive else "returned"))
+        _put(self.stands[key], k, (self._place(where), waits_for(effect) if alive else end))
         values: dict[str, str] = {}
         for f in alive:
             for name, value in local_values(f).items():
@@ -193,8 +194,6 @@ def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> Stat
     try:
         beginning = Trace(trace.events[:last], trace.nodes, trace.seconds, lateness=trace.lateness)
         replay.watch(factory, replay.record(beginning), states.see)
-    except replay.ReplayError as error:
-        states.note = f"the lines could not be reproduced: {error}"
-    except Exception as error:  # a program of the reader's own may fail at the last event
-        states.note = f"{type(error).__name__}: {error}"
+    except Exception as error:  # whatever it is: the diagram, the messages and the figures do not need the lines
+        states.note = f"the lines could not be reproduced to the end: {type(error).__name__}: {error}"
     return states

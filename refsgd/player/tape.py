@@ -103,7 +103,8 @@ class Tape:
                 out.append([self.number.get((e.node, e.program), 0), _time(max(self.start, e.data["start"])),
                             _time(min(self.end, e.time)), e.data["work"], k])
         for key, since in self._open(Compute):
-            out.append([self.number[key], _time(max(self.start, since)), _time(self.end), self.states.pending[key].kind, -1])
+            if since < self.end:
+                out.append([self.number[key], _time(max(self.start, since)), _time(self.end), self.states.pending[key].kind, -1])
         return out
 
     def _open(self, kind: type) -> list[tuple[tuple[str, int], float]]:
@@ -113,7 +114,7 @@ class Tape:
         found = []
         for key, effect in self.states.pending.items():
             since = self.trace.events[self.latest[key] - 1].time if key in self.latest else 0.0
-            if type(effect) is kind and since < self.end:
+            if type(effect) is kind:
                 found.append((key, since))
         return found
 
@@ -141,7 +142,7 @@ class Tape:
             if key[1] == 0:
                 reason, cause = self._unanswered(key)
                 blocks.append([self.number[key], self._k(self.latest.get(key, 0)), self.last - self.first + 1, reason])
-                if is_worker(key[0]):
+                if is_worker(key[0]) and since < self.end:
                     out.append([self.number[key], _time(max(since, self.start)), _time(self.end), cause, -1])
         for i, e in enumerate(self.trace.events):  # servers: no request yet
             if e.kind == "receive" and not is_worker(e.node) and e.time > e.data["since"]:

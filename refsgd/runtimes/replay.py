@@ -10,16 +10,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
+from refsgd.effects import Add, Choose, Compute, Died, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
 from refsgd.runtimes.programs import add_to, describe, freeze, line_of
 from refsgd.trace import Event, Run, Thinner, Trace
 
 FORMAT = 1
+NOTICE = -1  #: the number of a message that tells of its sender's death
 #: told of a node, how many of its steps are done, and its programs with the effect that each waits for
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 #: event kinds as single letters in a record
 LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
-           "load": "l", "add": "a"}
+           "load": "l", "add": "a", "died": "x"}
 NAMES = {letter: kind for kind, letter in LETTERS.items()}
 
 
@@ -104,6 +105,9 @@ class _Replayer:
         index, letter, time, *rest = self.steps[node][self.at[node]]
         if not 0 <= index < len(self.programs[node]):
             raise ReplayError(f"{node}, step {self.at[node]}: recorded program {index}; the node has {len(self.programs[node])}")
+        if letter == "x":
+            self._die(node, time)
+            return True
         effect: Any = self.pending[node, index]
         if isinstance(effect, Recv) and type(effect) is Recv and letter not in "rp":
             self._answer(node, index, RunEnded())
@@ -129,7 +133,7 @@ class _Replayer:
             if src is None:
                 data = {"src": None}
             else:
-                channel = self.sent.get((src, node), [])
+                channel = [Died(src)] if number == NOTICE else self.sent.get((src, node), [])
                 if number >= len(channel):
                     return False
                 body = channel[number]
@@ -165,6 +169,14 @@ class _Replayer:
             self._answer(node, index, value)
         self._show(node)
         return True
+
+    def _die(self, node: str, time: float) -> None:
+        for index, program in enumerate(self.programs[node]):
+            program.close()
+            self.pending[node, index] = None
+        self.events.append(Event(time, node, 0, "died", {"reason": "as recorded"}))
+        self.at[node] += 1
+        self._show(node)
 
     def advance(self) -> None:
         """Perform whatever the record allows."""

@@ -34,12 +34,14 @@ def test_a_step_allocates_its_gradient_and_nothing_else(name):
     x = net.init(0)
     images, labels = batch(net, 8)
     net.gradient(x, images, labels)
-    (_, g), most = peak(lambda: net.gradient(x, images, labels))
-    assert most - g.nbytes < 10_000  # Python's own numbers and views
-    _, most = peak(lambda: net.gradient(x, images[:5], labels[:5]))
-    assert most - g.nbytes < 10_000
     net.loss_and_accuracy(x, images, labels)
-    assert peak(lambda: net.loss_and_accuracy(x, images, labels))[1] < 10_000
+
+    def least(task):  # Python itself may allocate now and then
+        return min(peak(task)[1] for _ in range(3))
+
+    assert least(lambda: net.gradient(x, images, labels)) - x.nbytes < 10_000  # Python's own numbers and views
+    assert least(lambda: net.gradient(x, images[:5], labels[:5])) - x.nbytes < 10_000
+    assert least(lambda: net.loss_and_accuracy(x, images, labels)) < 10_000
 
 
 def test_the_count_notices_an_allocation():
@@ -59,6 +61,18 @@ def test_memory_is_what_the_description_says(name):
     net_of_its_own.compile()
     _, most = peak(train)
     assert most < 1.2 * net.memory(b)
+
+
+def test_an_evaluation_keeps_no_activations():
+    net = nets.build("vgg16:16")
+    x, (images, labels) = net.init(0), batch(net, 256)
+    net.compile()
+    _, most = peak(lambda: nets.build("vgg16:16").loss_and_accuracy(x, images, labels))
+    rows = net.describe()
+    kept = sum(row.activation_bytes for row in rows)
+    chunk = 64
+    assert most < 0.5 * chunk * kept
+    assert most < 4 * chunk * max(row.activation_bytes for row in rows) + 4 * net.parameters * 5
 
 
 def _train(name, seconds, answers):

@@ -118,6 +118,7 @@ def distance(net, b, seed):
     images = random.standard_normal((b, *net.input_shape)).astype(np.float32)
     labels = random.integers(0, net.classes, b)
     loss, g = net.gradient(x, images, labels)
+    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(loss, rel=1e-6)
     wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels)
     rounded_loss, rounded = net.reference_gradient(x, images, labels)
     errors = (

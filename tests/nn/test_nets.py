@@ -134,6 +134,33 @@ def test_loss_and_accuracy_count_what_the_definition_counts():
     assert accuracy * 333 == pytest.approx(round(accuracy * 333))
 
 
+@pytest.mark.parametrize("name", [*FAST, "resnet18:16", "resnet50:8", "inception:16", "vgg16:16"])
+def test_an_evaluation_of_a_batch_finds_the_loss_of_its_gradient(name):
+    net = nets.build(name)
+    x = net.init(0)
+    for b in (5, 9, 3):
+        images, labels = batch(net, b)
+        assert net.loss_and_accuracy(x, images, labels)[0] == net.gradient(x, images, labels)[0]
+
+
+@pytest.mark.parametrize("name", [*FAST, "resnet18:16", "inception:16", "vgg16:16"])
+def test_the_gradient_comes_layer_by_layer(name):
+    net = nets.build(name)
+    x = net.init(0)
+    images, labels = batch(net, 6)
+    wanted_loss, wanted = net.gradient(x, images, labels)
+    loss, parts = net.backward_by_layer(x, images, labels)
+    assert loss == wanted_loss
+    g, names = np.full(net.parameters, np.nan, np.float32), []
+    for part in parts:
+        names.append(part.name)
+        g[part.slice] = part.gradient.copy()  # final when it is handed out
+    assert np.array_equal(g, wanted)
+    assert names[0] == net.leaves[-1].name and names[-1] == net.leaves[0].name if net.leaves[0].at else names
+    assert sorted(names) == sorted(leaf.name for leaf in net.leaves if leaf.at)
+    assert net.backward_by_layer(x, images[:0], labels[:0])[0] == 0.0
+
+
 def test_evaluation_takes_the_statistics_of_a_sample():
     net = nets.build("resnet18:2", (8, 8, 1))
     x = net.init(0)

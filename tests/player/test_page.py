@@ -200,3 +200,18 @@ def test_colours_and_names_of_files():
 
 def test_json_has_no_nan():
     json.dumps(page("bsp", machine=Machine(compute="fixed(0)")).data, allow_nan=False)
+
+
+def test_a_death_is_shown_and_the_others_go_on():
+    from refsgd.experiment import prepare
+    from refsgd.player import player_html
+    from refsgd.runtimes.faults import Kill, simulate
+
+    experiment = prepare("gosgd", quadratic(3, 3), workers=3, steps=4, machine=Machine(compute="fixed(0.01)", latency=0.001))
+    run = simulate(experiment.deploy, experiment.machine, kills=[Kill("peer1", 2)])
+    data = data_of(player_html(run.trace, experiment.deploy))
+    assert data["note"] == "" and [e.kind for e in run.trace.events if e.node == "peer1"][-1] == "died"
+    for program in data["programs"]:
+        assert program["stands"][-1][1] == -1, program["name"]
+    assert [kind for _, kind, _ in data["events"]].count("died") == 1
+    assert [program["stands"][-1][2] for program in data["programs"] if program["index"] == 0] == ["returned", "died", "returned"]

@@ -1,0 +1,193 @@
+"""What is claimed of scheduled model parallelism: Lee et al., NIPS 2014 (STRADS), and Xing et al., KDD 2015 (Petuum)."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from refsgd.algorithms import schedules
+from refsgd.algorithms.schedules import chances, independent, lasso, round_robin, soft
+from refsgd.machine import Machine
+from refsgd.result import final_parameters
+from refsgd.runtimes.simulator import simulate
+from tests.strategies import machines, seeds
+
+RNG = np.random.default_rng(3)
+
+
+def unit(a):
+    return a / np.linalg.norm(a, axis=0)
+
+
+SPARSE = unit(RNG.standard_normal((40, 24)))  # a few coordinates matter
+TARGET = SPARSE @ np.where(np.arange(24) % 6 == 0, 5.0, 0)
+CORRELATED = unit(np.ones((20, 8)) + 0.2 * RNG.standard_normal((20, 8)))  # every pair of columns: above 0.8
+DISJOINT = unit(np.kron(np.eye(6), RNG.standard_normal((4, 1))))  # columns without a common row
+
+
+def objective(a, b, x, penalty=0.1):
+    return 0.5 * np.sum((b - a @ x) ** 2) + penalty * np.sum(np.abs(x))
+
+
+def one_at_a_time(a, b, penalty, blocks):
+    """Sequential coordinate descent over the coordinates of the blocks, in order."""
+    x = np.zeros(a.shape[1])
+    for j in [j for block in blocks for j in block]:
+        x[j] = soft(x[j] + a[:, j] @ (b - a @ x), penalty)
+    return x
+
+
+def run(a, b, steps, workers=3, machine=None, seed=0, penalty=0.1, **options):
+    return simulate(lasso(a, b, penalty, workers, steps, **options), machine, seed)
+
+
+def blocks_of(result, worker="worker0"):
+    """What was updated in each step, read from the changes of x."""
+    xs = [np.zeros(0)] + [e.data["x"] for e in result.trace.marks("update")]
+    return [np.flatnonzero(after != (before if before.size else 0 * after)).tolist() for before, after in zip(xs, xs[1:])]
+
+
+# -- round-robin -----------------------------------------------------------------------------------------------
+
+
+@given(d=st.integers(1, 30), width=st.integers(1, 30), sweep=st.integers(0, 3))
+def test_round_robin_updates_each_coordinate_once_in_a_sweep(d, width, sweep):
+    length = -(-d // width)
+    swept = [j for t in range(sweep * length, (sweep + 1) * length) for j in round_robin(t, d, width)]
+    assert swept == list(range(d))
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5))
+def test_one_coordinate_at_a_time_is_sequential_coordinate_descent(machine, seed, workers):
+    """Whatever rows a worker holds: sums over workers in another order than one product, in float64."""
+    found = final_parameters(run(SPARSE, TARGET, 30, workers, machine, seed, policy="round-robin", width=1))
+    expected = one_at_a_time(SPARSE, TARGET, 0.1, [round_robin(t, 24, 1) for t in range(30)])
+    assert np.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+# -- dependencies ----------------------------------------------------------------------------------------------
+
+
+def hold_independence(choose, candidates, gram, rho):
+    kept = choose(candidates, gram, rho)
+    assert all(abs(gram[j, k]) < rho for j in kept for k in kept if j != k), "no conflicting pair"
+    assert kept == sorted(kept, key=candidates.index) and kept[:1] == candidates[:1], "in the order drawn, the first always"
+    for j in set(candidates) - set(kept):
+        assert any(abs(gram[j, k]) >= rho for k in kept), "nobody is left out without a reason"
+
+
+def against_the_last_only(candidates, gram, rho):
+    """WRONG: compares with the candidate kept last instead of with all."""
+    kept = []
+    for j in candidates:
+        if not kept or abs(gram[j, kept[-1]]) < rho:
+            kept.append(j)
+    return kept
+
+
+def signed(candidates, gram, rho):
+    """WRONG: forgets the absolute value; opposite columns conflict as much as equal ones."""
+    kept = []
+    for j in candidates:
+        if all(gram[j, k] < rho for k in kept):
+            kept.append(j)
+    return kept
+
+
+@given(order=st.permutations(range(24)), count=st.integers(0, 24), rho=st.floats(0, 1))
+def test_a_block_has_no_conflicting_pair(order, count, rho):
+    """Section 3.3: |a_j . a_k| < rho for every pair that is updated together."""
+    hold_independence(independent, order[:count], SPARSE.T @ SPARSE, rho)
+
+
+@pytest.mark.parametrize("wrong", [against_the_last_only, signed])
+def test_a_wrong_check_is_caught(wrong):
+    gram = SPARSE.T @ SPARSE
+    with pytest.raises(AssertionError, match="no conflicting pair"):
+        for shift in range(24):
+            hold_independence(wrong, [*range(shift, 24), *range(shift)], gram, 0.15)
+
+
+def test_rho_0_is_serial_and_rho_inf_unrestricted():
+    gram = CORRELATED.T @ CORRELATED
+    assert independent([5, 1, 2], gram, 0.0) == [5] and independent([5, 1, 2], gram, np.inf) == [5, 1, 2]
+
+
+def test_with_orthogonal_columns_a_block_does_what_its_coordinates_do_one_after_another():
+    """Bit for bit where columns have no common row."""
+    b = RNG.standard_normal(24)
+    together = final_parameters(run(DISJOINT, b, 4, 1, policy="round-robin", width=3))
+    alone = final_parameters(run(DISJOINT, b, 12, 1, policy="round-robin", width=1))
+    assert np.array_equal(together, alone)
+
+
+def test_correlated_columns_diverge_together_and_converge_when_conflicts_are_left_out():
+    """Eight nearly equal columns: each takes the whole step, and together eight times too much."""
+    b = CORRELATED @ np.ones(8)
+    start = objective(CORRELATED, b, np.zeros(8))
+    free = run(CORRELATED, b, 30, policy="random", width=8, rho=np.inf)
+    aware = run(CORRELATED, b, 30, policy="random", width=8, rho=0.5)
+    assert objective(CORRELATED, b, final_parameters(free)) > 1e6 * start
+    assert objective(CORRELATED, b, final_parameters(aware)) < 0.1 * start
+    assert all(len(block) <= 1 for block in blocks_of(aware))
+
+
+# -- priorities ------------------------------------------------------------------------------------------------
+
+
+def test_every_coordinate_has_a_chance_proportional_to_its_change_plus_eps():
+    p = chances(np.array([0.0, -3.0, 1.0]), 0.5)
+    assert p == pytest.approx([0.5 / 5.5, 3.5 / 5.5, 1.5 / 5.5]) and sum(p) == pytest.approx(1)
+
+
+def test_draws_follow_these_chances():
+    """A chi-squared test with 4,000 first draws of one step: rejected by chance in one of 10,000 seeds."""
+    program = schedules.scheduler(["worker0"], np.eye(4), 0.1, 1, "random", 1, 1.0, 1e-3)
+    assert program.send(None).p == pytest.approx([0.25] * 4)
+    choose = schedules.Choose(list(range(4)), chances(np.array([0.0, 1.0, 2.0, 0.1]), 0.1))
+
+    def draws():
+        seen = Counter()
+        for _ in range(4000):
+            seen[(yield choose)] += 1
+        return seen
+
+    seen = simulate({"peer0": schedules.Node(draws())}, seed=1).values["peer0"]
+    expected = 4000 * np.array(choose.p)
+    assert stats.chisquare([seen[j] for j in range(4)], expected).pvalue > 1e-4 and min(seen.values()) > 0
+
+
+def test_a_converged_coordinate_is_drawn_at_the_rate_of_eps():
+    """Coordinates that do not move any more have probability eps over the sum; without eps they were never seen again."""
+    p = chances(np.array([1.0, 0.0, 0.0]), 0.01)
+    assert p[1] == p[2] == pytest.approx(0.01 / 1.03)
+
+
+def test_priority_needs_fewer_steps_than_round_robin_where_few_coordinates_matter():
+    """Section 4: prioritised Lasso converges faster; here the mean objective over five seeds after 24 single updates."""
+    wide = unit(np.random.default_rng(8).standard_normal((60, 80)))
+    b = wide @ np.where(np.arange(80) % 20 == 19, 5.0, 0)
+
+    def after(policy, steps=160):
+        return np.mean([objective(wide, b, final_parameters(run(wide, b, steps, seed=s, policy=policy, width=1, penalty=0.5)), 0.5)
+                        for s in range(5)])
+
+    assert after("priority") < after("round-robin")
+
+
+# -- the protocol ----------------------------------------------------------------------------------------------
+
+
+def test_bytes_and_messages():
+    trace = run(SPARSE, TARGET, 6, 3, Machine(compute="fixed(1)"), policy="round-robin", width=4).trace
+    assert trace.messages == 6 * 3 * 3 and sum(trace.bytes_sent.values()) == 6 * 3 * (4 + 8 + 12) * 4
+    assert trace.seconds == 6
+
+
+@pytest.mark.parametrize("options", [{"policy": "alphabetical"}, {"width": 0}, {"width": 25}, {"rho": -1.0}, {"eps": 0.0}])
+def test_wrong_options_are_named(options):
+    with pytest.raises(ValueError, match="expected"):
+        lasso(SPARSE, TARGET, 0.1, 2, 1, **options)

@@ -1,0 +1,34 @@
+"""What pages and the README say of the project is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_test_that_the_table_of_invariants_names_exists():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "invariants.md").read_text())
+    assert len(named) > 40
+    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / "tests" / path).read_text()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert not [t for t in targets if not (page.parent / t).exists()]
+
+
+def test_the_readme_has_exactly_the_two_commands():
+    commands = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.M)
+    assert commands == ["pip install . && refsgd compare", "pip install '.[test]' && pytest"]
+
+
+def test_the_example_of_the_readme_runs():
+    example = re.search(r"```python\n(import refsgd.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    assert len(example.strip().splitlines()) == 15
+    quick = example.replace("epochs=4", "epochs=0.3")
+    assert quick != example
+    exec(compile(quick, "README.md", "exec"), {})
