@@ -189,6 +189,10 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B", help=f"whose gradient time is used (default {DEFAULT_BATCH})")
     p.add_argument("--output", default="machine.json", metavar="PATH", help="default machine.json; - for standard output alone")
 
+    p = commands.add_parser("data", help="which data sets are here; fetches those that are not", description="Lists which data sets are "
+                            "here, in REFSGD_DATA or in the cache, and fetches one, with its checksums, into the cache.")
+    p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
+
     commands.add_parser("list", help="algorithms, nets, data sets and laws")
     return parser
 
@@ -278,9 +282,10 @@ def _compile(args: argparse.Namespace) -> None:
     from refsgd.nn import nets
 
     name = args.net or default_net(args.data)
-    if name not in nets.NAMES:
+    try:
+        net = nets.build(name)
+    except ValueError:
         return  # refused with its own message later
-    net = nets.build(name)
     if nets.needs_compiling() and not args.quiet:
         sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
     net.compile()
@@ -396,11 +401,28 @@ def _explore(args: argparse.Namespace) -> None:
                             walks=args.walks, seed=args.seed, **own))
 
 
+def _data(args: argparse.Namespace) -> None:
+    from refsgd.data import fetch, load, status
+
+    if args.fetch:
+        print(f"{args.fetch}: {fetch(args.fetch)}")
+        return
+    for row in status():
+        if not row.expected:
+            where = "needs no files"
+        elif row.folder is None:
+            where = f"not here; refsgd data {row.name} fetches it"
+        else:
+            where = f"{row.found} of {row.expected} files in {row.folder}"
+            where += "" if row.found == row.expected else f"; {load(row.name).note}"
+        print(f"{row.name:14} {where}")
+
+
 def _calibrate(args: argparse.Namespace) -> None:
     from refsgd.calibration import calibrate
     from refsgd.nn import nets
 
-    if args.net not in nets.NAMES:
+    if args.net.partition(":")[0] not in nets.NAMES:
         raise Usage(f"net {args.net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
     if args.batch < 1:
         raise Usage(f"batch {args.batch}; expected at least 1 image")
@@ -520,7 +542,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
     commands = {"compare": _compare, "run": _run, "predict": _predict, "list": _list, "replay": _replay,
-                "explore": _explore, "step": _step, "check": _check, "calibrate": _calibrate}
+                "explore": _explore, "step": _step, "check": _check, "calibrate": _calibrate,
+                "data": _data}
     try:
         if args.command in ("compare", "run", "predict", "replay", "step"):
             _check_outputs(args)

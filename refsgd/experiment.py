@@ -92,12 +92,13 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
     from refsgd.data import load
     from refsgd.nn import nets
 
-    if net not in nets.NAMES:
-        raise Usage(f"net {net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
-    dataset, built = load(data), nets.build(net)
-    if dataset.train_images.shape[1:] != tuple(built.input_shape):
-        raise Usage(f"net {net} takes images of shape {tuple(built.input_shape)}; "
-                    f"data {data} has {dataset.train_images.shape[1:]}")
+    if net.partition(":")[0] not in nets.NAMES:
+        raise Usage(f"net {net!r} is unknown; expected one of {', '.join(nets.NAMES)}, or phantom:P")
+    dataset = load(data)
+    try:
+        built = nets.build(net, dataset.train_images.shape[1:])
+    except ValueError as error:
+        raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
     return classification(dataset, built, workers, batch, seed, shards == "by-label")
 
 
@@ -194,8 +195,10 @@ class Experiment:
 def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
 
+    Fewer than `points` where an evaluation looks at many images.
     Slices of one version are joined; replicas of one iteration are averaged.
     """
+    points = min(points, max(4, 60_000 // problem.describe.get("evaluated", 1)))
     versions: dict[int, dict[str, tuple[float, Array]]] = {}
     for e in trace.marks("update"):
         if "x" in e.data:
@@ -291,7 +294,7 @@ def prepare(
 
 def default_net(data: str) -> str:
     """The net that fits a data set where none is named."""
-    return {"mnist": "shallow", "fashion-mnist": "shallow"}.get(data, "tiny")
+    return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
 
 
 def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,

@@ -93,6 +93,11 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
                    describe={"data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d, "batch": 1})
 
 
+def _key(seed: int, rank: int, t: int) -> int:
+    """What dropout drops depends on (seed, rank, t) alone."""
+    return ((seed & 0xFFFFF) << 44) | ((rank & 0xFFFFF) << 24) | (t & 0xFFFFFF)
+
+
 def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0, by_label: bool = False,
                    evaluate: int = 2000) -> Problem:
     """Train a net on a data set, split among workers.
@@ -124,7 +129,7 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
     def gradient(x: Array, rank: int, t: int) -> Array:
         chosen = shards.share(rank, t)
         try:
-            loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen])
+            loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen], key=_key(seed, rank, t))
             if not np.isfinite(loss):
                 raise FloatingPointError(f"the loss is {loss}")
         except FloatingPointError as error:
@@ -135,14 +140,17 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
     def images(rank: int, t: int) -> int:
         return len(shards.share(rank, t))
 
+    sample = data.train_images[:500]  # batch norm has no running state: its statistics are recomputed on these
+
     def loss(x: Array) -> float:
-        return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate])[0])
+        return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate], sample)[0])
 
     def accuracy(x: Array, part: str) -> float:
         if part == "train":
-            return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate])[1])
-        return float(net.loss_and_accuracy(x, data.test_images, data.test_labels)[1])
+            return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate], sample)[1])
+        return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
 
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters, "bytes": 4 * net.parameters,
-                    "batch": batch, "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})
+                    "batch": batch, "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
+                    "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})

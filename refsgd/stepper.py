@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from refsgd.effects import Choose, Compute, Mark, Recv, Send
+from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
 from refsgd.experiment import Algorithm, Usage, prepare
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.diagram import diagram, words
@@ -59,7 +59,7 @@ class Stepper:
     algorithm : str or callable
         A name of the catalogue, or your own deployment function ``f(problem, workers, steps, sgd, *, options)``.
     problem : Problem, optional
-        A quadratic in a few dimensions if none is given, so that local variables are readable.
+        A quadratic in a few dimensions if none is given, so that local variables are readable; ``data="digits"`` trains a net.
     workers, servers, steps : int
         Sizes; small ones are easiest to read.
     lr, momentum : float
@@ -93,7 +93,7 @@ class Stepper:
                  lr: float = 0.125, momentum: float = 0.0, grain: Grain = "effect", schedule: Sequence[int] = (), **options: Any) -> None:
         if grain not in ("effect", "decision"):
             raise Usage(f"grain {grain!r}; expected effect or decision")
-        if problem is None:
+        if problem is None and "data" not in options:
             problem = quadratic(d=min(4, max(2, workers)), workers=max(1, workers))
         experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=lr, momentum=momentum, **options)
         self.deploy, self.grain = experiment.deploy, grain
@@ -242,7 +242,7 @@ class Stepper:
             return f"{name} looks: " + (f"takes {message}" if letter else "nothing there")
         if isinstance(task.effect, Recv):
             return f"{name} takes {message}"
-        if isinstance(task.effect, Compute | Send | Mark):
+        if isinstance(task.effect, Compute | Send | Mark | Load | Add):
             return f"{name} {waits_for(task.effect)}"
         return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
 

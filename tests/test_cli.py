@@ -47,7 +47,7 @@ def refuse(capsys, *arguments):
     (["run", "bsp", *SMALL, "--aggregation", "median"], "median"),
     (["run", "bsp", *SMALL, "--runtime", "cloud"], "cloud"),
     (["run", "bsp", "--net", "huge"], "net 'huge' is unknown; expected one of tiny"),
-    (["run", "bsp", "--net", "shallow"], "takes images of shape (28, 28, 1)"),
+    (["run", "bsp", "--net", "shallow"], "data digits has images of shape (8, 8, 1)"),
     (["run", "bsp", "--batch", "0"], "batch 0; expected"),
     (["run", "bsp", *SMALL, "--plot", "x.bmp"], "expected a name that ends in .png"),
     (["run", "bsp", *SMALL, "--json", "nowhere/x.json"], "there is no folder nowhere"),

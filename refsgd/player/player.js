@@ -353,9 +353,9 @@ byId("log").addEventListener("click", (e) => { const li = e.target.closest("li")
 function sentence(k) {
   if (!k) return `<span class="at">before event 1 of ${last}:</span> every program stands at its first yield`;
   const [p, kind, said] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
-  const words = { compute: "has computed", send: "sends", receive: "takes", choose: "", poll: "", return: "has ended", load: "reads", add: "adds" };
+  const words = { compute: "has computed", send: "sends", receive: "takes", choose: "", poll: "", return: "has ended", load: "reads", add: "adds to" };
   const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
-  const what = kind === "compute" ? works[said] || said : kind === "return" ? "" : kind === "receive" ? said.replace("<- ", "").replace(/ (\S+)$/, " of $1") : kind === "send" ? said.replace("->", "to") : said.replace("* update ", "has updated, ").replace("* ", "marks ");
+  const what = kind === "compute" ? works[said] || said : kind === "return" ? "" : kind === "receive" ? said.replace("<- ", "").replace(/ (\S+)$/, " of $1") : kind === "send" ? said.replace("->", "to") : said.replace(/^(load|add) /, "").replace("* update ", "has updated, ").replace("* ", "marks ");
   return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${words[kind] || ""} ${text(what)}`
     + (where ? ` <span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
 }

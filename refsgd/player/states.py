@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.effects import Compute, Factory, Send
+from refsgd.effects import Add, Compute, Factory, Load, Send
 from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.trace import Event, Trace
@@ -174,6 +174,10 @@ def waits_for(effect: Any) -> str:
         return f"computes: {effect.kind}"
     if isinstance(effect, Send):
         return f"sends {type(effect.body).__name__} to {effect.to}"
+    if isinstance(effect, Load):
+        return f"reads part {effect.part}"
+    if isinstance(effect, Add):
+        return f"adds to part {effect.part}"
     name = type(effect).__name__
     if name == "Recv":
         return f"waits: {describe(effect)}"

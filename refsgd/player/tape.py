@@ -303,6 +303,8 @@ def _said(e: Event) -> str:
     if kind_of(e) == "update" and e.data.get("reads"):
         ages = ", ".join(f"{worker} {e.data['version'] - read}" for worker, read in e.data["reads"])
         return f"* update version={e.data['version']}, staleness: {ages}"
+    if e.kind in ("load", "add"):
+        return f"{e.kind} part {e.data['part']}"
     text = words(e)
     return text.removeprefix(f"[{e.program}] ")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import CATALOGUE, dgc, downpour, easgd, gosgd, sgp
+from refsgd.algorithms import CATALOGUE, adpsgd, dgc, downpour, easgd, gosgd, sgp
 from refsgd.algorithms.compression import Sparse, sum_of_sparse
 from refsgd.algorithms.downpour import Accrued
 from refsgd.algorithms.easgd import Elastic
@@ -188,6 +188,19 @@ def test_dgc_a_receiver_lacks_the_lost_entries_for_ever(src, to, number, masking
 
 
 # -- somebody waits for it -------------------------------------------------------------------------------------
+
+
+@given(machine=machines, number=st.integers(0, 4))
+def test_adpsgd_the_sum_of_a_pair_is_off_by_the_half_step_that_only_one_side_made(machine, number):
+    """Lian et al. 2018: an average is atomic on both sides; the passive one has moved when its answer is lost."""
+    g = np.array([[1.0, 0], [0, 8]])
+    problem = Problem(np.zeros(2), lambda x, rank, t: g[rank], lambda x: 0.0)
+    deployment, lost = adpsgd.adpsgd(problem, 2, 5, SGD(0.25)), []
+    passive, active = (object_of(node) for node in deployment.values())
+    with pytest.raises(Deadlock, match="peer1 at .* waits for Recv"):
+        simulate(without(deployment, "peer0", adpsgd.Answer, number, lost), machine)
+    moved = -0.25 * (5 * g[0] + number * g[1])
+    assert np.allclose(passive.x + active.x, moved + (active.x - lost[0].x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["bsp", "ssp", "allreduce", "dgc", "sgp", "dpsgd", "adpsgd", "local-sgd"])

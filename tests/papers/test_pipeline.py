@@ -11,6 +11,7 @@ from refsgd.algorithms import pipeline
 from refsgd.algorithms.pipeline import Chain, Stage, gpipe, pipedream
 from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
+from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import Deadlock, simulate
 from refsgd.theory import pipeline as formulas
@@ -181,6 +182,12 @@ def test_every_schedule_of_two_stages_ends_with_the_same_bits():
         finals = set()
         report = explore(deploy, lambda run: finals.add(b"".join(x.tobytes() for x in parameters(run))), max_runs=3000)
         assert report.complete and len(finals) == 1
+
+
+@pytest.mark.parametrize("deploy", [lambda: pipedream(mlp(3), 4, SGD(0.5)), lambda: gpipe(mlp(3, 4), 2, SGD(0.5), micro=4)])
+def test_processes_agree_with_the_simulator_bit_for_bit(deploy):
+    real = processes.run(deploy, Machine(compute="fixed(0.003)"), 0, transport="shm")
+    assert all(np.array_equal(a, b) for a, b in zip(parameters(real), parameters(simulate(deploy()))))
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------

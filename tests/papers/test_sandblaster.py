@@ -12,6 +12,7 @@ from refsgd.algorithms.vector_shards import G, P
 from refsgd.machine import Machine
 from refsgd.problems import Problem
 from refsgd.result import final_parameters
+from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import Counterexample, walk
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
@@ -78,6 +79,12 @@ def test_it_is_single_process_lbfgs_for_any_workers_portions_and_shards(machine,
 @given(machine=machines, seed=seeds, workers=st.integers(1, 4))
 def test_who_computes_what_and_how_often_changes_no_bit(machine, seed, workers):
     assert np.array_equal(final_parameters(run(workers, machine=machine, seed=seed)), final_parameters(run(1)))
+
+
+def test_processes_agree_with_the_simulator_bit_for_bit():
+    real = processes.run(lambda: sandblaster.sandblaster(logistic(7), 3, 4, 2, portions=7, history=3),
+                         Machine(compute="fixed(0.003)"), 0, transport="shm")
+    assert np.array_equal(final_parameters(real), final_parameters(run(steps=4)))
 
 
 def test_it_converges_far_faster_than_gradient_descent():
