@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,6 @@ def theirs(name: str, data: Data, best: bool) -> Callable[[], None]:
 
 def sgemm(threads: int) -> float:
     """GFLOP/s of a product of two 1024 x 1024 matrices in PyTorch, best of some."""
-    import time
-
     import torch
 
     torch.set_num_threads(threads)
@@ -132,7 +131,10 @@ def measure(name: str, b: int, threads: int, arguments: argparse.Namespace) -> d
     torch.set_num_threads(threads)
     data = Data(nets.build(name).input_shape, b)
     tasks = {"ours": ours(name, data, threads), "eager": theirs(name, data, False), "best": theirs(name, data, True)}
-    seconds, foreign = interleaved(tasks, arguments.rounds, arguments.seconds, arguments.patience)
+    seconds, foreign = interleaved(
+        tasks, arguments.rounds, arguments.seconds, arguments.patience,
+        time.process_time if arguments.cpu else time.perf_counter,
+    )  # fmt: skip
     rates = {key: b / value for key, value in seconds.items()}
     ratio = rates["ours"] / max(rates["eager"], rates["best"])
     row = {"net": name, "threads": threads, "batch": b, **{key: round(rate) for key, rate in rates.items()}}
@@ -166,9 +168,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each program")
     parser.add_argument("--seconds", type=float, default=0.2, help="length of a turn")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds to wait for a quiet machine; 0: never")
+    parser.add_argument("--cpu", action="store_true", help="processor time, for one thread on a machine never quiet")
     parser.add_argument("--json", metavar="PATH", help="write the figures there")
     parser.add_argument("--plot", metavar="PATH", help="draw the ratios there")
     arguments = parser.parse_args(words)
+    if arguments.cpu:
+        arguments.threads, arguments.patience = "1", 0.0
     try:
         about = machine()
     except ImportError as error:
@@ -189,7 +194,8 @@ def main(words: list[str] | None = None) -> None:
                     flush=True,
                 )
     if arguments.json:
-        result = {"machine": about, "sgemm_gflops": limits, "unit": "images/s", "rows": rows}
+        clock = "processor" if arguments.cpu else "wall"
+        result = {"machine": about, "clock": clock, "sgemm_gflops": limits, "unit": "images/s", "rows": rows}
         Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
     if arguments.plot:
         plot(rows, arguments.plot)

@@ -40,11 +40,16 @@ def wait_until_quiet(limit: float = 0.15, patience: float = 20.0) -> None:
 
 
 def interleaved(
-    tasks: dict[str, Callable[[], Any]], rounds: int, seconds: float, patience: float
+    tasks: dict[str, Callable[[], Any]],
+    rounds: int,
+    seconds: float,
+    patience: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[str, float], float]:
     """Seconds per call of each task, medians over rounds in which the tasks take turns; and foreign cores.
 
-    A round in which others were busy is taken again, once.
+    A round in which others were busy is taken again, once. With ``time.process_time`` as the clock, time in which
+    others had the processor does not count: right for tasks of one thread, but for what others do to the caches.
     """
     for task in tasks.values():
         task()
@@ -55,7 +60,7 @@ def interleaved(
         for attempt in range(2):
             wait_until_quiet(patience=patience)
             with Foreign() as foreign:
-                times = {name: _per_call(task, seconds) for name, task in tasks.items()}
+                times = {name: _per_call(task, seconds, clock) for name, task in tasks.items()}
             if foreign.cores < 0.2 or attempt or not patience:
                 break
         noise.append(foreign.cores)
@@ -64,11 +69,11 @@ def interleaved(
     return {name: statistics.median(values) for name, values in found.items()}, statistics.median(noise)
 
 
-def _per_call(task: Callable[[], Any], seconds: float) -> float:
-    calls, start = 0, time.perf_counter()
+def _per_call(task: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> float:
+    calls, start = 0, clock()
     while True:
         task()
         calls += 1
-        elapsed = time.perf_counter() - start
+        elapsed = clock() - start
         if elapsed >= seconds:
             return elapsed / calls

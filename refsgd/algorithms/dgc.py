@@ -30,7 +30,7 @@ Weight decay is part of the gradient, and so it is compressed too.
 References
 ----------
 Lin, Han, Mao, Wang and Dally, "Deep gradient compression: reducing the communication bandwidth for distributed
-training", ICLR 2018 (arXiv:1712.01887), algorithm 4: DGC with momentum SGD; section 3.2: momentum factor masking.
+training", ICLR 2018 (arXiv:1712.01887), algorithm 4: DGC with momentum SGD; section 3.3: momentum factor masking.
 """
 
 from __future__ import annotations

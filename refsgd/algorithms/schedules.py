@@ -29,7 +29,7 @@ References
 ----------
 Lee, Kim, Zheng, Ho, Gibson and Xing, "On model parallelization and scheduling strategies for distributed machine
 learning", NIPS 2014, section 2: schedule, push, pull; section 3.3: Lasso, its priorities and its dependencies.
-Xing et al., "Petuum: a new platform for distributed machine learning on big data", KDD 2015, section 3.2.
+Xing et al., "Petuum: a new platform for distributed machine learning on big data", KDD 2015.
 """
 
 from __future__ import annotations

@@ -178,33 +178,33 @@ def normalise(b, rows, columns, c, x, xn, xr, scale, shift, y, yn, yr, yc, floor
 
 @kernel
 def normalise_sums(  # type: ignore[no-untyped-def]
-    b, rows, columns, c, x, xn, xr, mean, y, yn, yr, yc, dy, gn, gr, gc, masked, partial, sums
+    b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, partial, sums
 ):
-    """Sums of e and e * (x - mean) of each channel; e is dy, or 0 where ``masked`` and y <= 0. See `moments`."""
+    """Sums of e and e * (x - mean) of each channel; e is dy where the output exceeds the floor, else 0. See `moments`.
+
+    The output is computed again: that takes less time than reading it.
+    """
     sums[:] = 0.0
     s, q = partial[:c], partial[c : 2 * c]
-    least = _ZERO if masked else np.float32(-np.inf)
     for n in range(b):
         for k in range(c):
             s[k] = q[k] = _ZERO
         for r in range(rows):
-            fx, fy, fg = x + n * xn + r * xr, y + n * yn + r * yr, dy + n * gn + r * gr
+            fx, fg = x + n * xn + r * xr, dy + n * gn + r * gr
             whole = columns // 2
             for p in range(whole):
                 i, j = 2 * p, 2 * p + 1
                 x0, x1 = carray(floats(fx + 4 * i * c), (c,)), carray(floats(fx + 4 * j * c), (c,))
-                y0, y1 = carray(floats(fy + i * yc), (c,)), carray(floats(fy + j * yc), (c,))
                 g0, g1 = carray(floats(fg + i * gc), (c,)), carray(floats(fg + j * gc), (c,))
                 for k in range(c):
-                    e0 = g0[k] if y0[k] > least else _ZERO
-                    e1 = g1[k] if y1[k] > least else _ZERO
+                    e0 = g0[k] if x0[k] * scale[k] + shift[k] > floor else _ZERO
+                    e1 = g1[k] if x1[k] * scale[k] + shift[k] > floor else _ZERO
                     s[k] += e0 + e1
                     q[k] += e0 * (x0[k] - mean[k]) + e1 * (x1[k] - mean[k])
             for p in range(2 * whole, columns):
-                x0, y0 = carray(floats(fx + 4 * p * c), (c,)), carray(floats(fy + p * yc), (c,))
-                g0 = carray(floats(fg + p * gc), (c,))
+                x0, g0 = carray(floats(fx + 4 * p * c), (c,)), carray(floats(fg + p * gc), (c,))
                 for k in range(c):
-                    e0 = g0[k] if y0[k] > least else _ZERO
+                    e0 = g0[k] if x0[k] * scale[k] + shift[k] > floor else _ZERO
                     s[k] += e0
                     q[k] += e0 * (x0[k] - mean[k])
         for k in range(c):
@@ -214,20 +214,18 @@ def normalise_sums(  # type: ignore[no-untyped-def]
 
 @kernel
 def normalise_backward(  # type: ignore[no-untyped-def]
-    b, rows, columns, c, x, xn, xr, mean, y, yn, yr, yc, dy, gn, gr, gc, masked, factors, dx, dn, dr
+    b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, factors, dx, dn, dr
 ):
     """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e as in `normalise_sums`."""
-    least = _ZERO if masked else np.float32(-np.inf)
     f0, f1, f2 = factors[0], factors[1], factors[2]
     for n in range(b):
         for r in range(rows):
             for p in range(columns):
                 pixel = carray(floats(x + n * xn + r * xr + 4 * p * c), (c,))
-                value = carray(floats(y + n * yn + r * yr + p * yc), (c,))
                 gradient = carray(floats(dy + n * gn + r * gr + p * gc), (c,))
                 out = carray(floats(dx + n * dn + r * dr + 4 * p * c), (c,))
                 for k in range(c):
-                    e = gradient[k] if value[k] > least else _ZERO
+                    e = gradient[k] if pixel[k] * scale[k] + shift[k] > floor else _ZERO
                     out[k] = f0[k] * e + f1[k] * (pixel[k] - mean[k]) + f2[k]
 
 

@@ -365,7 +365,9 @@ class Net:
             raise ValueError(
                 f"net {self.name}: labels lie in {labels.min()}..{labels.max()}, expected 0..{self.classes - 1}"
             )
-        return np.ascontiguousarray(images), np.ascontiguousarray(labels, np.int64)
+        labels = np.ascontiguousarray(labels, np.int64).view()
+        labels.setflags(write=False)  # the kernel is compiled for read-only labels alone
+        return np.ascontiguousarray(images), labels
 
 
 def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Parameter]]:

@@ -16,7 +16,7 @@ class BatchNormStep(Step):
     def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
         super().__init__(source, target)
         c = source.shape[-1]
-        self.layer, self.at, self.relu, self.masks = layer, at, relu, relu
+        self.layer, self.at, self.relu = layer, at, relu
         self.mean, self.inverse = np.zeros(c), np.ones(c)
         self.sums, self.partial = np.zeros((3, c)), zeros(3 * c)
         self.rounded = zeros(c)
@@ -38,12 +38,12 @@ class BatchNormStep(Step):
         )  # fmt: skip
 
     def backward(self, b: int, frame: Frame) -> None:
-        s, y, t, d = self.source.value, self.target.value, self.target.gradient, self.source.gradient
+        s, t, d = self.source.value, self.target.gradient, self.source.gradient
         rows, columns, c = s.shape
         self.rounded[:] = self.mean
         given = (
-            b, rows, columns, c, s.address, s.image, s.row, self.rounded, y.address, y.image, y.row, y.pixel,
-            t.address, t.image, t.row, t.pixel, self.relu,
+            b, rows, columns, c, s.address, s.image, s.row, self.rounded, self.scale, self.shift,
+            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
         )  # fmt: skip
         elementwise.normalise_sums(*given, self.partial, self.sums)
         elementwise.normalise_factors(

@@ -39,9 +39,9 @@ def test_a_step_allocates_its_gradient_and_nothing_else(name):
     def least(task):  # Python itself may allocate now and then
         return min(peak(task)[1] for _ in range(3))
 
-    assert least(lambda: net.gradient(x, images, labels)) - x.nbytes < 10_000  # Python's own numbers and views
-    assert least(lambda: net.gradient(x, images[:5], labels[:5])) - x.nbytes < 10_000
-    assert least(lambda: net.loss_and_accuracy(x, images, labels)) < 10_000
+    assert least(lambda: net.gradient(x, images, labels)) - x.nbytes < 30_000  # Python's own numbers and views
+    assert least(lambda: net.gradient(x, images[:5], labels[:5])) - x.nbytes < 30_000
+    assert least(lambda: net.loss_and_accuracy(x, images, labels)) < 30_000
 
 
 def test_the_count_notices_an_allocation():

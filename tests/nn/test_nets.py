@@ -114,6 +114,20 @@ def test_a_gradient_is_a_new_array_and_x_may_be_read_only():
     assert not np.shares_memory(g, h) and np.array_equal(g, kept)
 
 
+def test_kernels_are_compiled_for_one_kind_of_argument():
+    from refsgd.nn import elementwise
+
+    net = nets.build("tiny")
+    images, labels = batch(net, 2)
+    x = net.init(0)
+    for writable in (True, False):
+        for array in (x, images, labels):
+            array.setflags(write=writable)
+        net.gradient(x, images, labels)
+        net.gradient(x, images, labels.astype(np.uint8))
+    assert len(elementwise.softmax_cross_entropy.signatures) == 1
+
+
 def test_large_batches_are_the_mean_of_their_images():
     net = nets.build("tiny")
     x = net.init(0)

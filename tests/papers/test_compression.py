@@ -66,7 +66,7 @@ def hold_dgc_ledger(compress, gs, momentum, ratio, masking):
 
 @given(gs=gradients(eighths), momentum=st.sampled_from([0.0, 0.5]), ratio=st.sampled_from([0.01, 0.25, 0.5, 1.0]), masking=st.booleans())
 def test_dgc_what_is_sent_and_what_is_kept_sum_to_what_came_in(gs, momentum, ratio, masking):
-    """Lin et al. 2018, section 3.1: u = m u + g, r = r + u, and the residual keeps whatever is not sent; masking changes only u."""
+    """Lin et al. 2018, section 3.2: u = m u + g, r = r + u, and the residual keeps whatever is not sent; masking changes only u."""
     hold_dgc_ledger(deep_gradient, gs, momentum, ratio, masking)
 
 
@@ -216,7 +216,7 @@ def hold_feedback_ledger(quantise, gs):
 @pytest.mark.parametrize("quantise", [one_bit_vector, two_bit_vector])
 @given(gs=gradients(reals).map(np.float32))
 def test_error_feedback_loses_nothing(quantise, gs):
-    """Seide et al. 2014, section 2: the error of this gradient's quantisation is added to the next."""
+    """Seide et al. 2014: the error of this gradient's quantisation is added to the next."""
     hold_feedback_ledger(quantise, gs)
 
 
@@ -228,7 +228,7 @@ def test_two_bit_ledger_is_exact_where_the_arithmetic_is(gs):
 
 @given(a=st.lists(st.lists(reals, min_size=3, max_size=3), min_size=1, max_size=9).map(np.float32))
 def test_one_bit_has_two_values_per_column_the_means_of_its_sides(a):
-    """Seide et al. 2014, section 2.1: reconstruction values per column that minimise the squared error, that is means."""
+    """Seide et al. 2014: reconstruction values per column that minimise the squared error, that is means."""
     message, _ = one_bit(np.zeros_like(a), a)
     q = one_bit_decode(message)
     for column, quantised in zip(a.T, q.T):
