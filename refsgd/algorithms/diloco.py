@@ -39,8 +39,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.local_sgd import check_period, mean_move
 from refsgd.algorithms.parameter_server import Objective
@@ -51,8 +49,8 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float) -> tuple[Array, Array]:
     """Nesterov's step along the mean move of a round (PyTorch's form); the new common point and velocity, (d,) each."""
     number = start.dtype.type
-    u = np.asarray(number(momentum) * u + move)
-    return np.asarray(start + number(lr) * (move + number(momentum) * u)), u
+    velocity: Array = number(momentum) * u + move
+    return start + number(lr) * (move + number(momentum) * velocity), velocity
 
 
 def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD, period: int, outer_lr: float,
