@@ -38,6 +38,7 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1: the out
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.local_sgd import check_period, mean_move
@@ -48,7 +49,7 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float) -> tuple[Array, Array]:
     """Nesterov's step along the mean move of a round (PyTorch's form); the new common point and velocity, (d,) each."""
-    number = start.dtype.type
+    number: Any = start.dtype.type
     velocity: Array = number(momentum) * u + move
     return start + number(lr) * (move + number(momentum) * velocity), velocity
 
