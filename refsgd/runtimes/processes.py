@@ -143,7 +143,8 @@ def _check(deployment: Deployment, machine: Machine) -> None:
 def _child(launch: Launch, host: str, out: int, parent: int) -> None:
     """The life of one process; what it gives back goes through the pipe `out` to its parent only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for end in (signal.SIGTERM, signal.SIGHUP):  # also where the parent ignores them: it runs in the background
+        signal.signal(end, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before prctl
         os._exit(1)

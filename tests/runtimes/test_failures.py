@@ -181,7 +181,15 @@ def test_the_default_deadline_spares_who_is_computing(transport, monkeypatch):
         run(partial(exchange, gradient=long_gradient), transport=transport)
 
 
-def test_ctrl_c_ends_everything(transport):
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, as at a terminal; a job that a shell has put in the background starts with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_everything(transport, interruptible):
     """KeyboardInterrupt passes through, and all processes are gone."""
     blow = Blow(lambda pids: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
