@@ -10,13 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import Comparison
 from refsgd.result import Result
 from refsgd.sweep import Sweep
 from refsgd.trace import CAUSES, Trace
 
 #: Okabe and Ito's palette; an algorithm has the same colour everywhere.
-COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73"}
+COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
+          "allreduce": "#E69F00", "gosgd": "#56B4E9", "adpsgd": "#7B4173"}
 MORE = ("#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7B4173", "#637939", "#5254A3", "#BD9E39")
 CAUSE_COLORS = {"transfer": "#56B4E9", "queueing": "#E69F00", "straggling": "#D55E00", "slack": "#009E73",
                 "partner": "#CC79A7", "update": "#999999"}
@@ -26,7 +28,8 @@ LINES = ("-", "--", "-.", ":")
 
 def color_of(algorithm: str) -> str:
     """The colour of an algorithm, the same in every picture."""
-    return COLORS.get(algorithm) or MORE[sum(map(ord, algorithm)) % len(MORE)]
+    names = list(CATALOGUE)
+    return COLORS.get(algorithm) or MORE[names.index(algorithm) % len(MORE) if algorithm in names else 0]
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -108,7 +111,7 @@ def timeline(trace: Trace, ax: Axes, start: float = 0.0, end: float | None = Non
             color = WORK_COLOR if e.data["work"] == "gradient" else CAUSE_COLORS["update"]
             a, b = max(start, e.data["start"]), min(end, e.time)
             ax.broken_barh([(a - start, b - a)], (place[e.node] - 0.35, 0.7), color=color, linewidth=0.3, edgecolor="white")
-        elif e.kind == "receive" and e.time > start and e.data["since"] < min(end, e.time):
+        elif e.kind == "receive" and e.program == 0 and e.time > start and e.data["since"] < min(end, e.time):
             a, b = max(start, e.data["since"]), min(end, e.time)
             if e.node.startswith("server"):
                 continue
@@ -151,7 +154,7 @@ def comparison(found: Comparison) -> Figure:
     idle_by_cause(results, panels[1]).set_title("why workers wait", loc="left", fontsize=10)
     if found.hard is not None:
         accuracy_against_time(found.hard.results, panels[3])
-        panels[3].set_title("where they part: 8 workers, shards by label (simulated)", loc="left", fontsize=10)
+        panels[3].set_title("8 workers, shards by label (simulated)", loc="left", fontsize=10)
     parallel = {name: r for name, r in results.items() if r.workers > 1}
     staleness_histogram(parallel, panels[2]).set_title("how old gradients are", loc="left", fontsize=10)
     bottom = _timelines(results, figure.add_subplot(grid[1, :]))
