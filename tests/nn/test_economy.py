@@ -98,9 +98,12 @@ def _rates(n, seconds=0.5):
     return sum(rate for rate, _ in found), min(share for _, share in found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_side_by_side_do_nearly_twice_the_work_of_one():
-    """Rounds in which another program took part of a core say nothing, and are left out."""
+    """Rounds in which another program took part of a core say nothing, and are left out.
+
+    A wall-clock figure: for a quiet machine whose two processors are two cores, not two threads of one.
+    """
     nets.build("shallow").compile()
     ratios = []
     for _ in range(40):
