@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from refsgd.algorithms import CATALOGUE
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -19,6 +21,11 @@ def test_every_test_that_the_table_of_invariants_names_exists():
 def test_links_between_pages_lead_somewhere(page):
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     assert not [t for t in targets if not (page.parent / t).exists()]
+
+
+def test_the_table_of_defaults_has_a_row_for_every_algorithm():
+    rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "defaults.md").read_text(), re.M)
+    assert sorted(rows) == sorted(CATALOGUE)
 
 
 def test_the_readme_has_exactly_the_two_commands():
