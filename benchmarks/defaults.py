@@ -12,7 +12,8 @@ import numpy as np
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, HARD, options_of
+from refsgd.comparison import HARD
+from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
 
 
 def accuracies(name: str, seeds: range, **arguments: object) -> np.ndarray:

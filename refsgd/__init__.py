@@ -6,7 +6,8 @@ time, and run as real OS processes, with closed-form models beside the measureme
 
 from typing import TYPE_CHECKING, Any
 
-from refsgd.experiment import Comparison, Result, compare, predict, replay, run
+from refsgd.comparison import Comparison, compare
+from refsgd.experiment import Result, predict, replay, run
 from refsgd.machine import Law, Machine
 from refsgd.problems import Problem
 

@@ -1,4 +1,4 @@
-"""Puts algorithm, problem, machine and runtime together: `run`, `predict`, `compare`."""
+"""Puts algorithm, problem, machine and runtime together: `run`, `predict`, `replay`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,12 @@ from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Run, Trace, is_worker
 
-__all__ = ["Comparison", "Experiment", "Result", "Row", "Usage", "compare", "predict", "prepare", "replay", "run"]
+__all__ = ["Experiment", "Result", "Usage", "predict", "prepare", "replay", "run"]
 
 RUNTIMES = ("simulator", "processes", "tcp")
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
-#: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
-SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
-DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
-
-#: where the algorithms part: twice the workers, and every worker sees only some of the classes
-HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
 
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
@@ -430,118 +424,3 @@ def predict(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         Where a formula exists: value, unit, kind (exact, approximation, bound), terms.
     """
     return prepare(algorithm, problem, **arguments).predictions()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One algorithm of a comparison: predicted, simulated and measured."""
-
-    algorithm: str
-    options: dict[str, Any]
-    predicted: dict[str, Any]
-    simulated: Result | None
-    measured: Result | None
-    failed: str = ""  #: why there is no result: the run diverged
-
-    @property
-    def label(self) -> str:
-        """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; the accuracy is the measured run's."""
-        best = self.measured or self.simulated
-        return {
-            "algorithm": self.algorithm, "options": self.options, "predicted": self.predicted,
-            "simulated": self.simulated.measured if self.simulated else None,
-            "measured": self.measured.measured if self.measured else None,
-            "accuracy": {"simulated": self.simulated.accuracy if self.simulated else None,
-                         "measured": self.measured.accuracy if self.measured else None},
-            "history": best.history if best else [],
-            "parameters_sha256": {"simulated": self.simulated.parameters_sha256 if self.simulated else None,
-                                  "measured": self.measured.parameters_sha256 if self.measured else None},
-            "workers": best.workers if best else 0, "servers": best.servers if best else 0,
-            "steps": best.steps if best else 0, "failed": self.failed,
-        }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Several algorithms on one machine."""
-
-    machine: Machine
-    runtime: str
-    seed: int
-    rows: Sequence[Row]
-    hard: Comparison | None = None  #: the same algorithms where they part, see `HARD`
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, format 1."""
-        from refsgd import __version__
-
-        out = {"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
-               "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
-        if self.hard is not None:
-            out["hard"] = self.hard.to_dict()
-        return out
-
-    def to_json(self) -> str:
-        """The comparison as JSON, format 1."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    @property
-    def results(self) -> dict[str, Result]:
-        """What was measured (else simulated), by label."""
-        found = {row.label: row.measured or row.simulated for row in self.rows}
-        return {name: result for name, result in found.items() if result is not None}
-
-
-def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
-            options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, hard: bool = False,
-            **arguments: Any) -> Comparison:
-    """Train the same net on the same data under several algorithms: predicted, simulated, measured.
-
-    Parameters
-    ----------
-    algorithms : iterable of str or callable
-    runtime : {"processes", "tcp", "simulator"}
-        Where it is measured; "simulator" leaves the measurement out.
-    options : dict
-        Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``.
-    progress : callable, optional
-        Told what starts.
-    hard : bool
-        Also simulate the same algorithms where they part (`HARD`).
-    **arguments
-        As `run`.
-
-    Returns
-    -------
-    Comparison
-    """
-    if runtime not in RUNTIMES:
-        raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
-    say = progress or (lambda text: None)
-    experiments = [prepare(a, **{**arguments, **(options or {}).get(deployment_function(a)[0], {})}) for a in algorithms]
-    rows = []
-    for number, experiment in enumerate(experiments):
-        if runtime != "simulator" and not number:
-            warn_if_slow(experiment)
-        say(f"{experiment.name}: simulating")
-        measured = None
-        try:
-            simulated = experiment.result("simulator", experiment.perform("simulator"))
-        except FloatingPointError as error:  # the others can still be compared
-            rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()), None, None, str(error)))
-            continue
-        if runtime != "simulator":
-            say(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
-            measured = experiment.result(runtime, experiment.perform(runtime))
-        rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
-    second = None
-    if hard and experiments:
-        say("the same algorithms where they part")
-        names = [e.function if e.arguments is None else e.name for e in experiments]
-        second = compare(names, runtime="simulator", options=options, **{**arguments, **HARD})
-    return Comparison(experiments[0].machine if experiments else DEFAULT_MACHINE, runtime,
-                      experiments[0].seed if experiments else 0, rows, second)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import Comparison
+from refsgd.comparison import Comparison
 from refsgd.result import Result
 from refsgd.sweep import Sweep
 from refsgd.trace import CAUSES, Trace

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from refsgd.experiment import Comparison, Row
+from refsgd.comparison import Comparison, Row
 from refsgd.result import Result
 
 SIGN = {"exact": "", "approximation": "~", "bound": "≤"}

@@ -13,7 +13,7 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
-from refsgd.experiment import DEFAULT_ALGORITHMS
+from refsgd.comparison import DEFAULT_ALGORITHMS
 from refsgd.machine import Machine
 from refsgd.result import Result
 

@@ -1,0 +1,52 @@
+"""The command line: one file a command, each with `add`, its options, and `do`, its work."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from refsgd import __version__
+from refsgd.cli import calibrate, check, compare, data, explore, listing, predict, replay, run, step
+from refsgd.cli.options import Parser, check_outputs
+from refsgd.experiment import Usage
+
+COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, data, listing)
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="refsgd", description="Distributed SGD: every consistency algorithm as one readable program, "
+                    "predicted, simulated and run as real processes.")
+    parser.add_argument("--version", action="version", version=f"refsgd {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
+    from refsgd.data import DataError
+
+    try:
+        args = build_parser().parse_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
+    try:
+        check_outputs(args)
+        args.do(args)
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write("refsgd: interrupted; all processes ended\n")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Usage as error:
+        sys.stderr.write(f"refsgd: {error}\n")
+        return 2
+    except (DataError, RuntimeError, ArithmeticError, ValueError, OSError) as error:
+        sys.stderr.write(f"refsgd: {error}\n")
+        return 1

@@ -1,0 +1,35 @@
+"""``refsgd calibrate``: this machine as a machine file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from refsgd.cli.options import write
+from refsgd.experiment import DEFAULT_BATCH, Usage
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
+                            description="Measures gradient times by batch, update time, latency and bandwidth of each transport, in under "
+                            "30 s for the small nets, and writes a machine file that every command accepts.")
+    p.add_argument("--net", default="tiny", metavar="NAME", help="net (default tiny)")
+    p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B", help=f"whose gradient time is used (default {DEFAULT_BATCH})")
+    p.add_argument("--output", default="machine.json", metavar="PATH", help="default machine.json; - for standard output alone")
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Measure; print and write the machine."""
+    from refsgd.calibration import calibrate
+    from refsgd.nn import nets
+
+    if args.net.partition(":")[0] not in nets.NAMES:
+        raise Usage(f"net {args.net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
+    if args.batch < 1:
+        raise Usage(f"batch {args.batch}; expected at least 1 image")
+    found = calibrate(args.net, args.batch)
+    if args.output != "-":
+        print(found.summary())
+    write(args.output, found.to_json())

@@ -1,0 +1,61 @@
+"""``refsgd check``: an algorithm of the reader's own, put through everything that must hold."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.experiment import Usage
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("check", help="put your own algorithm through everything that must hold",
+                            description="Lint, sizes, determinism, the ledger of gradients, the fixed point, descent, every schedule of "
+                            "a small case, real processes: says what broke, with the shortest schedule.")
+    p.add_argument("target", metavar="MODULE:FUNCTION", help="your deployment function f(problem, workers, steps, sgd, *, options), "
+                   "or the name of an algorithm of the catalogue")
+    p.add_argument("--no-processes", action="store_true", help="leave real processes out")
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Check; print a finding a line."""
+    from refsgd.testing import check
+
+    function = CATALOGUE.get(args.target) or imported(args.target)
+    failed = 0
+    for finding in check(function, processes=not args.no_processes):
+        print(finding, flush=True)
+        failed += finding.held is False
+    if failed:
+        raise RuntimeError(f"{failed} checks failed; expected none")
+
+
+def imported(target: str) -> Any:
+    """The function that MODULE:FUNCTION names; MODULE may be a file's path."""
+    import importlib
+    import importlib.util
+
+    module_name, _, name = target.partition(":")
+    if not name:
+        raise Usage(f"target {target!r}; expected MODULE:FUNCTION, e.g. mine.py:my_algorithm, or one of {', '.join(CATALOGUE)}")
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(module_name)
+    except (ImportError, FileNotFoundError) as error:
+        raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py") from None
+    if not callable(getattr(module, name, None)):
+        raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
+    return getattr(module, name)

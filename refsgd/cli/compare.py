@@ -1,0 +1,59 @@
+"""``refsgd compare``: several algorithms side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.cli.options import arguments_of, common, compile_kernels, known, number, progress, write, writing
+from refsgd.comparison import DEFAULT_ALGORITHMS, compare
+from refsgd.experiment import Usage
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("compare", help="train the same net under several algorithms: predicted | simulated | measured",
+                            description="Trains one net on real images under several algorithms, as OS processes paced to one "
+                            "machine, and shows what the formula says, what the simulation says and what was measured.")
+    p.add_argument("--algorithms", default="seven", metavar="A,B,...",
+                   help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
+    p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
+    p.add_argument("--no-hard", action="store_true", help="leave out the second panel (8 workers, shards by label, simulated)")
+    common(p, "processes")
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Compare; print the table, write picture and figures."""
+    from refsgd.report import comparison_table, sentences
+
+    groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}
+    names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
+    if not names:
+        raise Usage("algorithms: none named; expected e.g. bsp,asp")
+    known(names)
+    arguments = arguments_of(args)
+    compile_kernels(args)
+    quiet = args.quiet or args.json == "-"
+    with progress(quiet, 2 * len(names) + 1) as say:
+        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say,
+                             hard=not args.no_hard and args.data == "digits", **arguments)
+    if args.json != "-":
+        from rich.console import Console
+
+        console = Console(width=None if sys.stdout.isatty() else 150)
+        console.print(comparison_table(comparison))
+        for sentence in sentences(comparison):
+            console.print(sentence, highlight=False)
+    picture = args.plot or ("refsgd-compare.png" if args.json != "-" else None)
+    data = args.json or "refsgd-compare.json"
+    if picture:
+        from refsgd import plots
+
+        with writing(picture) as temporary:
+            plots.save(plots.comparison(comparison), temporary)
+    write(data, comparison.to_json())
+    if args.json != "-":
+        print(f"picture: {picture}   figures: {data}")

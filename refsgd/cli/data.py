@@ -1,0 +1,32 @@
+"""``refsgd data``: which data sets are here, and how to get the others."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("data", help="which data sets are here; fetches those that are not", description="Lists which data sets are "
+                            "here, in REFSGD_DATA or in the cache, and fetches one, with its checksums, into the cache.")
+    p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """List the sets, or fetch one."""
+    from refsgd.data import fetch, load, status
+
+    if args.fetch:
+        print(f"{args.fetch}: {fetch(args.fetch)}")
+        return
+    for row in status():
+        if not row.expected:
+            where = "needs no files"
+        elif row.folder is None:
+            where = f"not here; refsgd data {row.name} fetches it"
+        else:
+            where = f"{row.found} of {row.expected} files in {row.folder}"
+            where += "" if row.found == row.expected else f"; {load(row.name).note}"
+        print(f"{row.name:14} {where}")

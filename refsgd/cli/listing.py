@@ -1,0 +1,35 @@
+"""``refsgd list``: what there is to choose from."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.cli.options import first_line, flag
+from refsgd.experiment import options_of
+from refsgd.machine import FAMILIES, PRESETS
+
+
+def add(commands: Any) -> None:
+    """Its options: none."""
+    commands.add_parser("list", help="algorithms, nets, data sets and laws").set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Print every name."""
+    from refsgd.data import NAMES as DATA
+    from refsgd.nn.nets import NAMES as NETS
+
+    print("algorithms")
+    for name in CATALOGUE:
+        own = ", ".join(flag(o) for o in options_of(CATALOGUE[name]))
+        print(f"  {name:12} {first_line(name)}" + (f" [{own}]" if own else ""))
+    print("nets\n  " + ", ".join(NETS))
+    print("data sets\n  " + ", ".join(DATA))
+    print("machines")
+    for name, preset in PRESETS.items():
+        print(f"  {name:16} {preset.says}")
+    print("laws of a compute time")
+    for family in FAMILIES.values():
+        print("  " + family.help)

@@ -1,0 +1,259 @@
+"""What the commands share: common options, the machine that they describe, files that are never half written, progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import tempfile
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.experiment import (
+    DEFAULT_BATCH,
+    DEFAULT_EPOCHS,
+    DEFAULT_LR,
+    DEFAULT_MACHINE,
+    DEFAULT_MOMENTUM,
+    RUNTIMES,
+    Usage,
+    default_net,
+    options_of,
+)
+from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
+from refsgd.result import Result
+
+Commands = Any  # what argparse's add_subparsers returns; its class is private
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, exit code 2."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        sys.stderr.write(f"refsgd: {message}\n")
+        raise SystemExit(2)
+
+
+def common(parser: argparse.ArgumentParser, runtime: str) -> None:
+    """The options that `run`, `predict` and `compare` share."""
+    work = parser.add_argument_group("what is trained")
+    work.add_argument("--data", default="digits", metavar="NAME", help="data set: digits (default), mnist, fashion-mnist")
+    work.add_argument("--net", metavar="NAME", help="net: see refsgd list; default: the one that fits the data; phantom:P has P parameters in name only")
+    work.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B",
+                      help=f"images per worker and iteration (default {DEFAULT_BATCH})")
+    work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
+    work.add_argument("--epochs", type=float, metavar="E", help=f"passes over the data (default {DEFAULT_EPOCHS})")
+    work.add_argument("--lr", type=float, default=DEFAULT_LR, help=f"learning rate (default {DEFAULT_LR})")
+    work.add_argument("--momentum", type=float, default=DEFAULT_MOMENTUM, help=f"default {DEFAULT_MOMENTUM}")
+    work.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
+    work.add_argument("--schedule", default="constant", metavar="S",
+                      help="constant, or step(every,factor): decay by number of updates")
+    work.add_argument("--shards", choices=("iid", "by-label"), default="iid", help="how images are dealt to workers")
+    work.add_argument("--seed", type=int, default=0, help="of parameters, data order, durations and choices (default 0)")
+    where = parser.add_argument_group("machine")
+    where.add_argument("--workers", type=int, default=4, metavar="N", help="default 4")
+    where.add_argument("--servers", type=int, default=1, metavar="K", help="parameter servers, a slice each (default 1)")
+    where.add_argument("--machine", metavar="FILE|PRESET",
+                       help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the flags below change it")
+    where.add_argument("--compute", metavar="LAW",
+                       help=f"seconds of one gradient, default {DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
+                       "Laws: " + "; ".join(f.help for f in FAMILIES.values()))
+    where.add_argument("--latency", type=float, metavar="SECONDS",
+                       help=f"until the first byte arrives (default {DEFAULT_MACHINE.latency:g}; 0 with --compute)")
+    where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S",
+                       help=f"of each link and direction (default {DEFAULT_MACHINE.bandwidth:g}; unlimited with --compute)")
+    where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
+    where.add_argument("--speeds", metavar="1,1,4", help="speed of each worker relative to the law")
+    where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
+    out = parser.add_argument_group("output")
+    out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
+    out.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
+    out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
+    out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def flag(name: str) -> str:
+    """The flag of a Python option."""
+    return "--" + name.replace("_", "-")
+
+
+def number(text: str) -> float:
+    """A number that is an int where it is whole."""
+    value = float(text)
+    return int(value) if math.isfinite(value) and value == int(value) else value
+
+
+def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
+    """Flags for the keyword-only parameters of an algorithm's function."""
+    group = parser.add_argument_group(f"options of {algorithm}")
+    for name, parameter in options_of(CATALOGUE[algorithm]).items():
+        kind = parameter.annotation
+        if type(None) in typing.get_args(kind):  # "number or None": None is what leaving the flag out means
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        shown = f"default {parameter.default}"
+        if typing.get_origin(kind) is Literal:
+            group.add_argument(flag(name), dest=f"own_{name}", choices=typing.get_args(kind), help=shown)
+        elif kind is bool:
+            group.add_argument(flag(name), dest=f"own_{name}", action=argparse.BooleanOptionalAction, default=None, help=shown)
+        else:
+            read: Any = {int: int, float: number}.get(kind, str)
+            group.add_argument(flag(name), dest=f"own_{name}", type=read, metavar=name.upper(), help=shown)
+
+
+def first_line(algorithm: str) -> str:
+    """The first sentence of an algorithm's module."""
+    doc = sys.modules[CATALOGUE[algorithm].__module__].__doc__ or ""
+    return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
+
+
+def each_algorithm(commands: Commands, name: str, says: str, description: str, do: Callable[[argparse.Namespace], None],
+                   options: Callable[[argparse.ArgumentParser], None]) -> None:
+    """A command with a parser for every algorithm: the command's `options`, then the algorithm's own."""
+    command = commands.add_parser(name, help=says, description=description)
+    algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
+    for algorithm in CATALOGUE:
+        parser = algorithms.add_parser(algorithm, help=first_line(algorithm), description=first_line(algorithm))
+        options(parser)
+        own_options(parser, algorithm)
+        parser.set_defaults(do=do)
+
+
+def machine_of(args: argparse.Namespace) -> Machine:
+    """The machine that the flags describe; DEFAULT_MACHINE where they say nothing."""
+    try:
+        return _described(args)
+    except ValueError as error:
+        raise Usage(str(error)) from None
+
+
+def _described(args: argparse.Namespace) -> Machine:
+    said: dict[str, Any] = {}
+    if args.compute is not None:
+        said["compute"] = None if args.compute == "none" else Law.parse(args.compute)
+    for name in ("latency", "bandwidth"):
+        if getattr(args, name) is not None:
+            said[name] = getattr(args, name)
+    if args.update is not None:
+        said["update"] = Law.parse(args.update)
+    if args.speeds is not None:
+        try:
+            said["speeds"] = tuple(float(s) for s in args.speeds.split(","))
+        except ValueError:
+            raise Usage(f"speeds {args.speeds!r}; expected numbers separated by commas, e.g. 1,1,4") from None
+    if args.collocated:
+        said["collocated"] = True
+    if args.machine is not None:
+        return load_machine(args.machine).with_(**said)
+    return Machine(**said) if args.compute is not None else DEFAULT_MACHINE.with_(**said)
+
+
+def own_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The algorithm's own options that were given."""
+    return {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
+
+
+def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What `refsgd.run` and its like take, from the common options."""
+    names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum", "weight_decay",
+             "schedule", "shards", "seed")
+    return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
+
+
+def known(names: Iterable[str]) -> list[str]:
+    """The names, each of which must be an algorithm's."""
+    names = list(names)
+    for name in names:
+        if name not in CATALOGUE:
+            raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}")
+    return names
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[Path]:
+    """A temporary file beside `path`, renamed to it when the block ends well: nothing half-written."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def write(path: str | None, text: str) -> None:
+    """Write to a file, or to standard output for ``-``; nothing where no path is given."""
+    if path == "-":
+        sys.stdout.write(text + "\n")
+    elif path:
+        with writing(path) as temporary:
+            temporary.write_text(text + "\n")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuse what could not be written before anything runs."""
+    for name in ("json", "plot", "trace", "record", "player"):
+        path = getattr(args, name, None)
+        if path and path != "-" and not Path(path).parent.is_dir():
+            raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
+    plot = getattr(args, "plot", None)
+    if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
+        raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
+
+
+def show(result: Result, args: argparse.Namespace, *more: str) -> None:
+    """A run's summary, JSON, player and picture, as the options ask."""
+    if args.json != "-":
+        print("\n".join([result.summary(), *more]))
+    write(args.json, result.to_json())
+    if args.player:
+        write(args.player, result.player().html)
+    if args.plot:
+        from refsgd import plots
+
+        with writing(args.plot) as temporary:
+            plots.save(plots.run(result), temporary)
+
+
+def compile_kernels(args: argparse.Namespace) -> None:
+    """Compile the net's kernels in this process, before any fork, and say so the first time."""
+    if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
+        return
+    from refsgd.nn import nets
+
+    name = args.net or default_net(args.data)
+    try:
+        net = nets.build(name)
+    except ValueError:
+        return  # refused with its own message later
+    if nets.needs_compiling() and not args.quiet:
+        sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
+    net.compile()
+
+
+@contextlib.contextmanager
+def progress(quiet: bool, total: int) -> Iterator[Any]:
+    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True),
+                  auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def say(text: str) -> None:
+            bar.update(task, description=text, advance=1, refresh=True)
+
+        yield say

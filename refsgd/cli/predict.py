@@ -1,0 +1,70 @@
+"""``refsgd predict``: closed forms of one algorithm, and curves of several."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, write, writing
+from refsgd.experiment import Usage, predict
+
+
+def add(commands: Any) -> None:
+    """Its options, a parser for each algorithm."""
+    each_algorithm(commands, "predict", "closed forms for one algorithm",
+                   "Prints what the formulas say, term by term, without running anything.", do, options)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Options of a prediction that do not depend on the algorithm."""
+    common(parser, "simulator")
+    parser.add_argument("--sweep", metavar="QUANTITY=RANGE", help="curves over workers, servers, batch, bandwidth, latency or staleness, "
+                        "e.g. workers=1:64; writes a picture and marks crossings")
+    parser.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
+    parser.add_argument("--figure", default="images_per_second", metavar="KEY", help="what the sweep shows (default images_per_second)")
+
+
+def do(args: argparse.Namespace) -> None:
+    """Print the formulas' figures, or the curves of a sweep."""
+    if args.sweep:
+        draw_sweep(args)
+        return
+    from refsgd.report import prediction_table
+
+    predictions = predict(args.algorithm, **arguments_of(args))
+    if not predictions:
+        raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute LAW")
+    if args.json != "-":
+        from rich.console import Console
+
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        console.print(f"{args.algorithm} on: {machine_of(args)}", highlight=False)
+        console.print(prediction_table(predictions))
+    write(args.json, json.dumps({k: p.to_json() for k, p in predictions.items()}, indent=1))
+
+
+def draw_sweep(args: argparse.Namespace) -> None:
+    """Curves of several algorithms in one picture, with their crossings."""
+    from refsgd.sweep import parse_range, sweep
+
+    quantity, values = parse_range(args.sweep)
+    names = known([args.algorithm, *(a for a in args.against.split(",") if a)])
+    arguments = {k: v for k, v in arguments_of(args).items() if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
+    if arguments.get("steps") is None and arguments.get("epochs") is None:
+        arguments["steps"] = 100
+    found = sweep(names, quantity, values, figure=args.figure, **arguments)
+    if args.json != "-":
+        for name, points in found.curves.items():
+            shown = [f"{x:g}: {y:.4g}" for x, y in zip(found.values, points) if y is not None]
+            print(f"{name:16} {found.figure} [{found.unit}]  " + "  ".join(shown[:: max(1, len(shown) // 8)]))
+        for a, b, x in found.crossings:
+            print(f"{a} and {b} cross at {quantity} = {x:.4g}")
+        from refsgd import plots
+
+        picture = args.plot or "refsgd-sweep.png"
+        with writing(picture) as temporary:
+            plots.save(plots.sweep_figure(found), temporary)
+        print(f"picture: {picture}")
+    write(args.json, json.dumps(found.to_dict(), indent=1))
