@@ -33,7 +33,10 @@ ARROWS = {
     "theory": {"theory", "machine"},
     "result": {"effects", "machine", "trace", "player", ""},
 }
-FREE = {"experiment", "comparison", "calibration", "sweep", "cli", "report", "plots", "player", "stepper", "terminal", "studies", "testing", "check", "__init__", "__main__"}
+FREE = {
+    "experiment", "comparison", "calibration", "sweep", "cli", "report", "plots", "player", "stepper",
+    "terminal", "studies", "testing", "check", "__init__", "__main__",
+}
 
 
 def room_of(path: Path) -> str:
