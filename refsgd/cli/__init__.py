@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Sequence
 
 from refsgd import __version__
-from refsgd.cli import calibrate, check, compare, data, explore, listing, predict, replay, run, step
+from refsgd.cli import calibrate, check, compare, data, explore, listing, predict, replay, run, step, study
 from refsgd.cli.options import Parser, check_outputs
 from refsgd.experiment import Usage
 
-COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, data, listing)
+COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, study, data, listing)
 
 
 def build_parser() -> Parser:

@@ -1,0 +1,63 @@
+"""``refsgd study``: a document's experiments, redone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from refsgd.cli.options import progress, write, writing
+from refsgd.experiment import Usage
+from refsgd.studies import NAMES
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("study", help="redo a document's experiments: paper | formula | simulation | processes",
+                            description="Redoes the tables and figures of one of the documents that the library grew from, with the "
+                            "document's figures beside ours and a verdict on each claim. Results are kept by their inputs, so an "
+                            "interrupted study goes on where it was.")
+    p.add_argument("name", metavar="NAME", choices=NAMES, help="one of " + ", ".join(NAMES))
+    p.add_argument("--quick", action="store_true", help="small sizes, under a minute")
+    p.add_argument("--parts", default="", metavar="A,B,...", help="only these tables and figures")
+    p.add_argument("--seed", type=int, default=0, help="of all runs (default 0)")
+    p.add_argument("--output", metavar="DIR", help="write NAME.json, NAME.md and a picture for each figure there")
+    p.add_argument("--json", metavar="PATH", help="write the study as JSON; - for standard output and nothing else")
+    p.add_argument("--no-cache", action="store_true", help="neither use nor keep results")
+    p.add_argument("--quiet", action="store_true", help="no progress")
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Redo the experiments; print tables and verdicts, write files."""
+    from rich.console import Console
+
+    from refsgd import plots
+    from refsgd.studies import Lab, parts_of, perform
+    from refsgd.studies.lab import cache_folder
+    from refsgd.studies.report import markdown, picture, tables
+
+    if args.seed < 0:
+        raise Usage(f"seed {args.seed}; expected a number >= 0")
+    parts = [p for p in args.parts.split(",") if p]
+    try:
+        parts_of(args.name, parts)
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    with progress(args.quiet or args.json == "-", 100) as say:
+        study = perform(args.name, Lab(args.quick, args.seed, None if args.no_cache else cache_folder(), say), parts)
+    if args.json != "-":
+        console = Console(width=None if sys.stdout.isatty() else 150)
+        for table in tables(study):
+            console.print(table)
+    write(args.json, study.to_json())
+    if args.output:
+        folder = Path(args.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(str(folder / f"{study.name}.json"), study.to_json())
+        write(str(folder / f"{study.name}.md"), markdown(study))
+        for part in study.parts:
+            if part.panels:
+                with writing(str(folder / f"{study.name}-{part.key}.png")) as temporary:
+                    plots.save(picture(part), temporary)

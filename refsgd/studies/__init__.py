@@ -1,0 +1,61 @@
+"""The documents that the library grew from, redone: each of their tables and figures, with a verdict on every claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from refsgd.studies.lab import Lab
+from refsgd.studies.study import Claim, Document, Line, Panel, Part, Study
+
+__all__ = ["NAMES", "Claim", "Document", "Lab", "Line", "Panel", "Part", "Study", "parts_of", "perform"]
+
+#: first author and year; a module each, with a `DOCUMENT`
+NAMES = ("jia2020",)
+
+
+def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[Lab], Part]]]:
+    """A document's title, and the functions that redo its parts (all, or those named).
+
+    Raises
+    ------
+    ValueError
+        An unknown name or part: what was found, what was expected.
+    """
+    if name not in NAMES:
+        raise ValueError(f"study {name!r} is unknown; expected one of {', '.join(NAMES)}")
+    document: Document = import_module(f"refsgd.studies.{name}").DOCUMENT
+    known = {f.__name__: f for f in document.parts}
+    for part in parts:
+        if part not in known:
+            raise ValueError(f"{name} has no part {part!r}; expected some of {', '.join(known)}")
+    return document.title, [f for f in document.parts if not parts or f.__name__ in parts]
+
+
+def perform(name: str, lab: Lab, parts: Sequence[str] = ()) -> Study:
+    """Redo a document's experiments.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+    lab : Lab
+        Where its trials run; says whether the sizes are small.
+    parts : sequence of str
+        Only these parts, by the names of their functions; all by default.
+
+    Returns
+    -------
+    Study
+
+    Raises
+    ------
+    ValueError
+        An unknown name or part.
+    """
+    title, functions = parts_of(name, parts)
+    done = []
+    for function in functions:
+        lab.say(f"{name}: {function.__name__}")
+        done.append(function(lab))
+    return Study(name, title, lab.quick, lab.seed, done)

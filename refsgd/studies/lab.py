@@ -1,0 +1,204 @@
+"""Runs the trials of a study: in parallel where time is virtual, and each only once, since results are kept by their inputs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import multiprocessing as mp
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import refsgd
+from refsgd.experiment import Result, default_net, run
+from refsgd.machine import Machine
+
+Look = Callable[[Result], dict[str, Any]]
+
+
+class Seen(NamedTuple):
+    """What a trial gave: its result (without a trace), what was looked up in the trace, or why there is none."""
+
+    result: Result | None
+    looked: dict[str, Any]
+    failed: str = ""
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Figures of the result."""
+        return self.the_result.measured
+
+    @property
+    def the_result(self) -> Result:
+        """The result; raises RuntimeError if the run failed."""
+        if self.result is None:
+            raise RuntimeError(f"a trial failed: {self.failed}")
+        return self.result
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy; chance, 0.1, if the run diverged."""
+        return 0.1 if self.result is None else self.result.accuracy["test"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study.
+
+    Attributes
+    ----------
+    algorithm : str
+    arguments : dict
+        As `refsgd.run`; JSON values but for the machine.
+    runtime : str
+    look : callable, optional
+        Figures that a study reads from the trace, as JSON values; a function of a module.
+    """
+
+    algorithm: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    runtime: str = "simulator"
+    look: Look | None = None
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of everything that the result depends on: the arguments and the library's source."""
+        told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
+        look = inspect.getsource(self.look) if self.look else ""
+        text = json.dumps([self.algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def perform(self) -> str:
+        """Run it; the outcome as JSON."""
+        try:
+            result = run(self.algorithm, runtime=self.runtime, **self.arguments)
+        except FloatingPointError as error:  # diverged: itself a finding
+            return json.dumps({"result": None, "looked": {}, "failed": str(error)})
+        return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {}, "failed": ""})
+
+
+@functools.cache
+def fingerprint() -> str:
+    """SHA-256 of the rooms whose code a trial runs: another library, other results."""
+    root, digest = Path(refsgd.__file__).parent, hashlib.sha256()
+    outside = {"cli", "studies", "player", "theory"}
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] not in outside:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where results are kept: ``refsgd/studies`` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refsgd" / "studies"
+
+
+class Lab:
+    """Where a study's trials are run.
+
+    Parameters
+    ----------
+    quick : bool
+        Sizes for continuous integration: under a minute.
+    seed : int
+        Of all runs.
+    cache : path or None
+        Folder of results by their inputs; None keeps nothing.
+    say : callable, optional
+        Told what starts.
+    workers : int, optional
+        Trials in virtual time that run at once (default: the cores).
+
+    Examples
+    --------
+    >>> lab = Lab(quick=True, seed=0, cache=None)
+    >>> seen = lab.runs([Trial("bsp", {"data": "quadratic", "steps": 3, "seed": lab.seed})])
+    >>> seen[0].measured["updates"]
+    3
+    """
+
+    def __init__(self, quick: bool, seed: int = 0, cache: Path | None = None, say: Callable[[str], None] | None = None,
+                 workers: int | None = None) -> None:
+        self.quick, self.seed, self.cache = quick, seed, cache
+        self.say = say or (lambda text: None)
+        self._workers = workers or os.cpu_count() or 1
+
+    def runs(self, trials: Sequence[Trial]) -> list[Seen]:
+        """The outcomes of `trials`, in their order; only those are run that are not kept already."""
+        texts = {t.key: self._kept(t.key) for t in trials}
+        missing = {t.key: t for t in trials if texts[t.key] is None}
+        for key, text in self._perform(missing):
+            texts[key] = text
+            self._keep(key, text)
+        return [_seen(texts[t.key]) for t in trials]
+
+    def _perform(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, str]]:
+        virtual = [(k, t) for k, t in missing.items() if t.runtime == "simulator"]
+        if len(virtual) > 1 and self._workers > 1 and "fork" in mp.get_all_start_methods():
+            compile_kernels(t for _, t in virtual)
+            with mp.get_context("fork").Pool(min(self._workers, len(virtual))) as pool:
+                for done, (key, text) in enumerate(pool.imap_unordered(_perform_keyed, virtual), 1):
+                    self.say(f"{done} of {len(missing)} runs")
+                    yield key, text
+        else:
+            yield from map(_perform_keyed, virtual)
+        for key, trial in missing.items():  # paced processes need the machine for themselves
+            if trial.runtime != "simulator":
+                self.say(f"{trial.algorithm} as {trial.runtime}")
+                yield key, trial.perform()
+
+    def _kept(self, key: str) -> str | None:
+        if self.cache is None:
+            return None
+        with suppress(FileNotFoundError):
+            return (self.cache / f"{key}.json").read_text()
+        return None
+
+    def _keep(self, key: str, text: str) -> None:
+        if self.cache is None:
+            return
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with _replacing(self.cache / f"{key}.json") as temporary:
+            temporary.write_text(text)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A temporary file that replaces `target` when the block ends well."""
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.replace(name, target)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _perform_keyed(keyed: tuple[str, Trial]) -> tuple[str, str]:
+    key, trial = keyed
+    return key, trial.perform()
+
+
+def _seen(text: str | None) -> Seen:
+    assert text is not None
+    data = json.loads(text)
+    result = None if data["result"] is None else Result.from_json(json.dumps(data["result"]))
+    return Seen(result, data["looked"], data["failed"])
+
+
+def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
+    """Load the kernels of the trials' nets in this process, so that forked ones have them."""
+    from refsgd.data import load
+    from refsgd.nn import nets
+
+    wanted = {(t.arguments.get("data", "digits"), t.arguments.get("net")) for t in trials}
+    for data, net in sorted(wanted, key=str):
+        if data not in ("quadratic", "integers", "none") and not str(net).startswith("phantom:"):
+            nets.build(net or default_net(data), load(data).train_images.shape[1:]).compile()

@@ -1,0 +1,108 @@
+"""A study for people: tables on a terminal, a page for the documentation, pictures in the layout of the document's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from refsgd.studies.study import Panel, Part, Study, cells, tally
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")  # Okabe and Ito
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def tables(study: Study) -> list[Table]:
+    """A table of figures and one of verdicts for each part that has them."""
+    out = []
+    for part in study.parts:
+        if part.lines:
+            header, rows = cells(part)
+            table = Table(title=f"{part.where}: {part.title}", title_justify="left")
+            for i, name in enumerate(header):
+                table.add_column(name, justify="left" if not i else "right")
+            for row in rows:
+                table.add_row(*row)
+            out.append(table)
+        if part.claims:
+            table = Table(title=f"{part.where}: what became of its claims", title_justify="left")
+            for name in ("claim", "verdict", "because"):
+                table.add_column(name)
+            for claim in part.claims:
+                table.add_row(claim.says, claim.verdict, claim.because)
+            out.append(table)
+    return out
+
+
+def markdown(study: Study, pictures: str = "") -> str:
+    """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures."""
+    size = "the sizes of continuous integration (`--quick`)" if study.quick else "full size"
+    total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
+    out = [f"# {study.name}", "", study.document, "",
+           f"Made by `refsgd study {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}. Verdicts: {total}.", ""]
+    for part in study.parts:
+        out += [f"## {part.title}", "", f"*{part.where}.* {part.note}".strip(), ""]
+        if part.lines:
+            header, rows = cells(part)
+            out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows), ""]
+        if part.panels:
+            out += [f"![{part.title}]({pictures}{study.name}-{part.key}.png)", ""]
+        if part.claims:
+            out += [_row(["claim", "where", "verdict", "because"]), _row(["---"] * 4)]
+            out += [_row([c.says, c.where, f"**{c.verdict}**", c.because]) for c in part.claims] + [""]
+    return "\n".join(out)
+
+
+def _row(texts: list[str]) -> str:
+    return "| " + " | ".join(t.replace("|", "\\|") for t in texts) + " |"
+
+
+def picture(part: Part) -> Figure:
+    """The part's panels side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(part.panels), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(part.panels), squeeze=False)[0]
+    for ax, panel in zip(axes, part.panels):
+        draw(panel, ax)
+    return figure
+
+
+def draw(panel: Panel, ax: Axes) -> Axes:
+    """One panel; the document's own figures as hollow marks."""
+    if panel.kind == "bars":
+        _bars(panel, ax)
+    else:
+        for i, (label, points) in enumerate(panel.curves.items()):
+            colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
+            if label.endswith("(paper)"):
+                ax.plot(*zip(*points), mark, color=colour, mfc="none", ms=8, label=label)
+            else:
+                ax.plot(*zip(*points), mark + "-", color=colour, ms=4, label=label)
+    if "x" in panel.log:
+        xs = sorted({x for points in panel.curves.values() for x, _ in points})
+        ax.set_xscale("log")
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
+        ax.minorticks_off()
+    if "y" in panel.log:
+        ax.set_yscale("log")
+    ax.set_title(panel.title, fontsize=10)
+    ax.set_xlabel(panel.x)
+    ax.set_ylabel(panel.y)
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return ax
+
+
+def _bars(panel: Panel, ax: Axes) -> None:
+    """Groups of bars at the x values, which are categories."""
+    xs = sorted({x for points in panel.curves.values() for x, _ in points})
+    width = 0.8 / len(panel.curves)
+    for i, (label, points) in enumerate(panel.curves.items()):
+        at = [xs.index(x) + (i - (len(panel.curves) - 1) / 2) * width for x, _ in points]
+        ax.bar(at, [y for _, y in points], width, label=label, color=COLOURS[i % len(COLOURS)])
+    ax.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])

@@ -1,0 +1,158 @@
+"""What a study says: tables of paper | formula | simulation | processes, a verdict on each claim, pictures as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from refsgd.studies.lab import Lab
+
+FORMAT = 1  #: version of the JSON format
+Verdict = Literal["holds", "holds in shape", "does not hold", "not testable"]
+Value = float | str | None
+
+
+class Line(NamedTuple):
+    """One quantity: what the document says beside what we find; None where there is nothing to say."""
+
+    what: str
+    paper: Value = None
+    formula: Value = None
+    simulated: Value = None
+    processes: Value = None
+    unit: str = ""
+
+
+class Claim(NamedTuple):
+    """One statement of the document, and what became of it."""
+
+    says: str
+    where: str  #: section, table or figure of the document
+    verdict: Verdict
+    because: str  #: the figures that decide it, or why it cannot be tested
+
+
+class Panel(NamedTuple):
+    """One diagram: curves of points (x, y) by label; a label that ends in "(paper)" is drawn as marks."""
+
+    title: str
+    x: str
+    y: str
+    curves: Mapping[str, Sequence[tuple[float, float]]]
+    kind: Literal["lines", "bars"] = "lines"
+    log: str = ""  #: "x", "y" or "xy"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table or figure of a document, redone.
+
+    Attributes
+    ----------
+    key : str
+        Short name, also of the picture's file.
+    title, where : str
+        What it is about; the table or figure it answers to.
+    lines, claims, panels
+        See `Line`, `Claim`, `Panel`; panels stand side by side as in the document's figure.
+    note : str
+        What differs from the document, and what a reader should learn from it.
+    """
+
+    key: str
+    title: str
+    where: str
+    lines: Sequence[Line] = ()
+    claims: Sequence[Claim] = ()
+    panels: Sequence[Panel] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A document's experiments, redone.
+
+    Attributes
+    ----------
+    name, document : str
+    quick : bool
+        Whether the sizes were those of continuous integration.
+    seed : int
+    parts : sequence of Part
+    """
+
+    name: str
+    document: str
+    quick: bool
+    seed: int
+    parts: Sequence[Part] = field(default=())
+
+    @property
+    def claims(self) -> list[Claim]:
+        """All verdicts in order."""
+        return [claim for part in self.parts for claim in part.claims]
+
+    def part(self, key: str) -> Part:
+        """The part of that key; raises KeyError."""
+        return {part.key: part for part in self.parts}[key]
+
+    def to_json(self) -> str:
+        """The study as JSON, format 1."""
+        from refsgd import __version__
+
+        parts = [{**asdict(part), "lines": [line._asdict() for line in part.lines], "claims": [c._asdict() for c in part.claims],
+                  "panels": [p._asdict() for p in part.panels]} for part in self.parts]
+        return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name, "document": self.document,
+                           "quick": self.quick, "seed": self.seed, "parts": parts}, indent=1)
+
+
+class Document(NamedTuple):
+    """A document as a study: its title and one function for each part, in the document's order."""
+
+    title: str
+    parts: Sequence[Callable[[Lab], Part]]
+
+
+def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = False) -> Claim:
+    """A claim that figures decide; `shape`: only its shape could be tested, not its absolute values.
+
+    Examples
+    --------
+    >>> judged("asynchronous training makes n times the updates", "Table II", 32 == 8 * 4, "32 and 4 updates").verdict
+    'holds'
+    """
+    verdict: Verdict = "does not hold" if not holds else "holds in shape" if shape else "holds"
+    return Claim(says, where, verdict, because)
+
+
+def untestable(says: str, where: str, why: str) -> Claim:
+    """A claim that cannot be tested here."""
+    return Claim(says, where, "not testable", why)
+
+
+def shown(value: Value) -> str:
+    """A value as a cell of a table: three significant digits, empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def cells(part: Part) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a part's table, without the columns in which nothing stands."""
+    names = ("paper", "formula", "simulated", "processes")
+    used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
+    rows = [[line.what + (f" [{line.unit}]" if line.unit else ""), *(shown(getattr(line, name)) for name in used)] for line in part.lines]
+    return ["", *used], rows
+
+
+def tally(claims: Sequence[Claim]) -> dict[str, int]:
+    """How many claims have each verdict."""
+    out: dict[str, Any] = {}
+    for claim in claims:
+        out[claim.verdict] = out.get(claim.verdict, 0) + 1
+    return out

@@ -1,0 +1,51 @@
+"""The IPCCC 2020 study at its quick sizes: what must hold of its tables and figures, and what cannot."""
+
+import pytest
+
+from refsgd.studies import Lab, perform
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def study():
+    return perform("jia2020", Lab(quick=True))
+
+
+def verdicts(study, part):
+    return {claim.says: claim.verdict for claim in study.part(part).claims}
+
+
+def test_profile(study):
+    found = verdicts(study, "table2")
+    assert found.pop("an update takes longer when asynchronous (1.6 times)") == "does not hold"
+    assert found.pop("95 to 98 % CPU, 65 to 98 % memory") == "not testable"
+    assert len(found) == 6 and set(found.values()) <= {"holds", "holds in shape"}
+
+
+def test_asynchronous_training_loses_accuracy_with_workers_and_synchronous_does_not(study):
+    assert set(verdicts(study, "figure7").values()) == {"holds in shape"}
+
+
+def test_staleness_by_three_definitions(study):
+    assert set(verdicts(study, "figure8").values()) <= {"holds", "holds in shape"}
+
+
+def test_servers_change_times_and_no_sum(study):
+    assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds",
+                                          "time rises with the number of servers on the same machines": "does not hold"}
+
+
+def test_batches(study):
+    found = verdicts(study, "figure10")
+    assert found["time falls with the batch, each doubling saving less"] == "holds in shape"
+    assert found["a larger batch gives a lower accuracy after three passes"] == "holds in shape"
+    assert found["the first doubling saves 51 % and 54 %"] == "does not hold"  # more than half cannot be saved
+
+
+def test_idleness_and_its_measurement(study):
+    assert set(verdicts(study, "figure11").values()) <= {"holds", "holds in shape"}
+
+
+def test_the_layer_timeline(study):
+    assert set(verdicts(study, "figure4").values()) == {"holds"}

@@ -1,0 +1,108 @@
+"""Studies: results are kept by their inputs, verdicts follow figures, pages show what was found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from refsgd.cli import main
+from refsgd.machine import Machine
+from refsgd.studies import NAMES, Lab, parts_of
+from refsgd.studies import lab as room
+from refsgd.studies.lab import Trial
+from refsgd.studies.report import markdown, picture, tables
+from refsgd.studies.study import Line, Panel, Part, Study, cells, judged, shown, tally, untestable
+
+SMALL = {"data": "quadratic", "steps": 4, "machine": Machine(compute="exponential(0.02)"), "seed": 3}
+
+
+def updates(result):
+    return {"updates": len(result.trace.marks("update"))}
+
+
+def test_a_trial_is_run_once_and_kept_by_its_inputs(tmp_path, monkeypatch):
+    trial = Trial("asp", {**SMALL, "workers": 3}, look=updates)
+    first = Lab(True, cache=tmp_path).runs([trial])[0]
+    assert first.looked == {"updates": 12}
+    monkeypatch.setattr(Trial, "perform", lambda self: pytest.fail("ran again"))
+    again = Lab(True, cache=tmp_path).runs([trial])[0]
+    assert again.looked == first.looked and again.measured == first.measured
+    assert again.the_result.parameters_sha256 == first.the_result.parameters_sha256
+
+
+@pytest.mark.parametrize("change", [{"workers": 4}, {"seed": 4}, {"machine": Machine(compute="exponential(0.03)")}, {"steps": 5}])
+def test_other_inputs_are_another_result(change):
+    assert Trial("asp", SMALL).key != Trial("asp", {**SMALL, **change}).key
+
+
+def test_other_code_is_another_result(monkeypatch):
+    key = Trial("asp", SMALL).key
+    monkeypatch.setattr(room, "fingerprint", lambda: "another library")
+    assert Trial("asp", SMALL).key != key
+
+
+def test_an_interrupted_study_goes_on_where_it_was(tmp_path, monkeypatch):
+    trials = [Trial("asp", {**SMALL, "seed": seed}) for seed in range(3)]
+    perform, ran = Trial.perform, []
+
+    def stops(self):
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(self.arguments["seed"])
+        return perform(self)
+
+    monkeypatch.setattr(Trial, "perform", stops)
+    with pytest.raises(KeyboardInterrupt):
+        Lab(True, cache=tmp_path, workers=1).runs(trials)
+    assert ran == [0, 1] and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(Trial, "perform", lambda self: ran.append(self.arguments["seed"]) or perform(self))
+    assert len(Lab(True, cache=tmp_path, workers=1).runs(trials)) == 3
+    assert ran == [0, 1, 2]
+
+
+def test_in_parallel_and_alone_give_the_same_bits():
+    trials = [Trial("bsp", {**SMALL, "seed": seed}) for seed in range(3)]
+    one, two = Lab(True, workers=1).runs(trials), Lab(True, workers=2).runs(trials)
+    assert [s.the_result.parameters_sha256 for s in one] == [s.the_result.parameters_sha256 for s in two]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_diverged_trial_is_a_finding():
+    seen = Lab(True).runs([Trial("bsp", {"data": "digits", "lr": 1e9, "steps": 6})])[0]
+    assert seen.failed and seen.accuracy == 0.1
+    with pytest.raises(RuntimeError, match="a trial failed"):
+        _ = seen.measured
+
+
+def test_verdicts():
+    assert judged("a", "T", True, "").verdict == "holds"
+    assert judged("a", "T", True, "", shape=True).verdict == "holds in shape"
+    assert judged("a", "T", False, "", shape=True).verdict == "does not hold"
+    assert tally([judged("a", "T", True, ""), untestable("b", "T", "why")]) == {"holds": 1, "not testable": 1}
+    assert [shown(v) for v in (None, "a", 12345.6, 0.123456)] == ["", "a", "12,346", "0.123"]
+
+
+def test_tables_pages_and_pictures(tmp_path):
+    part = Part("t", "A table", "Table I", [Line("time", 3.0, None, 2.5, unit="s")], [judged("a|b", "Table I", False, "2.5")],
+                [Panel("p", "n", "s", {"ours": [(1, 2), (2, 3)], "(paper)": [(1, 1)]}, log="x"), Panel("q", "n", "s", {"a": [(1, 2)]}, "bars")])
+    study = Study("x", "X", True, 0, [part])
+    assert cells(part) == (["", "paper", "simulated"], [["time [s]", "3", "2.5"]])
+    text = markdown(study, "images/")
+    assert "| time [s] | 3 | 2.5 |" in text and "a\\|b" in text and "**does not hold**" in text and "images/x-t.png" in text
+    assert len(tables(study)) == 2 and len(picture(part).axes) == 2
+    assert json.loads(study.to_json())["parts"][0]["claims"][0]["verdict"] == "does not hold"
+
+
+def test_every_document_has_parts_and_is_named_wrongly_in_one_line(capsys):
+    for name in NAMES:
+        title, parts = parts_of(name)
+        assert title and len(parts) >= 3 and all(f.__doc__ for f in parts)
+    assert main(["study", "nothing"]) == 2
+    assert main(["study", NAMES[0], "--parts", "nothing"]) == 2
+    assert all(len(line) for line in capsys.readouterr().err.splitlines())
+
+
+def test_the_command_writes_everything(tmp_path, capsys):
+    assert main(["study", "jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"), "--no-cache"]) == 0
+    assert "idle period" in capsys.readouterr().out
+    assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020.json", "jia2020.md"]
