@@ -1,0 +1,156 @@
+"""Pani, Hand and Yalamanchili, "Performance Analysis of Distributed Deep Learning", report for CSE 812, Michigan State University, 2020.
+
+Data parallelism over the GPUs of one machine for a small and for a larger net, by batch size; and what a slow
+machine beside a fast one can contribute.  A batch is split over the devices, as PyTorch's DataParallel does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from refsgd.machine import Machine
+from refsgd.nn import nets
+from refsgd.studies.lab import Lab, Trial
+from refsgd.studies.study import Document, Line, Panel, Part, judged, untestable
+from refsgd.theory import heterogeneous
+
+DEVICES = (1, 2, 4, 8)
+#: assumed of the GPUs, which the report does not state: a third of the peak of an RTX 2080 Ti, PCIe, one launch of all kernels
+RATE, BUS, LAUNCH = 4e12, 12e9, 2e-4  # FLOP/s, bytes/s, s
+
+
+def data(lab: Lab) -> dict[str, Any]:
+    """MNIST with the report's shallow net, or the digits with a small one when quick."""
+    if lab.quick:
+        return {"data": "digits", "net": "tiny", "lr": 0.01}
+    return {"data": "mnist", "net": "shallow", "lr": 0.01}
+
+
+def batches(lab: Lab) -> Part:
+    """Figs. 1 and 2: loss and accuracy by batch size, at the same number of passes."""
+    sizes = (32, 64, 128, 256, 512) if lab.quick else (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    what = {**data(lab), "epochs": 3, "seed": lab.seed}
+    seen = dict(zip(sizes, lab.runs([Trial("sequential", {**what, "batch": b}) for b in sizes])))
+    loss = {b: run.the_result.loss for b, run in seen.items()}
+    accuracy = {b: run.accuracy for b, run in seen.items()}
+    lines = [Line(f"batch {b}: training loss", None, None, loss[b]) for b in sizes] + [
+        Line(f"batch {b}: test accuracy", None, None, accuracy[b]) for b in sizes]
+    low, high = sizes[0], sizes[-1]
+    claims = [
+        judged("the loss rises with the batch size", "Fig. 1", list(loss.values()) == sorted(loss.values()),
+               ", ".join(f"{b}: {loss[b]:.3f}" for b in (low, sizes[len(sizes) // 2], high))),
+        judged("accuracy falls with the batch size", "Fig. 2", accuracy[low] > accuracy[high], f"{accuracy[low]:.1%} to {accuracy[high]:.1%}: the text "
+               "says that the classification error decreases, which contradicts a rising loss"),
+        untestable("ResNet-18 gives NaN for small batches", "Figs. 4 to 6", "the report's loss is the negative log-likelihood of outputs that are no "
+                   "log-probabilities, which has no lower bound; cross-entropy has one")]
+    panels = [Panel("after three passes", "batch", "training loss", {"sequential": list(loss.items())}, log="x"),
+              Panel("after three passes", "batch", "test accuracy", {"sequential": list(accuracy.items())}, log="x")]
+    return Part("batches", "Batch sizes", "Figs. 1 and 2", lines, claims, panels, note=(
+        f"{what['net']} on {what['data']}, learning rate 0.01 for every batch. At a fixed rate and number of passes a larger batch makes "
+        "fewer updates: that alone raises the loss."))
+
+
+def same_learning(lab: Lab) -> Part:
+    """Figs. 1 and 2: devices change neither loss nor accuracy."""
+    batch = 64
+    what = {**data(lab), "lr": 0.05, "steps": 60 if lab.quick else 400, "seed": lab.seed}
+    seen = dict(zip(DEVICES, lab.runs([Trial("allreduce", {**what, "workers": n, "batch": batch // n}) for n in DEVICES])))
+    accuracy = {n: run.accuracy for n, run in seen.items()}
+    loss = [run.the_result.loss for run in seen.values()]
+    apart = max(accuracy.values()) - min(accuracy.values())
+    return Part("same_learning", "Devices and learning", "Figs. 1 and 2", [Line(f"{n} devices: accuracy", None, None, a) for n, a in accuracy.items()], [
+        judged("the number of devices changes neither loss nor accuracy", "IV-A", apart < 0.01 and max(loss) - min(loss) < 0.01,
+               f"accuracy {100 * apart:.2f} points apart, loss {max(loss) - min(loss):.1e}: the same sum of gradients in another order")],
+        note="The same batches of 64, split over the devices: all see the same images in the same order.")
+
+
+def _device_time(net: str, batch: int, devices: int) -> tuple[dict[str, Any], float]:
+    """Arguments of a run, and seconds of a gradient, for a batch that is split over devices."""
+    built = nets.build(net, (28, 28, 1))
+    flops = 3 * sum(row.flops for row in built.describe())  # a backward pass costs two forward passes
+    compute = LAUNCH + batch / devices * flops / RATE
+    machine = Machine(compute=f"fixed({compute:g})", latency=LAUNCH, bandwidth=BUS)  # type: ignore[arg-type]
+    return {"net": f"phantom:{built.parameters}", "data": "none", "workers": devices, "batch": max(1, batch // devices), "steps": 20,
+            "machine": machine, "collective": "root"}, compute
+
+
+def devices(lab: Lab) -> Part:
+    """Figs. 3 and 6: the time of a step with one to eight devices, for a small and a larger net."""
+    sizes = (32, 512, 8192)
+    keys = [(net, b, n) for net in ("shallow", "resnet18") for b in sizes for n in DEVICES]
+    trials = [Trial("allreduce", {**_device_time(*key)[0], "seed": lab.seed}) for key in keys]
+    seen = dict(zip(keys, lab.runs(trials)))
+    time = {key: 1e3 * run.measured["seconds_per_iteration"] for key, run in seen.items()}
+    formula = {key: 1e3 * run.the_result.predicted["seconds_per_iteration"]["value"] for key, run in seen.items()}
+    lines = [Line(f"{net}, batch {b}, {n} devices", None, formula[net, b, n], time[net, b, n], unit="ms") for net, b, n in keys]
+    small = [time["shallow", 32, n] for n in DEVICES]
+    cross = {net: crossing(net) for net in ("shallow", "resnet18")}
+    flat = [time["resnet18", 32, n] / time["resnet18", 32, 1] for n in DEVICES]
+    claims = [
+        judged("the small net is slower on more devices: 1 before 2 before 4 before 8", "Fig. 3", small == sorted(small),
+               "batch 32: " + ", ".join(f"{t:.2f}" for t in small) + " ms", shape=True),
+        judged("that order holds for every batch up to 8192", "Fig. 3", cross["shallow"] > 8192,
+               f"in the model two devices pay from batch {cross['shallow']:.0f} on; the report sees no gain, so something that it did not split, "
+               "such as loading images, took the time"),
+        judged("the larger net's time hardly changes from 1 to 8 devices", "Fig. 6", max(flat) / min(flat) < 2,
+               "batch 32: " + ", ".join(f"{f:.2f}" for f in flat) + f" of one device's; two pay from batch {cross['resnet18']:.0f} on", shape=True),
+        judged("distribution pays only where the gain in computing exceeds the cost of coordination", "conclusion",
+               all((time[net, b, 2] < time[net, b, 1]) == (b > cross[net]) for net in cross for b in sizes),
+               "two devices beat one exactly above the crossing C (1 - 1/n) = overhead in all six cases"),
+        untestable("a doubled run time at batch 512", "Fig. 10", "seen twice, smaller in a third run: an accident of that machine")]
+    panels = [Panel(f"{net}, batch {b}", "devices", "ms a step", {"formula": [(n, formula[net, b, n]) for n in DEVICES],
+                                                            "simulated": [(n, time[net, b, n]) for n in DEVICES]})
+              for net, b in (("shallow", 32), ("shallow", 8192), ("resnet18", 32))]
+    return Part("devices", "More devices", "Figs. 3 and 6", lines, claims, panels, note=(
+        "Gradients go to one device and the result back, as in DataParallel. Assumed, since the report states only names of devices: "
+        f"{RATE / 1e12:g} TFLOP/s, {BUS / 1e9:g} GB/s and {1e3 * LAUNCH:g} ms a launch or transfer."))
+
+
+def crossing(net: str) -> float:
+    """Batch from which two devices beat one: b c (1 - 1/2) = 2 (latency + bytes/bandwidth)."""
+    built = nets.build(net, (28, 28, 1))
+    each = 3 * sum(row.flops for row in built.describe()) / RATE
+    return 2 * 2 * (LAUNCH + 4 * built.parameters / BUS) / each
+
+
+def here(lab: Lab) -> Part:
+    """Not in the report: the same question asked of this machine, with unpaced processes."""
+    cores = os.cpu_count() or 1
+    workers, sizes = (1, 2, 4), (32, 512) if lab.quick else (32, 128, 512)
+    what = {**data(lab), "machine": Machine(), "steps": 30 if lab.quick else 60, "seed": lab.seed}
+    keys = [(b, n) for b in sizes for n in workers]
+    seen = dict(zip(keys, lab.runs([Trial("allreduce", {**what, "workers": n, "batch": b // n}, "processes") for b, n in keys])))
+    rate = {key: run.measured["images_per_second"] for key, run in seen.items()}
+    lines = [Line(f"batch {b}, {n} workers", processes=rate[b, n], unit="images/s") for b, n in keys]
+    panels = [Panel(f"{what['net']} on {cores} processors", "workers", "images/s", {f"batch {b}": [(n, rate[b, n]) for n in workers] for b in sizes})]
+    gain = {b: rate[b, 2] / rate[b, 1] for b in sizes}
+    return Part("here", "On this machine", "ours", lines, [
+        judged("a larger batch gains more from a second worker", "ours", gain[sizes[-1]] > gain[sizes[0]],
+               ", ".join(f"batch {b}: {g:.2f} times" for b, g in gain.items()), shape=True)], panels, note=(
+        f"Allreduce SGD as unpaced processes over shared memory on {cores} processors: the figures are this machine's."))
+
+
+def unequal(lab: Lab) -> Part:
+    """Section V: a machine 20 times slower than the other takes at most 1/21 of a batch."""
+    speeds, batch = (20.0, 1.0), 210
+    share = heterogeneous.shares(speeds)
+    splits = {"all on the fast one": (1.0, 0.0), "equal": (0.5, 0.5), "20:1": tuple(share), "1/11 to the slow one": (10 / 11, 1 / 11)}
+    lines, found = [], {}
+    for name, parts in splits.items():
+        used = [(part, speed) for part, speed in zip(parts, speeds) if part]
+        formula = heterogeneous.step([batch * part for part, _ in used], [batch * speed for _, speed in used]).value
+        each = Machine(compute="fixed(1)", speeds=tuple(speed / part for part, speed in used))  # type: ignore[arg-type]
+        run = lab.runs([Trial("allreduce", {"data": "quadratic", "workers": len(used), "steps": 20, "machine": each, "seed": lab.seed})])[0]
+        found[name] = run.measured["seconds_per_iteration"]
+        lines.append(Line(f"split {name}: a step", None, formula, found[name], unit="s"))
+    gain = found["all on the fast one"] / found["20:1"]
+    return Part("unequal", "Unequal machines", "V", lines, [
+        judged("the weaker machine can take at most 1/21 of the load", "V", abs(share[1] - 1 / 21) < 1e-12 and found["1/11 to the slow one"] > found["20:1"],
+               f"share {share[1]:.4f}; the step is then {gain:.3f} times as fast as on the fast machine alone"),
+        judged("no gain with equal batches", "V", found["equal"] > found["all on the fast one"],
+               f"{found['equal'] / found['all on the fast one']:g} times as long")],
+        note="The fast machine's step on the whole batch takes 1/20 s; no network. A gain of 5 % is lost if exchanging takes 1/21 of the time.")
+
+
+DOCUMENT = Document(__doc__.split("\n")[0], (batches, same_learning, devices, here, unequal))
