@@ -11,7 +11,7 @@ from refsgd.studies.study import Claim, Document, Line, Panel, Part, Study
 __all__ = ["NAMES", "Claim", "Document", "Lab", "Line", "Panel", "Part", "Study", "parts_of", "perform"]
 
 #: first author and year; a module each, with a `DOCUMENT`
-NAMES = ("jia2020", "pani2020", "ko2021")
+NAMES = ("jia2020", "pani2020", "ko2021", "graur2019")
 
 
 def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[Lab], Part]]]:

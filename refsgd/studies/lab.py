@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import refsgd
+from refsgd.effects import Deployment
 from refsgd.experiment import Result, default_net, run
 from refsgd.machine import Machine
 
@@ -53,7 +54,8 @@ class Trial:
 
     Attributes
     ----------
-    algorithm : str
+    algorithm : str or callable
+        A name of the catalogue, or a deployment function of a module.
     arguments : dict
         As `refsgd.run`; JSON values but for the machine.
     runtime : str
@@ -61,7 +63,7 @@ class Trial:
         Figures that a study reads from the trace, as JSON values; a function of a module.
     """
 
-    algorithm: str
+    algorithm: str | Callable[..., Deployment]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = "simulator"
     look: Look | None = None
@@ -71,7 +73,8 @@ class Trial:
         """SHA-256 of everything that the result depends on: the arguments and the library's source."""
         told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
         look = inspect.getsource(self.look) if self.look else ""
-        text = json.dumps([self.algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
+        algorithm = self.algorithm if isinstance(self.algorithm, str) else inspect.getsource(inspect.getmodule(self.algorithm) or self.algorithm)
+        text = json.dumps([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
@@ -150,7 +153,7 @@ class Lab:
             yield from map(_perform_keyed, virtual)
         for key, trial in missing.items():  # paced processes need the machine for themselves
             if trial.runtime != "simulator":
-                self.say(f"{trial.algorithm} as {trial.runtime}")
+                self.say(f"{trial.algorithm if isinstance(trial.algorithm, str) else trial.algorithm.__name__} as {trial.runtime}")
                 yield key, trial.perform()
 
     def _kept(self, key: str) -> str | None:
