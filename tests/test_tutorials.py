@@ -1,0 +1,149 @@
+"""Tutorials run from a fresh kernel to their end, solutions included; and each has what a reader may expect."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+
+ROOT = Path(__file__).parent.parent
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.md"))
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
+BUSY = "real computing overran its drawn times|cannot keep a drawn mean"  # what a run says on a busy machine
+SECONDS = 120  # of a loaded machine; alone on two cores each takes less than 30
+
+
+def cells(text):
+    """(options, code) of every code cell: options are the lines between ``---`` or those that begin with ``:``."""
+    found = []
+    for body in CELL.findall(text):
+        match = re.match(r"---\n(.*?)---\n|((?::[^\n]*\n)*)", body, re.S)
+        found.append((match[1] or match[2] or "", body[match.end():].strip()))
+    return found
+
+
+def solutions(text):
+    """Code of the cells that a page folds and a notebook runs."""
+    return [code for options, code in cells(text) if "hide-cell" in options and code.startswith("# Solution")]
+
+
+def flaws(text):
+    """What a tutorial lacks, in words."""
+    found = []
+    front = re.match(r"---\n(.*?)\n---\n\n# \d+\. \S", text, re.S)
+    if not front:
+        found.append("front matter and a numbered title")
+    elif "format_name: myst" not in front[1] or "name: python3" not in front[1]:
+        found.append("front matter that names the format and the kernel")
+    for heading in ("Exercises", "Read on"):
+        if text.count(f"\n## {heading}\n") != 1:
+            found.append(f"one section {heading}")
+    body, _, rest = text.partition("\n## Exercises\n")
+    if "You will see" not in body:
+        found.append("a word on what the reader will see")
+    if "> **Predict.**" not in body:
+        found.append("a question to answer before running")
+    exercises = [int(n) for n in re.findall(r"^\*\*(\d)\.\*\* ", rest, re.M)]
+    if len(exercises) < 3 or exercises != list(range(1, len(exercises) + 1)):
+        found.append("three or more exercises, numbered")
+    if len(solutions(rest)) != len(exercises):
+        found.append("a folded solution in a code cell for each exercise")
+    if len(CELL.findall(text)) != text.count("```{code-cell}"):
+        found.append("cells that are closed and say ipython3")
+    return found
+
+
+def test_there_are_tutorials_numbered_from_1():
+    assert len(TUTORIALS) >= 14
+    assert [int(p.name[:2]) for p in TUTORIALS] == list(range(1, len(TUTORIALS) + 1))
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_a_tutorial_has_a_title_predictions_and_exercises_with_folded_solutions(path):
+    assert flaws(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_every_code_cell_is_python(path):
+    for _, code in cells(path.read_text()):
+        compile(code, path.name, "exec")
+
+
+def leads_somewhere(target, here):
+    """Whether a link does in the repository, or (beginning with ``../``) in the site, where tutorials stand beside the other pages.
+
+    The page of an algorithm may be written by the build.
+    """
+    page = Path(target)
+    if page.parent.name == "algorithms":
+        return page.stem == "index" or page.stem in CATALOGUE
+    return (here / target).exists() or (target.startswith("../") and (ROOT / "docs" / target[3:]).exists())
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_links_to_other_pages_lead_somewhere(path):
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", CELL.sub("", path.read_text()))
+    assert targets and not [t for t in targets if not leads_somewhere(t, path.parent)]
+
+
+def test_a_dead_link_is_found():
+    here = ROOT / "tutorials"
+    assert not leads_somewhere("../docs/algorithms/bps.md", here) and not leads_somewhere("00-none.md", here) and not leads_somewhere("../none.md", here)
+
+
+@pytest.mark.parametrize(("wrong", "lack"), [
+    (("tags: [hide-cell]", "tags: []"), "a folded solution"),
+    (("# Solution 1\n", ""), "a folded solution"),
+    (("\n# 1. ", "\n# "), "numbered title"),
+    (("**2.** ", "**7.** "), "exercises, numbered"),
+    (("format_name: myst", "format_name: percent"), "names the format"),
+    (("> **Predict.** ", "> "), "before running"),
+    (("{code-cell} ipython3", "{code-cell}"), "say ipython3"),
+])
+def test_a_flaw_is_found(wrong, lack):
+    text = TUTORIALS[0].read_text()
+    broken = text.replace(*wrong)
+    assert broken != text and any(lack in flaw for flaw in flaws(broken))
+
+
+def executed(path):
+    """The notebook with its outputs, run in a kernel of its own that finds this checkout."""
+    read = pytest.importorskip("myst_nb.core.read", reason="myst-nb reads MyST notebooks: pip install '.[docs]'")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient runs notebooks: pip install '.[docs]'")
+    notebook = read.read_myst_markdown_notebook(path.read_text())
+    nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    return notebook
+
+
+def written(cell):
+    """All text that a cell printed or showed."""
+    return "".join(o.get("text", "") + str(o.get("data", {}).get("text/plain", "")) for o in cell.outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_a_tutorial_runs_from_a_fresh_kernel(path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    began = time.perf_counter()
+    notebook = executed(path)
+    assert time.perf_counter() - began < SECONDS
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code if cell.source.strip())
+    stderr = "".join(o.text for cell in code for o in cell.outputs if o.output_type == "stream" and o.name == "stderr")
+    assert not [line for line in stderr.splitlines() if re.search("Traceback|Warning", line) and not re.search(BUSY, line)]
+    assert not [cell.source for cell in code if "Traceback (most recent" in written(cell)]
+    ran = [cell.source.strip() for cell in code]
+    assert all(solution in ran for solution in solutions(path.read_text()))
+
+
+@pytest.mark.slow
+def test_a_failing_cell_fails_the_test(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    page = tmp_path / "wrong.md"
+    head = TUTORIALS[0].read_text().split("\n# ")[0]
+    page.write_text(head + "\n# 1. Wrong\n\n```{code-cell} ipython3\n1 / 0\n```\n")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        executed(page)
