@@ -9,7 +9,8 @@ at a time, first come first served, cut-through.  A message of m bytes::
     start   = max(now, out_free);   out_free = start + m / bandwidth
     arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
 
-and an incoming link serves in the order in which heads (start + latency) arrive.
+and an incoming link serves in the order in which heads (start + latency) arrive.  Half duplex: one link both ways,
+``out_free`` and ``in_free`` are the same time.
 """
 
 from __future__ import annotations
@@ -145,7 +146,17 @@ class Law:
 
     @classmethod
     def parse(cls, text: str) -> Law:
-        """Read ``name(number,...)``; a bare number is ``fixed``.  Raises ValueError naming what was expected."""
+        """Read ``name(number,...)``; a bare number is ``fixed``.  Raises ValueError naming what was expected.
+
+        Parameters
+        ----------
+        text : str
+            E.g. ``"exponential(0.02)"``.
+
+        Returns
+        -------
+        Law
+        """
         text = text.strip()
         try:
             return cls("fixed", (float(text),))
@@ -179,19 +190,52 @@ class Law:
         return float(FAMILIES[self.family].variance(*self.parameters))
 
     def cdf(self, t: Any) -> Any:
-        """P(T <= t) for t in seconds, elementwise."""
+        """P(T <= t) for t in seconds, elementwise.
+
+        Parameters
+        ----------
+        t : float or ndarray
+            Seconds.
+
+        Returns
+        -------
+        float or ndarray
+            Probabilities, of the shape of `t`.
+        """
         if self.family == "empirical":
             return np.searchsorted(np.sort(self.parameters), t, side="right") / len(self.parameters)
         return FAMILIES[self.family].cdf(np.asarray(t, float), *self.parameters)
 
     def sample(self, rng: np.random.Generator, count: int) -> Samples:
-        """Draw `count` durations [s], shape (count,)."""
+        """Draw `count` durations [s], shape (count,).
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+        count : int
+            How many, >= 0.
+
+        Returns
+        -------
+        ndarray, (count,) float64
+            Seconds.
+        """
         if self.family == "empirical":
             return rng.choice(np.asarray(self.parameters, float), count)
         return np.asarray(FAMILIES[self.family].sample(rng, count, *self.parameters), float)
 
     def scaled(self, factor: float) -> Law:
-        """The law of factor * T."""
+        """The law of factor * T.
+
+        Parameters
+        ----------
+        factor : float
+            > 0.
+
+        Returns
+        -------
+        Law
+        """
         if factor == 1:
             return self
         in_seconds = {"uniform": 2, "shifted": 2, "normal": 2, "empirical": len(self.parameters)}.get(self.family, 1)
@@ -220,6 +264,8 @@ class Machine:
         Server k lives on the node of worker k mod n; what they say to each other never enters the network.
     cores : int or None
         Programs of one node that can compute at the same time; None: all of them.
+    duplex : {"full", "half"}
+        Whether a node's outgoing and incoming link are two, or one that serves both ways first come first served.
 
     Examples
     --------
@@ -235,6 +281,7 @@ class Machine:
     speeds: tuple[float, ...] = ()
     collocated: bool = False
     cores: int | None = None
+    duplex: str = "full"
 
     def __post_init__(self) -> None:
         for name in ("compute", "update"):
@@ -253,6 +300,8 @@ class Machine:
             raise ValueError(f"speeds {self.speeds}; expected finite numbers > 0")
         if self.cores is not None and self.cores < 1:
             raise ValueError(f"cores {self.cores}; expected at least 1, or None")
+        if self.duplex not in ("full", "half"):
+            raise ValueError(f"duplex {self.duplex!r}; expected full or half")
 
     @classmethod
     def this(cls) -> Machine:
@@ -270,17 +319,51 @@ class Machine:
         return self.latency > 0 or not math.isinf(self.bandwidth)
 
     def speed(self, node: str) -> float:
-        """Speed factor of a node, by the number at the end of its name; servers have 1."""
+        """Speed factor of a node, by the number at the end of its name; servers have 1.
+
+        Parameters
+        ----------
+        node : str
+            Its name, e.g. "worker3".
+
+        Returns
+        -------
+        float
+            > 0.
+        """
         rank = rank_of(node)
         return self.speeds[rank] if not node.startswith("server") and rank < len(self.speeds) else 1.0
 
     def law(self, node: str, kind: str) -> Law | None:
-        """The law of a `Compute` of this kind on this node; None if it costs nothing."""
+        """The law of a `Compute` of this kind on this node; None if it costs nothing.
+
+        Parameters
+        ----------
+        node : str
+            Its name, e.g. "worker3".
+        kind : str
+            Of the `Compute`.
+
+        Returns
+        -------
+        Law or None
+        """
         law = {"gradient": self.compute, "update": self.update}.get(kind)
         return law.scaled(1 / self.speed(node)) if law is not None else None
 
     def hosts(self, nodes: Iterable[str]) -> dict[str, str]:
-        """On which host each node lives: its own, or a worker's for a server when collocated."""
+        """On which host each node lives: its own, or a worker's for a server when collocated.
+
+        Parameters
+        ----------
+        nodes : iterable of str
+            All nodes of a deployment.
+
+        Returns
+        -------
+        dict of str to str
+            Host by node.
+        """
         names = list(nodes)
         workers = [name for name in names if not name.startswith("server")]
         place = {name: name for name in names}
@@ -291,7 +374,17 @@ class Machine:
         return place
 
     def with_(self, **changes: Any) -> Machine:
-        """A copy with some fields changed."""
+        """A copy with some fields changed.
+
+        Parameters
+        ----------
+        **changes
+            New values of fields.
+
+        Returns
+        -------
+        Machine
+        """
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -307,7 +400,17 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key."""
+        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key.
+
+        Parameters
+        ----------
+        data : mapping
+            What `to_json` gave.
+
+        Returns
+        -------
+        Machine
+        """
         known = {f.name for f in fields(cls)}
         unknown = set(data) - known
         if unknown:
@@ -332,12 +435,21 @@ class Machine:
             parts.append(f"speeds {','.join(f'{s:g}' for s in self.speeds)}")
         if self.collocated:
             parts.append("servers collocated")
+        if self.duplex != "full":
+            parts.append(f"links {self.duplex} duplex")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named machine, where its numbers come from, and what its source does not say."""
+    """A named machine, where its numbers come from, and what its source does not say.
+
+    Parameters
+    ----------
+    machine : Machine
+    says : str
+        The source, and what is assumed.
+    """
 
     machine: Machine
     says: str
@@ -370,6 +482,15 @@ PRESETS: dict[str, Preset] = {
 def load_machine(name: str) -> Machine:
     """A preset, or the machine of a JSON file (a machine, or what ``refsgd calibrate`` wrote).
 
+    Parameters
+    ----------
+    name : str
+        A key of `PRESETS`, or the path of a JSON file.
+
+    Returns
+    -------
+    Machine
+
     Raises
     ------
     ValueError
@@ -389,7 +510,17 @@ def load_machine(name: str) -> Machine:
 
 
 def rank_of(node: str) -> int:
-    """The number at the end of a node's name, 0 if there is none."""
+    """The number at the end of a node's name, 0 if there is none.
+
+    Parameters
+    ----------
+    node : str
+        Its name, e.g. "worker3".
+
+    Returns
+    -------
+    int
+    """
     match = re.search(r"(\d+)$", node)
     return int(match[1]) if match else 0
 
@@ -425,7 +556,20 @@ class Draws:
         return self._streams[purpose]
 
     def duration(self, kind: str, nbytes: int = 0) -> float:
-        """Seconds of the next `Compute` of this kind (`nbytes`: of its arguments, for a reduction)."""
+        """Seconds of the next `Compute` of this kind (`nbytes`: of its arguments, for a reduction).
+
+        Parameters
+        ----------
+        kind : str
+            Of the `Compute`.
+        nbytes : int
+            Bytes of its arguments, which price a reduction.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         if kind == "reduction":
             return self._machine.reduction * nbytes
         pending = self._pending.get(kind)
@@ -439,7 +583,19 @@ class Draws:
         return pending.pop()
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
-        """One of the options, with probabilities `p` or uniformly."""
+        """One of the options, with probabilities `p` or uniformly.
+
+        Parameters
+        ----------
+        options : sequence
+        p : sequence of float, optional
+            Their probabilities.
+
+        Returns
+        -------
+        object
+            One of `options`.
+        """
         stream = self._stream("choose")
         if p is None:
             return options[int(stream.integers(len(options)))]

@@ -47,6 +47,65 @@ def steps_of_mean(fresh: int, backups: int) -> float:
     return h[fresh, backups]
 
 
+@functools.lru_cache(maxsize=256)
+def late_of_step(fresh: int, backups: int) -> float:
+    """Gradients of a step that are dropped, exponential times: d(F, Z) = [F d(F-1, Z) + Z (1 + d(F+1, Z-1))] / (F + Z).
+
+    A step begins with F = N fresh and Z = k late workers and ends where F + Z = k.
+
+    Parameters
+    ----------
+    fresh, backups : int
+        N and k.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> late_of_step(3, 0), round(late_of_step(1, 1), 4)
+    (0.0, 0.5)
+    """
+    n = fresh + backups
+    d: dict[tuple[int, int], float] = {}
+    for active in range(backups, n + 1):
+        for z in range(min(backups, active) + 1):
+            f = active - z
+            more = f * d[f - 1, z] if f and active > backups else 0.0
+            d[f, z] = (more + (z * (1 + d[f + 1, z - 1]) if z else 0.0)) / active if active > backups else 0.0
+    return d[fresh, backups]
+
+
+def computing(law: Law, workers: int, backups: int, step: float) -> Prediction | None:
+    """Share of the time in which a worker computes, late gradients too; None for laws other than exponential and fixed.
+
+    (N + late) E[T] / (n step): every gradient, counted or dropped, takes E[T].
+
+    Parameters
+    ----------
+    law : Law
+        Compute time [s].
+    workers : int
+        n, at least 1.
+    backups : int
+        Workers whose gradients are not waited for.
+    step : float
+        Seconds of an iteration.
+
+    Returns
+    -------
+    Prediction or None
+    """
+    n, k = check_count("workers", workers), check_count("backups", backups, 0)
+    if k and law.family != "exponential":
+        return None
+    late = late_of_step(n - k, k) if k else 0.0
+    value = min((n - k + late) * law.mean / (n * step), 1.0)
+    return Prediction(value, "1", "exact", {"counted": (n - k) / n * law.mean / step, "dropped": late / n * law.mean / step},
+                      "(N + late) E[T]/(n step)", "Chen et al. 2016", "late workers finish; long run")
+
+
 def _drawn(law: Law, n: int, needed: int) -> tuple[float, float]:
     """Monte Carlo of the process itself for any law: mean step and its standard error."""
     rounds, replicas = min(max(20_000 // n, 40), 260), min(max(20_000 // n, 16), 256)

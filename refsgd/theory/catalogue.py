@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from refsgd.machine import Law
-from refsgd.theory import communication, iteration, periodic, staleness
+from refsgd.theory import communication, iteration, periodic, queueing, ring, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.backup import backup_workers as backup_step
+from refsgd.theory.backup import computing
 from refsgd.theory.predict_asp import asp
 from refsgd.theory.predict_ssp import ssp
 from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count
@@ -18,17 +20,98 @@ from refsgd.theory.stragglers import mean_of_maximum, sum_law
 
 
 def collective(c: Setting, name: str = "ring") -> communication.Exchange:
-    """An allreduce of the setting's model; a ring's largest chunk is a whole number of float32."""
+    """An allreduce of the setting's model; a ring's largest chunk is a whole number of float32.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    name : str
+        One of `refsgd.collectives.ALLREDUCE`.
+
+    Returns
+    -------
+    Exchange
+    """
     link = communication.Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
     if name == "ring" and c.nbytes:
-        return communication.ring(c.workers, c.nbytes, link, chunk=4.0 * -(-c.nbytes // (4 * c.workers)))
+        return communication.ring(c.workers, c.nbytes, link, chunk=_largest_chunk(c))
     if name == "double-tree":
         return communication.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # halves in eight pieces
     return communication.allreduce(name, c.workers, c.nbytes, link)
 
 
+def _largest_chunk(c: Setting) -> float:
+    """Bytes of the largest of n chunks: a whole number of float32.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    float
+    """
+    return 4.0 * -(-c.nbytes // (4 * c.workers))
+
+
+def _through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
+                 period: int = 1) -> tuple[Prediction, Prediction]:
+    """Iteration of the long run (`period` gradients and an exchange) and run of these rounds, by the ring's recursion.
+
+    `step` says what they are if all begin together; it stands where that is so.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+    gradients : sequence of int
+        Gradients of each round.
+    before, after : int
+        Own updates before and after an exchange.
+    period : int
+        Gradients of a round of the long run.
+
+    Returns
+    -------
+    (Prediction, Prediction)
+    """
+    together = len(set(c.laws)) == 1 and c.laws[0].family == "fixed" and (c.machine.update is None or c.machine.update.family == "fixed")
+    if c.workers == 1 or not gradients or (together and len(set(c.own)) == 1) or not (c.machine.latency or c.transfer or c.machine.reduction):
+        return step, step
+    link, own = communication.Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction), [
+        c.machine.law(f"worker{i}", "update") for i in range(c.workers)]
+    run = ring.rounds(c.laws, gradients, _largest_chunk(c), link, own, before=before, after=after)
+    long = ring.rounds(c.laws, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
+    kind: Kind = "approximation" if c.nbytes % (4 * c.workers) else "exact"
+    value, u = long.seconds / period, before * iteration.update_mean(c.machine.update) + after * iteration.update_mean(c.machine.update) / period
+    mean = iteration.mean_time(c.laws)
+    moved = min(step.terms["transfer"], max(value - mean - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": max(value - mean - u - moved, 0.0), "transfer": moved, "update": u,
+             "standard error": long.error / period}
+    formula = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo"
+    return (Prediction(value, "s", kind, terms, formula, "Patarasuk and Yuan 2009; Baccelli et al. 1992", "equal chunks", upper=step.value),
+            Prediction(run.end, "s", kind, {"last rank": run.end, "standard error": run.end_error}, formula, "Patarasuk and Yuan 2009", "equal chunks"))
+
+
 def repeat(c: Setting, step: Prediction) -> Prediction:
-    """A run of iterations that all are alike."""
+    """A run of iterations that all are alike.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+
+    Returns
+    -------
+    Prediction
+        Seconds of the run.
+    """
     kind: Kind = "exact" if step.kind == "exact" else "approximation"
     return Prediction(step.value * c.steps, "s", kind, {"iterations": step.value * c.steps}, "steps x iteration",
                       step.source, step.assumptions)
@@ -39,6 +122,24 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0, m
 
     `own`: own updates of an iteration.  `more`: exchanges of the run beyond `steps` iterations' share, in
     iterations.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+    own : float
+        Own updates of an iteration.
+    tail : float
+        Seconds until the servers have ended.
+    more : float
+        Exchanges of the run beyond those of its iterations, in iterations.
+
+    Returns
+    -------
+    Prediction
+        Seconds of the run.
     """
     mine = [own * u for u in c.own]
     waits = math.fsum(step.terms.get(name, 0.0) for name in ("transfer", "update", "queueing", "straggling", "partner"))
@@ -54,7 +155,20 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0, m
 
 
 def alone(c: Setting, updates: int = 1) -> Prediction:
-    """n / sum of rates of workers that do not wait: E[T] and the own updates of an iteration."""
+    """n / sum of rates of workers that do not wait: E[T] and the own updates of an iteration.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    updates : int
+        Own updates of an iteration.
+
+    Returns
+    -------
+    Prediction
+        Seconds of an iteration.
+    """
     rounds = [law.mean + updates * u for law, u in zip(c.laws, c.own, strict=True)]
     value, u = c.workers / math.fsum(1 / r if r else math.inf for r in rounds), updates * math.fsum(c.own) / c.workers
     return Prediction(value, "s", "exact", {"compute E[T]": value - u, "update": u, "own update": u}, "n / sum 1/(E[T_i] + E[u_i])",
@@ -62,7 +176,18 @@ def alone(c: Setting, updates: int = 1) -> Prediction:
 
 
 def together(c: Setting, p: Prediction) -> Prediction:
-    """Own updates of unequal length are priced at the slowest worker's: no longer exact."""
+    """Own updates of unequal length are priced at the slowest worker's: no longer exact.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    p : Prediction
+
+    Returns
+    -------
+    Prediction
+    """
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
@@ -77,6 +202,15 @@ def allreduce(c: Setting) -> Figures:
 
     A root's answers leave one by one, so ranks start their next gradient one by one: BSP through one collocated
     server, n w and not 2 (n-1) w.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
     """
     name = str(c.options.get("collective", "ring"))
     exchange = collective(c, name)
@@ -88,6 +222,9 @@ def allreduce(c: Setting) -> Figures:
         step, run = iteration.bsp(c.laws, **one), iteration.bsp_run(c.laws, c.steps, **one)
         if c.machine.update is not None:  # every rank's own, after the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
+    elif name == "ring" and c.steps:
+        drawn, whole = _through_ring(c, step, [1] * c.steps, after=1)
+        step, run = (drawn, whole) if drawn is not step else (step, run)
     elif name == "hierarchical" and step.kind == "exact":
         step, run = (replace(p, kind="approximation") for p in (step, run))
     return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
@@ -95,7 +232,17 @@ def allreduce(c: Setting) -> Figures:
 
 
 def dgc(c: Setting) -> Figures:
-    """Deep gradient compression: everybody's largest entries to everybody, then the own update."""
+    """Deep gradient compression: everybody's largest entries to everybody, then the own update.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     link = communication.Link(c.machine.latency, c.machine.bandwidth)
     exchange = communication.sparse_gather(c.workers, c.nbytes // 4, float(c.options.get("ratio", 0.01)), link)
     step = together(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
@@ -104,14 +251,34 @@ def dgc(c: Setting) -> Figures:
 
 
 def independent(c: Setting) -> Figures:
-    """n runs of sequential SGD that never speak."""
+    """n runs of sequential SGD that never speak.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     step = alone(c)
     return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh(),
             **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
 
 
 def hogwild(c: Setting) -> Figures:
-    """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
+    """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     adds = int(c.options.get("parts", 8)) + 1  # each addition to a cell takes an update's time
     step = alone(c, adds)
     out = figures(c, step, free(c, step, own=adds), c.steps, 0.0)
@@ -122,7 +289,17 @@ def hogwild(c: Setting) -> Figures:
 
 
 def backup(c: Setting) -> Figures:
-    """The first n - backups gradients of each step count; one server."""
+    """The first n - backups gradients of each step count; one server.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     k = min(int(c.options.get("backups", 1)), c.workers - 1)
     one = replace(c, servers=1)
     counted = c.workers - k  # late pushes and answers find the links idle
@@ -138,11 +315,27 @@ def backup(c: Setting) -> Figures:
                                "the message protocol", bound="upper" if k else "")
     for name in ("idle_ratio", "idle_by_cause"):  # late workers compute what is discarded
         out.pop(name, None)
+    busy = computing(c.laws[0], c.workers, k, step.value) if len(set(c.laws)) == 1 and step.value and c.steps else None
+    if busy is not None:
+        out["idle_ratio"] = Prediction(1 - busy.value, "1", "approximation" if k or step.kind != "exact" else "exact", busy.terms,
+                                       "1 - (N + late) E[T]/(n step)", busy.source, "long run", {})
     return {**out, **fresh()}
 
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
-    """ASP whose server applies c = floor(n/splitting) gradients at a time; the update counts for the last of them."""
+    """ASP whose server applies c = floor(n/splitting) gradients at a time; the update counts for the last of them.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    default : int or None
+        Splitting where the options name none; None: n.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     given = c.options.get("splitting", default)
     splitting = check_count("splitting", int(c.workers if given is None else given))
     if splitting > c.workers:
@@ -166,24 +359,140 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
 
 
 def staleness_aware(c: Setting) -> Figures:
-    """Softsync in time; every gradient an update of its own unless told otherwise."""
+    """Softsync in time; every gradient an update of its own unless told otherwise.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     return softsync(c, None)
 
 
 def reached(c: Setting, step: Prediction) -> Prediction:
-    """Servers that share nodes with workers: some of the traffic is free, which the formula leaves out."""
+    """Servers that share nodes with workers: some of the traffic is free, which the formula leaves out.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+
+    Returns
+    -------
+    Prediction
+    """
     return replace(step, kind="approximation") if c.machine.collocated and c.workers > 1 and step.kind == "exact" else step
 
 
 def near(c: Setting) -> Setting:
-    """A single worker on its server's node has no network."""
+    """A single worker on its server's node has no network.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    Setting
+    """
     if c.machine.collocated and c.workers == 1:
         return replace(c, machine=c.machine.with_(latency=0.0, bandwidth=math.inf, collocated=False))
     return c
 
 
+def _queues(c: Setting) -> bool:
+    """Whether the servers' links or processors take time, and their network can be drawn.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    bool
+    """
+    return bool(c.steps and not c.machine.collocated and (c.transfer or c.machine.update is not None) and c.workers > 1)
+
+
+def _links(c: Setting) -> queueing.Network:
+    """What messages to the servers meet.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    Network
+    """
+    return queueing.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
+
+
+def _fetched(c: Setting, step: Prediction, path: slack.Path) -> tuple[Prediction, Prediction]:
+    """Iteration and run of workers that fetch through queues; the terms of `step`, with the queueing that is seen.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+    path : Path
+        Of the recursion.
+
+    Returns
+    -------
+    (Prediction, Prediction)
+        Of an iteration, and of the run.
+    """
+    ties = all(law.family == "fixed" for law in c.laws)  # rounding then decides who comes first
+    kind: Kind = "exact" if c.servers == 1 and not ties else "approximation"
+    queue = max(path.seconds - step.value + step.terms.get("queueing", 0.0), 0.0)
+    terms = {**step.terms, "queueing": queue, "standard error": path.error}
+    formula = "closed network of links, by Monte Carlo"
+    return (Prediction(path.seconds, "s", kind, terms, formula, "Lindley 1952: the queues", "first come first served"),
+            Prediction(path.end, "s", kind, {"last": path.end, "standard error": path.end_error}, formula, "Lindley 1952: the queues"))
+
+
+def _fetched_age(path: slack.Path, step: Prediction) -> Prediction:
+    """Updates between a fetch and the application of what was computed with it.
+
+    Parameters
+    ----------
+    path : Path
+        Of the recursion.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+
+    Returns
+    -------
+    Prediction
+    """
+    return Prediction(path.staleness, "updates", step.kind, {"mean": path.staleness, "standard error": path.age_error},
+                      "updates between a fetch and its push, by Monte Carlo", "Lindley 1952: the queues")
+
+
 def downpour(c: Setting) -> Figures:
-    """Push at t = 0, n_push, 2 n_push, ... and at the end; fetch at t = 0, n_fetch, ..."""
+    """Push at t = 0, n_push, 2 n_push, ... and at the end; fetch at t = 0, n_fetch, ...
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     c = near(c)
     push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
     step = reached(c, periodic.downpour(c.laws, fetch, servers=c.servers, transfer=c.transfer, latency=c.machine.latency,
@@ -191,10 +500,16 @@ def downpour(c: Setting) -> Figures:
     pushes = -(-c.steps // push) + (c.steps > 0 and (c.steps - 1) % push > 0)
     fetches = -(-c.steps // fetch)
     tail = c.machine.latency  # the last push has nobody waiting for it, the first fetch has no push before it
-    run = free(c, step, tail=tail, more=fetches * fetch - c.steps)
+    run, path = free(c, step, tail=tail, more=fetches * fetch - c.steps), None
+    if c.steps and not c.machine.collocated and c.workers > 1 and (_queues(c) or push > 1 or fetch > 1):
+        path = queueing.fetching(c.laws, _links(c), c.steps, fetch_every=fetch, push_every=push)
+    if path is not None and _queues(c):
+        step, run = _fetched(c, step, path)
     out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch))
     out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
-    if push == 1 and c.alike and c.steps:
+    if path is not None:
+        out["staleness_mean"] = _fetched_age(path, step)
+    elif push == 1 and c.alike and c.steps:
         long = staleness.downpour(c.workers, fetch)
         whole = staleness.asp_run(c.laws, c.steps, c.exchanges)
         ends = whole.value / (c.workers - 1) if c.workers > 1 else 1.0
@@ -204,14 +519,24 @@ def downpour(c: Setting) -> Figures:
 
 
 def easgd(c: Setting) -> Figures:
-    """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica."""
+    """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     c, h = near(c), check_count("period", int(c.options.get("period", 4)))
     own, exchanges = math.fsum(c.own) / c.workers, -(-c.steps // h)
     sync = c.options.get("mode") == "sync"
     step = reached(c, periodic.easgd(c.laws, h, servers=c.servers, transfer=c.transfer, latency=c.machine.latency,
                                      update=c.machine.update))
     if sync:  # the next centre is shown when all forces of the last one are in: SSP with slack 1 over sums of H times
-        cycle = h * (step.value + own - iteration.mean_time(c.laws))
+        cycle = h * (math.fsum(step.terms[part] for part in ("transfer", "update", "queueing")) + own)
         gate = slack.ssp([sum_law(law, h)[0] for law in c.laws], 1, exchange=cycle, steps=max(exchanges, 1))
         step = Prediction(gate.value / h - own, "s", "approximation", {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
                           "Zhang et al. 2015", gate.assumptions)
@@ -219,21 +544,61 @@ def easgd(c: Setting) -> Figures:
     after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.laws) + own)  # computing beside the last force
     tail = max(c.machine.latency + c.transfer + iteration.update_mean(c.machine.update) - after, 0.0)
     run = free(c, step, own=1, more=exchanges * h - c.steps, tail=0.0 if sync else tail)
+    if sync and not c.alike:  # all go at the gate's pace: the slowest worker's own sum is in it
+        run = Prediction(c.steps * step.value, "s", "approximation", {"iterations": c.steps * step.value}, "steps x iteration", step.source)
     if tail and len(set(c.laws)) > 1:
         run = replace(run, kind="approximation")
+    path = None
+    if not sync and c.steps and not c.machine.collocated:
+        path = queueing.fetching(c.laws, _links(c), c.steps, fetch_every=h, elastic=True,
+                                 own=[c.machine.law(f"worker{i}", "update") for i in range(c.workers)])
+    if path is not None and _queues(c):
+        step, run = _fetched(c, step, path)
     out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
+    if sync:
+        out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
+    elif path is not None:
+        out["staleness_mean"] = _fetched_age(path, step)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out
 
 
 def averages(c: Setting, period: int, switch: int) -> tuple[int, int, int]:
-    """Iterations that are averaged at once, whole rounds after them, iterations of the last, shorter round."""
+    """Iterations that are averaged at once, whole rounds after them, iterations of the last, shorter round.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    period : int
+        H, iterations between two exchanges, at least 1.
+    switch : int
+        Steps with an average after each, before the period applies.
+
+    Returns
+    -------
+    (int, int, int)
+    """
     early = min(switch, c.steps)
     return (early, *divmod(c.steps - early, period)) if period else (early, 0, c.steps - early)
 
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
-    """Averaging of all replicas by a ring every `period` iterations and after the last one."""
+    """Averaging of all replicas by a ring every `period` iterations and after the last one.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    switch : int
+        Steps with an average after each, before the period applies.
+    outer : bool
+        Whether an outer optimiser's step follows each average.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     h = int(c.options.get("period", 8))
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
@@ -252,6 +617,9 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
                          "exact" if closed and len(set(c.own)) == 1 else "approximation"]
     run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts, "switch x allreduce + rounds x local + last round", step.source,
                      step.assumptions)
+    drawn, whole = _through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1, after=int(outer), period=h or max(c.steps, 1))
+    if drawn is not step:
+        step, run = drawn, whole
     exchanges = early + rounds + (rest > 0)
     out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges", exchanges=float(exchanges))
@@ -259,17 +627,47 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
 
 
 def post_local(c: Setting) -> Figures:
-    """Allreduce before the switch, local SGD after it."""
+    """Allreduce before the switch, local SGD after it.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     return local_sgd(c, switch=check_count("switch", int(c.options.get("switch", 46)), 0))
 
 
 def diloco(c: Setting) -> Figures:
-    """Local SGD with an outer step at each average."""
+    """Local SGD with an outer step at each average.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     return local_sgd(c, outer=True)
 
 
 def dssp(c: Setting) -> Figures:
-    """Dynamic SSP waits at most as SSP(lower) does and leads by at most `upper`."""
+    """Dynamic SSP waits at most as SSP(lower) does and leads by at most `upper`.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
     if not 0 <= low <= high:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")
@@ -283,6 +681,11 @@ def dssp(c: Setting) -> Figures:
     each = out["seconds_per_iteration"]
     images = c.workers * c.batch / each.value if each.value else math.inf
     out["images_per_second"] = Prediction(images, "images/s", "approximation", {}, "n b / seconds_per_iteration", each.source)
+    for name in ("idle_ratio", "staleness_mean"):
+        if name in quick and name in slow:
+            a, b = quick[name], slow[name]
+            out[name] = Prediction((a.value + b.value) / 2, b.unit, "approximation", {"SSP(upper)": a.value, "SSP(lower)": b.value},
+                                   "between SSP(upper) and SSP(lower)", "Zhao et al. 2019", b.assumptions)
     return {**out, **{k: quick[k] for k in ("clock_gap_max", "lead_max", "staleness_max")}}
 
 
@@ -290,6 +693,15 @@ def approximate(c: Setting) -> Figures:
     """Two data centres, half of the workers in each: ASP within each.
 
     What is significant depends on the data, so times are lower bounds where bytes take time, and bytes are.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
     """
     centers = min(2, c.workers)
     half = replace(c, workers=-(-c.workers // centers), servers=1,

@@ -29,7 +29,17 @@ Order = Literal["index", "rotated"]
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
+    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte].
+
+    Parameters
+    ----------
+    latency : float
+        alpha [s], >= 0.
+    bandwidth : float
+        1/beta [bytes/s], > 0.
+    reduction : float
+        gamma [s/byte], >= 0.
+    """
 
     latency: float = 0.0
     bandwidth: float = math.inf
@@ -42,13 +52,34 @@ class Link:
             raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
 
     def wire(self, nbytes: float) -> float:
-        """Seconds of a message of this size on a link, without the latency."""
+        """Seconds of a message of this size on a link, without the latency.
+
+        Parameters
+        ----------
+        nbytes : float
+            Of a message.
+
+        Returns
+        -------
+        float
+            Seconds on the link, without the latency.
+        """
         return nbytes / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange: its time, bytes of the busiest node (the larger of in and out), bytes of all nodes together."""
+    """An exchange: its time, bytes of the busiest node (the larger of in and out), bytes of all nodes together.
+
+    Parameters
+    ----------
+    time : Prediction
+        Seconds until the last rank has the sum, when all start together.
+    busiest : float
+        Bytes out of the busiest rank.
+    total : float
+        Bytes of all ranks together.
+    """
 
     time: Prediction
     busiest: float
@@ -89,12 +120,18 @@ def parameter_server(workers: int, nbytes: float, link: Link, *, servers: int = 
         n, K.
     nbytes : float
         M; each server holds M/K.
+    link : Link
+        Latency and bandwidth.
     order : {"index", "rotated"}
         Slices sent 0..K-1 and answers 1..n, or each sender starting with its own index.
     collocated : bool
         Server k lives with worker k; covered for K = 1 and for K = n, rotated.
     update : float
         Seconds of one update.
+
+    Returns
+    -------
+    Exchange
 
     Notes
     -----
@@ -130,6 +167,23 @@ def pull(workers: int, nbytes: float, link: Link, *, collocated: bool = False, a
     """One server sends the model to all workers (a forward pass): n transfers, n-1 if one worker lives with it.
 
     `asked`: a request without payload comes first and costs another latency.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    collocated : bool
+        Whether server k shares the node of worker k.
+    asked : bool
+        Whether a request without payload comes first.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     remote = n - 1 if collocated else n
@@ -141,7 +195,21 @@ def pull(workers: int, nbytes: float, link: Link, *, collocated: bool = False, a
 
 
 def root_reduce(workers: int, nbytes: float, link: Link) -> Exchange:
-    """One root adds everybody's vector after the last arrival and sends the sum back (PSCPU with one root)."""
+    """One root adds everybody's vector after the last arrival and sends the sum back (PSCPU with one root).
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, nbytes)
     if n == 1:
         return _none()
@@ -151,7 +219,21 @@ def root_reduce(workers: int, nbytes: float, link: Link) -> Exchange:
 
 
 def pscpu(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated."""
+    """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, nbytes)
     if n == 1:
         return _none()
@@ -162,7 +244,23 @@ def pscpu(workers: int, nbytes: float, link: Link) -> Exchange:
 
 
 def ring(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk` bytes."""
+    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk` bytes.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    chunk : float, optional
+        m, bytes of the largest chunk; by default lengths divide evenly.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, nbytes)
     if n == 1:
         return _none()
@@ -178,6 +276,21 @@ def rings(workers: int, nbytes: float, link: Link, count: int) -> Exchange:
 
     A step of one ring costs alpha + w/(kn), and the link must carry k such pieces a step, w/n; 2n-3 steps pass
     at the slower of the two, the last one is alpha + w/n behind.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    count : int
+        k, rings at once, at least 1.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     k = check_count("rings", count)
@@ -205,6 +318,19 @@ def halving_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
     The first 2 (n-q) ranks fold in pairs before and unfold after.  Where n > q and reducing takes time, ranks
     that need not fold run ahead, and their messages can keep a late rank's incoming link busy: a lower bound
     then (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide in this way even with gamma = 0.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     if n == 1:
@@ -223,6 +349,19 @@ def recursive_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
 
     Exact for n = q and for n - q > q/2; else some folded ranks meet only unfolded ones in the first rounds, and
     it is an upper bound.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     if n == 1:
@@ -237,7 +376,21 @@ def recursive_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
 
 
 def broadcast(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w."""
+    """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, nbytes)
     if n == 1:
         return _none()
@@ -248,7 +401,21 @@ def broadcast(workers: int, nbytes: float, link: Link) -> Exchange:
 
 
 def reduce(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound."""
+    """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, nbytes)
     if n == 1:
         return _none()
@@ -259,7 +426,21 @@ def reduce(workers: int, nbytes: float, link: Link) -> Exchange:
 
 
 def tree(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Allreduce as a binomial reduce and a binomial broadcast, one after the other."""
+    """Allreduce as a binomial reduce and a binomial broadcast, one after the other.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     up, down = reduce(workers, nbytes, link), broadcast(workers, nbytes, link)
     kind: Kind = up.time.kind
     a, wire, add = (up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0) for t in ("latency", "wire", "reduction"))
@@ -272,6 +453,21 @@ def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = N
 
     Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
     once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    chunk : float, optional
+        m, bytes of the largest chunk; by default lengths divide evenly.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     if n == 1:
@@ -286,7 +482,21 @@ def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = N
 
 
 def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
-    """2D torus of X columns and Y rows: reduce-scatter along rows, ring allreduce of M/X along columns, allgather."""
+    """2D torus of X columns and Y rows: reduce-scatter along rows, ring allreduce of M/X along columns, allgather.
+
+    Parameters
+    ----------
+    columns, rows : int
+        X and Y; n = X Y.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     x, y = check_count("columns", columns), check_count("rows", rows)
     n, m = _sizes(x * y, nbytes)
     if n == 1:
@@ -304,6 +514,23 @@ def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Li
     """g ranks per node, m nodes: star to the leader inside, ring between leaders, star back.
 
     `inner` is the link inside a node (alpha', beta').  `busiest` is a leader's traffic between nodes.
+
+    Parameters
+    ----------
+    per_node : int
+        g, ranks of a node.
+    nodes : int
+        m.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Between nodes.
+    inner : Link
+        Within a node.
+
+    Returns
+    -------
+    Exchange
     """
     g, nodes = check_count("per_node", per_node), check_count("nodes", nodes)
     n, m = _sizes(g * nodes, nbytes)
@@ -320,7 +547,19 @@ def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Li
 
 
 def gossip_exchange(nbytes: float, link: Link) -> Exchange:
-    """AD-PSGD: the asker sends x and waits for the average, 2 (alpha + w); the asked waits for nothing."""
+    """AD-PSGD: the asker sends x and waits for the average, 2 (alpha + w); the asked waits for nothing.
+
+    Parameters
+    ----------
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     _, m = _sizes(1, nbytes)
     w = link.wire(m)
     return _exchange(2 * (link.latency + w), "exact", 2 * link.latency, 2 * w, 0.0,
@@ -328,7 +567,20 @@ def gossip_exchange(nbytes: float, link: Link) -> Exchange:
 
 
 def periodic(exchange: Exchange, period: float) -> Exchange:
-    """Per iteration, an exchange that takes place every `period` iterations (EASGD, Downpour, local SGD)."""
+    """Per iteration, an exchange that takes place every `period` iterations (EASGD, Downpour, local SGD).
+
+    Parameters
+    ----------
+    exchange : Exchange
+        What happens once in a period.
+    period : float
+        H, iterations, > 0.
+
+    Returns
+    -------
+    Exchange
+        Its share of one iteration.
+    """
     if not period >= 1:
         raise DomainError(f"period {period}; the formula assumes at least one iteration")
     t = exchange.time
@@ -339,6 +591,15 @@ def periodic(exchange: Exchange, period: float) -> Exchange:
 
 def sparse_bytes(parameters: int, ratio: float, workers: int = 1) -> dict[str, float]:
     """Bytes of deep gradient compression: k = ceil(ratio x parameters) values and indices of 4 bytes each.
+
+    Parameters
+    ----------
+    parameters : int
+        d, at least 1.
+    ratio : float
+        Share of the entries that are sent, in (0, 1].
+    workers : int
+        n, at least 1.
 
     Returns
     -------
@@ -354,7 +615,23 @@ def sparse_bytes(parameters: int, ratio: float, workers: int = 1) -> dict[str, f
 
 
 def sparse_gather(workers: int, parameters: int, ratio: float, link: Link) -> Exchange:
-    """All-gather of k values and indices from everybody to everybody, rotated: alpha + (n-1) 8 k beta."""
+    """All-gather of k values and indices from everybody to everybody, rotated: alpha + (n-1) 8 k beta.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    parameters : int
+        d, at least 1.
+    ratio : float
+        Share of the entries that are sent, in (0, 1].
+    link : Link
+        Latency, bandwidth and cost of reducing.
+
+    Returns
+    -------
+    Exchange
+    """
     n, m = _sizes(workers, sparse_bytes(parameters, ratio)["push"])
     if n == 1:
         return _none()
@@ -364,7 +641,18 @@ def sparse_gather(workers: int, parameters: int, ratio: float, link: Link) -> Ex
 
 
 def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n, as square as possible: the torus of n ranks."""
+    """X >= Y with X Y = n, as square as possible: the torus of n ranks.
+
+    Parameters
+    ----------
+    n : int
+        At least 1.
+
+    Returns
+    -------
+    (int, int)
+        X and Y.
+    """
     y = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
     return n // y, y
 
@@ -377,7 +665,25 @@ ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
 
 
 def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
-    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``, ``inner``)."""
+    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``, ``inner``).
+
+    Parameters
+    ----------
+    collective : str
+        Its name.
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    **options
+        Of that collective.
+
+    Returns
+    -------
+    Exchange
+    """
     name = collective.replace("_", "-")
     if name == "rings":
         k = int(options.get("count", 2))
@@ -399,6 +705,23 @@ def strategy(name: str, workers: int, nbytes: float, link: Link, *, update: floa
 
     independent, replicated: nothing between nodes; distributed-replicated: backward as one collocated server;
     distributed-all-reduce: PSCPU; collective-all-reduce, horovod: ring; caffe2: halving-doubling.
+
+    Parameters
+    ----------
+    name : str
+        The thesis' name of the strategy.
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the whole vector, >= 0.
+    link : Link
+        Latency, bandwidth and cost of reducing.
+    update : float
+        Seconds of one update.
+
+    Returns
+    -------
+    Exchange
     """
     n, m = _sizes(workers, nbytes)
     if name in ("independent", "replicated"):

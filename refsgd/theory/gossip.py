@@ -29,6 +29,15 @@ def pair(workers: int) -> Prediction:
     """Factor on E[D] when a uniformly random pair replaces both by their average: 1 - 1/(n-1), exact.
 
     The average takes |x_i - x_j|^2 / 2 out of n D, whose mean over pairs is n D / (n-1).
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers, 2)
     return Prediction(1 - 1 / (n - 1), "1", "exact", {"lost per exchange": 1 / (n - 1)}, "1 - 1/(n-1)",
@@ -40,6 +49,15 @@ def one_sided(workers: int) -> Prediction:
 
     x_i moves by (x_j - x_i)/2: n D changes by (x_i - xbar).(x_j - x_i) + |x_j - x_i|^2/4 less (1/n)|move|^2;
     over ordered pairs E|x_j - x_i|^2 = 2 n D/(n-1) and E (x_i - xbar).(x_j - x_i) = -n D/(n-1).
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers, 2)
     lost = (n + 1) / (2 * n * (n - 1))
@@ -48,7 +66,19 @@ def one_sided(workers: int) -> Prediction:
 
 
 def laplacian(edges: Sequence[tuple[int, int]], workers: int) -> Matrix:
-    """Graph Laplacian, shape (n, n), of undirected edges."""
+    """Graph Laplacian, shape (n, n), of undirected edges.
+
+    Parameters
+    ----------
+    edges : sequence of (int, int)
+        The graph, each edge once.
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    ndarray, (n, n) float64
+    """
     n = check_count("workers", workers)
     out = np.zeros((n, n))
     for i, j in edges:
@@ -66,6 +96,17 @@ def random_edge(edges: Sequence[tuple[int, int]], workers: int) -> Prediction:
 
     The loss of n D is (1/m) sum over edges |x_i - x_j|^2/2 = x'Lx/(2m) >= mu_2 n D/(2m); mu_2 is the second
     smallest eigenvalue of the Laplacian, and its eigenvector reaches the bound.
+
+    Parameters
+    ----------
+    edges : sequence of (int, int)
+        The graph, each edge once.
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    Prediction
     """
     if not edges:
         raise DomainError("0 edges; the formula assumes at least one")
@@ -83,6 +124,10 @@ def mixing(weights: Matrix) -> Prediction:
     ----------
     weights : ndarray, (n, n)
         Symmetric, rows sum to 1, entries >= 0.
+
+    Returns
+    -------
+    Prediction
     """
     w = np.asarray(weights, float)
     if w.ndim != 2 or w.shape[0] != w.shape[1] or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1) or (w < 0).any():
@@ -94,7 +139,17 @@ def mixing(weights: Matrix) -> Prediction:
 
 
 def ring_mixing(workers: int) -> Prediction:
-    """`mixing` of a ring with weights 1/3: 1/3 + 2/3 cos(2 pi/n) for n >= 4, 0 for n = 3."""
+    """`mixing` of a ring with weights 1/3: 1/3 + 2/3 cos(2 pi/n) for n >= 4, 0 for n = 3.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    Prediction
+    """
     n = check_count("workers", workers, 3)
     value = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / n) if n > 3 else 0.0
     return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "1/3 + 2/3 cos(2 pi/n)", "Xiao and Boyd 2004",
@@ -102,7 +157,20 @@ def ring_mixing(workers: int) -> Prediction:
 
 
 def mean_of_longer(law: Law, other: float) -> float:
-    """E[max(T, x)] in seconds for a fixed x."""
+    """E[max(T, x)] in seconds for a fixed x.
+
+    Parameters
+    ----------
+    law : Law
+        Compute time [s].
+    other : float
+        Seconds, >= 0.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     check_law("compute", law)
     fixed = Law("fixed", (other,))
 
@@ -118,6 +186,21 @@ def adpsgd(law: Law, transfer: float, latency: float, *, overlapped: bool = True
     Averaging beside the computing and joined each iteration: E[max(T, x)], exact if askers never queue at one
     partner (one asker per partner), else a lower bound; after the gradient: E[T] + x.  An asked peer
     needs E[T].
+
+    Parameters
+    ----------
+    law : Law
+        Compute time [s].
+    transfer : float
+        w, seconds of a replica on one link.
+    latency : float
+        Seconds until the first byte of a message arrives.
+    overlapped : bool
+        Whether the average travels while the gradient is computed.
+
+    Returns
+    -------
+    Prediction
     """
     x = 2 * (check_time("latency", latency) + check_time("transfer", transfer))
     mean = check_law("compute", law).mean
@@ -145,6 +228,13 @@ def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], 
         E, u [s].
     before : bool
         Whether replicas are sent before computing.
+    clocks : int
+        Iterations of each simulated run, of which the first part is left out.
+
+    Returns
+    -------
+    (float, float)
+        Seconds per iteration, and their standard error.
     """
     n = check_count("workers", len(laws))
     check_time("exchange", exchange)

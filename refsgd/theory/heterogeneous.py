@@ -31,6 +31,10 @@ def step(batches: Sequence[float], speeds: Sequence[float]) -> Prediction:
         Images of each worker, >= 0.
     speeds : sequence of float
         Images per second of each worker.
+
+    Returns
+    -------
+    Prediction
     """
     s = _speeds(speeds)
     if len(batches) != len(s) or any(not b >= 0 for b in batches):
@@ -44,6 +48,19 @@ def step(batches: Sequence[float], speeds: Sequence[float]) -> Prediction:
 def shares(speeds: Sequence[float], batch: float = 1.0) -> list[float]:
     """Batches proportional to speed: all end together, after batch / sum s.
 
+    Parameters
+    ----------
+    speeds : sequence of float
+        Speed of each worker, > 0.
+    batch : float
+        Of all workers together.
+
+    Returns
+    -------
+    list of float
+
+    Examples
+    --------
     >>> [round(b, 4) for b in shares([20, 1], 1)]
     [0.9524, 0.0476]
     """
@@ -53,7 +70,20 @@ def shares(speeds: Sequence[float], batch: float = 1.0) -> list[float]:
 
 
 def whole_shares(speeds: Sequence[float], batch: int) -> list[int]:
-    """Whole images, by largest remainders of `shares`; ties to the lower rank."""
+    """Whole images, by largest remainders of `shares`; ties to the lower rank.
+
+    Parameters
+    ----------
+    speeds : sequence of float
+        Speed of each worker, > 0.
+    batch : int
+        Of all workers together.
+
+    Returns
+    -------
+    list of int
+        They sum to `batch`.
+    """
     exact = shares(speeds, batch)
     out = [math.floor(b + 1e-12) for b in exact]
     order = sorted(range(len(exact)), key=lambda i: (-(exact[i] - out[i]), i))
@@ -67,6 +97,15 @@ def gain(speeds: Sequence[float]) -> Prediction:
 
     A machine 20 times slower than the other takes 1/21 of each batch and adds 5 %: no gain if its share is
     smaller than a batch can usefully be, or if exchanging costs more than 1/21 of the time.
+
+    Parameters
+    ----------
+    speeds : sequence of float
+        Speed of each worker, > 0.
+
+    Returns
+    -------
+    Prediction
     """
     s = _speeds(speeds)
     value = math.fsum(s) / max(s)
@@ -75,7 +114,17 @@ def gain(speeds: Sequence[float]) -> Prediction:
 
 
 def equal_batches(speeds: Sequence[float]) -> Prediction:
-    """Speed-up over the fastest alone with equal batches: n min s / max s, less than 1 if one is n times slower."""
+    """Speed-up over the fastest alone with equal batches: n min s / max s, less than 1 if one is n times slower.
+
+    Parameters
+    ----------
+    speeds : sequence of float
+        Speed of each worker, > 0.
+
+    Returns
+    -------
+    Prediction
+    """
     s = _speeds(speeds)
     return Prediction(len(s) * min(s) / max(s), "1", "exact", {"slowest": min(s), "fastest": max(s)},
                       "n min s / max s", "definition", "no network; equal batches", {"slowest": "images/s", "fastest": "images/s"})

@@ -38,17 +38,52 @@ SAMPLES = 2_000_000  # drawn compute times of one Monte Carlo mean, over all wor
 
 
 def mean_time(laws: Sequence[Law]) -> float:
-    """E[T] in seconds, mean over the workers."""
+    """E[T] in seconds, mean over the workers.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return math.fsum(check_law("compute", law).mean for law in laws) / len(laws)
 
 
 def update_mean(update: Law | None) -> float:
-    """E[u] in seconds; 0 where the machine states no update time."""
+    """E[u] in seconds; 0 where the machine states no update time.
+
+    Parameters
+    ----------
+    update : Law or None
+        Seconds of one update.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     return 0.0 if update is None else check_law("update", update).mean
 
 
 def drain(arrivals: Values, service: float) -> Values:
-    """When a link has served all arrivals of each row, `service` seconds each, first come first served."""
+    """When a link has served all arrivals of each row, `service` seconds each, first come first served.
+
+    Parameters
+    ----------
+    arrivals : ndarray, (samples, n)
+        Seconds.
+    service : float
+        Seconds of each.
+
+    Returns
+    -------
+    ndarray, (samples,)
+        Seconds.
+    """
     n = arrivals.shape[1]
     return np.asarray(np.max(np.sort(arrivals, axis=1) + service * np.arange(n, 0, -1), axis=1))
 
@@ -58,6 +93,18 @@ def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) ->
 
     The regression of `values` on the controls takes out what is known exactly, e.g. the error of the sampled
     E[max T].
+
+    Parameters
+    ----------
+    values : ndarray, (samples,)
+        What is averaged.
+    controls : sequence of (ndarray, float)
+        Quantities of the same samples, and their known means.
+
+    Returns
+    -------
+    (float, float)
+        Mean and standard error.
     """
     design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
     columns = np.stack([np.ones_like(values), *design], axis=1)
@@ -67,7 +114,7 @@ def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) ->
 
 
 def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = True, lag: float = 0.0,
-                local: bool = False) -> tuple[float, float]:
+                local: bool = False, least: float = 0.0) -> tuple[float, float]:
     """E max_k [S_(k) + (n-k+1) g] + lag: from the first answer to the last push, and its standard error.
 
     Parameters
@@ -82,6 +129,8 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
         Latencies between [s]; what worker 0 saves when `local`.
     local : bool
         Worker 0 lives with the server and uses no link.
+    least : float
+        Until then the link has other work [s]: half duplex.
 
     Returns
     -------
@@ -102,6 +151,7 @@ def bsp_barrier(laws: Sequence[Law], slice_time: float, *, staggered: bool = Tru
     ends = lag + drain(times[:, n - remote:] + offsets, slice_time)
     if local:
         ends = np.maximum(ends, times[:, 0])
+    ends = np.maximum(ends, least)
     if fixed:
         return float(ends[0]), 0.0
     controls = [(times.max(axis=1), mean_of_maximum(laws)), (times.mean(axis=1), mean_time(laws))]
@@ -113,6 +163,20 @@ def behind(laws: Sequence[Law], slice_time: float, local: bool = False) -> float
 
     Workers that are answered later start later, so even equal fixed times leave (n-1)/2 g of waiting for
     others that still compute.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    slice_time : float
+        g, seconds between two answers.
+    local : bool
+        Whether one worker shares the server's node and needs no link.
+
+    Returns
+    -------
+    float
+        Seconds.
     """
     if slice_time == 0:
         return mean_of_maximum(laws) - mean_time(laws)
@@ -194,15 +258,41 @@ def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
 
 
 def bsp_run(laws: Sequence[Law], steps: int, *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
-            update: Law | None = None, collocated: bool = False) -> Prediction:
+            update: Law | None = None, collocated: bool = False, duplex: str = "full") -> Prediction:
     """Seconds of a whole BSP run of `steps` iterations, from the common start to the last answer.
 
     The first iteration starts together (S_i = T_i), the last answer leaves n-1 slices after the first one:
     (n-1) w/K more than `steps` times the iteration for fixed T.  Parameters as in `bsp`.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    steps : int
+        Iterations of each worker, >= 0.
+    servers : int
+        K, at least 1.
+    transfer : float
+        w, seconds of the whole vector on one link.
+    latency : float
+        Seconds until the first byte of a message arrives.
+    update : Law, optional
+        Seconds of one update; none by default.
+    collocated : bool
+        Whether server k shares the node of worker k.
+    duplex : {"full", "half"}
+        Whether links carry both directions at once.
+
+    Returns
+    -------
+    Prediction
+        Seconds of the run.
     """
     n, k = check_count("workers", len(laws)), check_count("servers", servers)
     check_count("steps", steps, 0)
     step = bsp(laws, servers=servers, transfer=transfer, latency=latency, update=update, collocated=collocated)
+    if duplex == "half":
+        step = bsp_duplex(laws, "half", transfer=transfer, latency=latency, update=update_mean(update), collocated=collocated)
     if steps == 0:
         return Prediction(0.0, "s", "exact", {}, "no iteration")
     w, alpha, u = transfer, latency, update_mean(update)
@@ -214,11 +304,13 @@ def bsp_run(laws: Sequence[Law], steps: int, *, servers: int = 1, transfer: floa
     else:
         first, _ = bsp_barrier(laws, w / k, staggered=False, lag=alpha)
         total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
-    return Prediction(total, "s", step.kind, {"iterations": steps * step.value, "first and last": total - steps * step.value},
+    error = {"standard error": steps * step.terms["standard error"]} if "standard error" in step.terms else {}
+    return Prediction(total, "s", step.kind, {"iterations": steps * step.value, "first and last": total - steps * step.value, **error},
                       "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
 
 
-def bsp_duplex(laws: Sequence[Law], link: str, *, transfer: float = 0.0, latency: float = 0.0, update: float = 0.0) -> Prediction:
+def bsp_duplex(laws: Sequence[Law], link: str, *, transfer: float = 0.0, latency: float = 0.0, update: float = 0.0,
+               collocated: bool = False) -> Prediction:
     """Seconds per iteration of BSP with one server on links that are not used both ways at once.
 
     Parameters
@@ -226,39 +318,48 @@ def bsp_duplex(laws: Sequence[Law], link: str, *, transfer: float = 0.0, latency
     laws : sequence of Law
         Compute time of each worker.
     link : {"full", "half", "serial"}
-        full: see `bsp`.  half: both directions of the server's link share one first-come link.  serial: a
+        full: see `bsp`.  half: both directions of a node's link share one first-come link.  serial: a
         barrier before computing, so that nobody starts before the last answer is in.
     transfer, latency, update : float
         w, alpha, u [s].
+    collocated : bool
+        The server lives with worker 0, which uses no link.
+
+    Returns
+    -------
+    Prediction
 
     Notes
     -----
-    half, equal fixed T: the link carries 2 n w per iteration; if T is long it idles in between, and the
-    iteration is as in full duplex: max(T + 2 latency + (n+1) w, 2 n w) + u.  serial: T + 2 latency + u + 2 n w,
+    half: the answers of an update occupy the server's link for r w, r workers being remote, before the first push;
+    then it serves pushes.  So with S_i = T_i + i w an iteration is u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]),
+    exact for every law; equal fixed T: max(T + 2 latency + (r+1) w, 2 r w) + u.  serial: T + 2 latency + u + 2 r w,
     for random T an upper bound with E[max T], since those that end first push while others compute.
     """
     n, w = check_count("workers", len(laws)), check_time("transfer", transfer)
     a, u = check_time("latency", latency), check_time("update", update)
     if link == "full":
-        return bsp(laws, transfer=w, latency=a, update=Law("fixed", (u,)))
-    mean, slowest = mean_time(laws), mean_of_maximum(laws)
-    equal = len(set(laws)) == 1 and laws[0].family == "fixed"
-    if link == "half":
-        if not equal:
-            raise DomainError("unequal or random compute times; the half-duplex formula assumes equal fixed ones")
-        value = max(mean + 2 * a + (n + 1) * w, 2 * n * w) + u
-        formula = "max(T + 2 latency + (n+1) w, 2 n w) + u"
-    elif link == "serial":
-        value = slowest + 2 * a + u + 2 * n * w
-        formula = "E[max T] + 2 latency + u + 2 n w"
-    else:
+        return bsp(laws, transfer=w, latency=a, update=Law("fixed", (u,)), collocated=collocated)
+    if link not in ("half", "serial"):
         raise DomainError(f"link {link!r}; expected full, half or serial")
-    transfer_term = min(2 * (a + w), value - slowest - u)
+    mean, slowest, error, remote = mean_time(laws), mean_of_maximum(laws), 0.0, n - collocated
+    equal = len(set(laws)) == 1 and laws[0].family == "fixed"
+    if not remote:
+        value, formula = mean + u, "E[T] + u"
+    elif link == "half":
+        barrier, error = bsp_barrier(laws, w, lag=2 * a, local=collocated, least=2 * remote * w)
+        value, formula = barrier + u, "u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), S_i = T_i + i w"
+    else:
+        value, formula = slowest + 2 * a + u + 2 * remote * w, "E[max T] + 2 latency + u + 2 r w"
+    exact = equal or link == "half"
+    transfer_term = min(2 * (a + w) * (remote > 0), value - slowest - u)
     terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
              "queueing": value - slowest - u - transfer_term}
-    return Prediction(value, "s", "exact" if equal else "bound", terms, formula, "renewal argument",
+    if error:
+        terms["standard error"] = error
+    return Prediction(value, "s", "exact" if exact else "bound", terms, formula, "renewal argument",
                       f"{link} duplex; one server" if link == "half" else "a barrier before computing; one server",
-                      bound="" if equal else "upper")
+                      bound="" if exact else "upper")
 
 
 def allreduce(laws: Sequence[Law], exchange: Prediction, update: Law | None = None) -> Prediction:
@@ -275,6 +376,10 @@ def allreduce(laws: Sequence[Law], exchange: Prediction, update: Law | None = No
         Seconds of the collective when all start together.
     update : Law or None
         Every rank updates its own replica.
+
+    Returns
+    -------
+    Prediction
     """
     mean, slowest = mean_time(laws), mean_of_maximum(laws)
     u = update_mean(update) if update is None or update.family == "fixed" else mean_of_maximum([update] * len(laws))

@@ -35,8 +35,14 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
         Where its state lives with the worker; "sgd" if a server has it.
     forward_only : bool
         No gradient, no state, and no activations kept.
+    itemsize : int
+        Bytes of a number.
     buffers : float
         Bytes of the exchange, e.g. M for a received model.
+
+    Returns
+    -------
+    Prediction
     """
     d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
     if activations_per_image < 0 or buffers < 0:
@@ -55,6 +61,28 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
 
     `collects`: it holds a gradient per worker until the last is in (BSP, added in worker order).
     `backups`: it keeps a copy of the model per worker (DC-ASGD).
+
+    Parameters
+    ----------
+    parameters : int
+        d, at least 1.
+    servers : int
+        K, at least 1.
+    workers : int
+        n, at least 1.
+    optimiser : str
+        "sgd", "momentum", "adagrad" or "adam".
+    collects : bool
+        Whether it keeps a sum of gradients (synchronous algorithms).
+    backups : bool
+        Whether it keeps a copy of the model for each worker (DC-ASGD).
+    itemsize : int
+        Bytes of a number.
+
+    Returns
+    -------
+    Prediction
+        Bytes.
     """
     d, k, n = check_count("parameters", parameters, 0), check_count("servers", servers), check_count("workers", workers)
     m = itemsize * d / k
@@ -66,7 +94,26 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
 
 
 def checkpoints(parameters: int, epochs: int, every: int = 1, *, optimiser: str = "sgd", itemsize: int = 4) -> Prediction:
-    """Bytes written by a checkpoint of parameters and optimiser state every `every` epochs."""
+    """Bytes written by a checkpoint of parameters and optimiser state every `every` epochs.
+
+    Parameters
+    ----------
+    parameters : int
+        d, at least 1.
+    epochs : int
+        Of the run.
+    every : int
+        Epochs between two checkpoints.
+    optimiser : str
+        "sgd", "momentum", "adagrad" or "adam".
+    itemsize : int
+        Bytes of a number.
+
+    Returns
+    -------
+    Prediction
+        Bytes.
+    """
     d, e = check_count("parameters", parameters, 0), check_count("epochs", epochs, 0)
     one = float(itemsize * d * (1 + _state(optimiser)))
     times = e // check_count("every", every)
@@ -81,6 +128,12 @@ def traffic(workers: int, nbytes: float, seconds_per_iteration: float, pattern: 
 
     Parameters
     ----------
+    workers : int
+        n, at least 1.
+    nbytes : float
+        M, bytes of the parameters.
+    seconds_per_iteration : float
+        > 0.
     pattern : {"ring", "server"}
 
     Returns

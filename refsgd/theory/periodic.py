@@ -35,6 +35,10 @@ def local_sgd(laws: Sequence[Law], period: int, exchange: Exchange, update: Law 
         Seconds and bytes of the averaging.
     update : Law or None
         Of a worker's own update, every iteration.
+
+    Returns
+    -------
+    Prediction
     """
     h, u, mean = check_count("period", period), update_mean(update), mean_time(laws)
     sums = [sum_law(law, h) for law in laws]
@@ -67,6 +71,10 @@ def fetching(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, la
         Iterations between two fetches, two pushes.
     behind : float
         Between 0 and 1.
+
+    Returns
+    -------
+    Prediction
     """
     n, k, u, mean = check_count("workers", len(laws)), check_count("servers", servers), update_mean(update), mean_time(laws)
     w, a = check_time("transfer", transfer), check_time("latency", latency)
@@ -92,6 +100,25 @@ def easgd(laws: Sequence[Law], period: int, *, servers: int = 1, transfer: float
     """Seconds per iteration of asynchronous EASGD: every H iterations a fetch of the centre, then a force back.
 
     The worker waits for the centre, 2 latency + w, but not for its force, which it has applied itself.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    period : int
+        H, iterations between two exchanges, at least 1.
+    servers : int
+        K, at least 1.
+    transfer : float
+        w, seconds of the whole vector on one link.
+    latency : float
+        Seconds until the first byte of a message arrives.
+    update : Law, optional
+        Seconds of one update; none by default.
+
+    Returns
+    -------
+    Prediction
     """
     h = check_count("period", period)
     return fetching(laws, servers=servers, transfer=transfer, latency=latency, update=update, fetch_every=h, push_every=h)
@@ -101,6 +128,27 @@ def downpour(laws: Sequence[Law], fetch_every: int, *, servers: int = 1, transfe
              update: Law | None = None, push_every: int = 1) -> Prediction:
     """Seconds per iteration of Downpour SGD: E[T] + fetch wait / n_fetch; a fetch follows a push in 1/n_push of all
     cases where the two periods have no common divisor, else never.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    fetch_every : int
+        Iterations between two fetches.
+    servers : int
+        K, at least 1.
+    transfer : float
+        w, seconds of the whole vector on one link.
+    latency : float
+        Seconds until the first byte of a message arrives.
+    update : Law, optional
+        Seconds of one update; none by default.
+    push_every : int
+        Iterations between two pushes.
+
+    Returns
+    -------
+    Prediction
     """
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
     behind = 1 / p if math.gcd(f, p) == 1 else 0.0

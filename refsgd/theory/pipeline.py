@@ -20,6 +20,19 @@ def bubble(micro_batches: int, stages: int) -> Prediction:
 
     A stage works m of the m + k - 1 slots in which the pipeline fills and drains.
 
+    Parameters
+    ----------
+    micro_batches : int
+        m, at least 1.
+    stages : int
+        k, at least 1.
+
+    Returns
+    -------
+    Prediction
+
+    Examples
+    --------
     >>> bubble(4, 4).value
     0.42857142857142855
     """
@@ -33,6 +46,17 @@ def flush(stage_times: Sequence[float], micro_batches: int) -> Prediction:
 
     Fixed times: sum t + (m-1) max t, exact for one direction, since the slowest stage paces the rest; with both
     directions pass forward times and backward times in turn and add.
+
+    Parameters
+    ----------
+    stage_times : sequence of float
+        t, seconds of each stage for one micro-batch.
+    micro_batches : int
+        m, at least 1.
+
+    Returns
+    -------
+    Prediction
     """
     m = check_count("micro-batches", micro_batches)
     if not stage_times:
@@ -99,6 +123,10 @@ def cheapest_cut(activations: Sequence[float], memory: Sequence[float], parts: i
         Bytes that layer l hands to layer l+1, l = 1..L-1.
     memory : sequence of float
         Bytes that layer l needs, l = 1..L.
+    parts : int
+        How many, at most L.
+    cap : float
+        Most bytes of memory of a part.
 
     Returns
     -------

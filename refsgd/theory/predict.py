@@ -20,7 +20,17 @@ from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
 
 
 def sequential(c: Setting) -> Figures:
-    """One worker: E[T] and its own update, nothing else."""
+    """One worker: E[T] and its own update, nothing else.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     if c.workers != 1:
         raise DomainError(f"workers {c.workers}; sequential SGD assumes 1")
     u, mean = c.own[0], c.laws[0].mean
@@ -30,10 +40,39 @@ def sequential(c: Setting) -> Figures:
             "staleness_max": zero("updates", "one worker"), **clocks(c, 0, 0, "one worker")}
 
 
+def _one_link(c: Setting) -> bool:
+    """Whether messages both ways share a link that takes time.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    bool
+    """
+    return c.machine.duplex == "half" and c.transfer > 0
+
+
 def bsp(c: Setting) -> Figures:
-    """All push, the slowest decides, all are answered."""
+    """All push, the slowest decides, all are answered.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    half = _one_link(c)
     step = iteration.bsp(c.laws, **c.network)
-    run = iteration.bsp_run(c.laws, c.steps, **c.network)
+    if half:
+        step = iteration.bsp_duplex(c.laws, "half", transfer=c.transfer, latency=c.machine.latency,
+                                    update=iteration.update_mean(c.machine.update), collocated=c.machine.collocated)
+    run = iteration.bsp_run(c.laws, c.steps, **c.network, duplex="half" if half else "full")
     return {**figures(c, step, run, c.steps, 2 * c.workers * c.nbytes),
             "staleness_mean": zero("updates", "a barrier before each update"),
             "staleness_max": zero("updates", "a barrier before each update"),
@@ -69,7 +108,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     dict of str to Prediction
-        Empty where the options name a graph without a formula; else some of seconds_per_iteration,
+        Empty where the options name a graph without a formula, and on half-duplex links for all but BSP with one server and
+        what sends nothing; else some of seconds_per_iteration,
         images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
         staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
 
@@ -94,4 +134,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_count("batch", batch, 0)
     check_count("steps", steps, 0)
     check_law("compute", machine.compute)
-    return ALGORITHMS[name](Setting(machine, workers, servers, nbytes, batch, steps, dict(options or {})))
+    setting = Setting(machine, workers, servers, nbytes, batch, steps, dict(options or {}))
+    if _one_link(setting) and not (name in ("sequential", "independent", "hogwild") or (name == "bsp" and servers == 1)):
+        return {}
+    return ALGORITHMS[name](setting)

@@ -15,6 +15,17 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
     Without queues it takes E[max of sums] + steps x exchange.  Where pushes queue, the slowest worker's
     iterations are longer by the wait, and a worker that is late meets a shorter queue.  Equal fixed times come
     in turn from the first round on: the last worker is (n-1) services behind.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration, with its terms.
+
+    Returns
+    -------
+    Prediction
     """
     if not c.steps:
         return Prediction(0.0, "s", "exact", {}, "no iteration")
@@ -40,7 +51,17 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
 
 
 def asp(c: Setting) -> Figures:
-    """Each push is applied and answered alone."""
+    """Each push is applied and answered alone.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     step = server.asp(c.laws, **c.network)
     out = figures(c, step, asp_seconds(c, step), c.workers * c.steps, 2 * c.workers * c.nbytes)
     law = c.laws[0]

@@ -16,7 +16,17 @@ Rounds = list[list[list[int]]]
 
 
 def gosgd(c: Setting) -> Figures:
-    """With probability p a peer sends its replica and 8 bytes of weight to a random other; nobody waits."""
+    """With probability p a peer sends its replica and 8 bytes of weight to a random other; nobody waits.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     p = check_share("p", float(c.options.get("p", 0.1)))
     step = alone(c)
     expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
@@ -46,7 +56,17 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 
 
 def adpsgd(c: Setting) -> Figures:
-    """The side of rank 0 answers, the other asks; averaging beside the computing; an update takes no time."""
+    """The side of rank 0 answers, the other asks; averaging beside the computing; an update takes no time.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     asks = _sides(str(c.options.get("graph", "bipartite")), c.workers)
     if asks is None:
         return {}
@@ -85,6 +105,15 @@ def pair_averaging(c: Setting) -> Figures:
     """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w.
 
     Each link sends one replica an iteration on average, to random askers: as M/D/1, which adds rho w/(2 (1 - rho)), rho at most 1/2.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
     """
     w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
@@ -98,7 +127,20 @@ def pair_averaging(c: Setting) -> Figures:
 
 
 def hears(graph: str, n: int) -> Rounds | None:
-    """Whom each peer hears from, by round; None for a graph that is not known here."""
+    """Whom each peer hears from, by round; None for a graph that is not known here.
+
+    Parameters
+    ----------
+    graph : str
+        Name of a graph.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    list of list of list of int, or None
+        For each step of a cycle whom each node hears; None for an unknown name.
+    """
     everyone = range(n)
     if n == 1:
         return [[[]]]
@@ -139,12 +181,32 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
 
 
 def dpsgd(c: Setting) -> Figures:
-    """Each peer averages with its neighbours; cta sends before computing, atc after the update."""
+    """Each peer averages with its neighbours; cta sends before computing, atc after the update.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     return _rounds(c, str(c.options.get("graph", "ring")), c.options.get("order", "cta") == "cta", 0)
 
 
 def sgp(c: Setting) -> Figures:
-    """Push-sum on a directed graph: replica and 4 bytes of weight, after the update."""
+    """Push-sum on a directed graph: replica and 4 bytes of weight, after the update.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     return _rounds(c, str(c.options.get("graph", "one-peer-exponential")), False, 4)
 
 

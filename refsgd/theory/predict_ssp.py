@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refsgd.theory import iteration, server, staleness
+from refsgd.theory import iteration, queueing, server, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.predict_asp import asp_seconds
 from refsgd.theory.prediction import DomainError, Prediction
@@ -14,7 +14,17 @@ from refsgd.theory.stragglers import mean_of_maximum
 
 
 def ssp(c: Setting) -> Figures:
-    """ASP with a gate: held by the slowest, queueing as in ASP."""
+    """ASP with a gate: held by the slowest, queueing as in ASP.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     s = slack.check_slack(c.options.get("staleness", 3))
     refresh = str(c.options.get("refresh", "fresh"))
     if refresh not in ("fresh", "lazy", "eager"):
@@ -30,12 +40,12 @@ def ssp(c: Setting) -> Figures:
         run = Prediction(bulk.value, "s", weaker(bulk.kind, step.kind), bulk.terms, bulk.formula, bulk.source)
     else:
         end = path.end + (step.value - path.seconds) * c.steps * (not quiet)
-        if refresh != "fresh":  # the servers end with the last push
+        if refresh != "fresh" and not path.whole:  # the servers end with the last push
             alone = c.machine.collocated and c.workers == 1
             end += (0.0 if alone else c.machine.latency + c.transfer) + iteration.update_mean(c.machine.update)
-        run = Prediction(end, "s", step.kind, {"iterations": step.value * c.steps,
-                                               "the last one's excess": end - step.value * c.steps},
-                         "end of the recursion F_i(c)", step.source, step.assumptions)
+        run = Prediction(end, "s", step.kind, {"iterations": step.value * c.steps, "the last one's excess": end - step.value * c.steps,
+                                               **({"standard error": path.end_error} if path.end_error else {})},
+                         "end of the network's run" if path.whole else "end of the recursion F_i(c)", step.source, step.assumptions)
     down = path.refreshes if refresh == "lazy" else 1.0
     out = figures(c, step, run, c.workers * c.steps, (1 + down) * c.workers * c.nbytes)
     if refresh == "lazy":
@@ -44,8 +54,8 @@ def ssp(c: Setting) -> Figures:
             out[name] = Prediction(p.value, p.unit, "approximation", {"pulls per clock": down},
                                    "M up, one pull when the cache is older than c - s", p.source, "", {"pulls per clock": "1"})
     out["staleness_max"] = staleness.ssp_bound(c.workers, s, c.steps)
-    if c.steps and (quiet or refresh != "eager"):
-        out["staleness_mean"] = _ssp_staleness(c, s, path, fixed, quiet, refresh)
+    if c.steps:
+        out["staleness_mean"] = _ssp_staleness(c, s, path, fixed, quiet or (path.whole and step.kind == "exact"), refresh)
     return {**out, **clocks(c, s, s + 1, "started: s, completed: s + 1")}
 
 
@@ -70,6 +80,8 @@ def _ssp_fresh(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.Pa
         same = len(set(exchanges)) == 1
         return Prediction(plain.value, "s", plain.kind if same else "approximation", terms, plain.formula, plain.source,
                           plain.assumptions, plain.units, lower=plain.lower), path, True
+    if s >= 1 and not c.machine.collocated and c.steps:
+        return *_drawn(c, s, "fresh", free.lower or 0.0), False
     bulk, mean = iteration.bsp(c.laws, **c.network), iteration.mean_time(c.laws)
     floor = c.workers / math.fsum(1 / (law.mean + e + queue) for law, e in zip(c.laws, exchanges, strict=True))
     value, kind, held = bulk.value, weaker(bulk.kind, "exact" if c.machine.update is None else "approximation"), bulk.terms["straggling"]
@@ -94,6 +106,8 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
     is shorter than what a server's link has to carry in it.
     """
     u, alpha, w = iteration.update_mean(c.machine.update), c.machine.latency, c.transfer
+    if (w or u) and not c.machine.collocated and c.steps:
+        return *_drawn(c, s, refresh, max(iteration.mean_time(c.laws), c.workers * max(w / c.servers, u)) if c.alike else 0.0), False
     if c.machine.collocated and c.workers == 1:
         alpha = w = 0.0
     quiet = not w and not u
@@ -119,7 +133,29 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
                       lower=max(mean, c.workers * max(g, u))), path, quiet
 
 
-def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, quiet: bool, refresh: str) -> Prediction:
+def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction, slack.Path]:
+    """Gate and queues together: the closed network of links, drawn.
+
+    The terms: an exchange that meets nobody, what queues add to it, and the rest is slack.
+    """
+    network = queueing.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
+    path = queueing.parameter_server(c.laws, network, s, c.steps, refresh)
+    u, mean = iteration.update_mean(c.machine.update), iteration.mean_time(c.laws)
+    paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
+    room = max(path.seconds - mean, 0.0)
+    lone = min(paid * (math.fsum(c.exchanges) / c.workers - u), room)
+    update = min(paid * u, room - lone)
+    queue = min(path.queued * (refresh != "eager"), room - lone - update)
+    terms = {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update, "queueing": queue}
+    if path.error:
+        terms["standard error"] = path.error
+    ties = refresh == "lazy" and all(law.family == "fixed" for law in c.laws)  # rounding then decides who comes first
+    return Prediction(path.seconds, "s", "exact" if c.servers == 1 and not ties else "approximation", terms,
+                      "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
+                      "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower), path
+
+
+def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bool, refresh: str) -> Prediction:
     """n-1 less the updates that come while a worker waits for its gate, less those left at the end."""
     n = c.workers
     if refresh == "fresh" and s == 0:
@@ -127,7 +163,8 @@ def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, quiet: b
                           staleness.SOURCE)
     if refresh == "fresh" and (fixed or n == 1 or math.isinf(s)):
         return staleness.asp_run(c.laws, c.steps, c.exchanges)
-    return Prediction(path.staleness, "updates", "exact" if quiet and c.alike else "approximation",
-                      {"long run of ASP": n - 1.0, "gate, caches, and reads left at the end": path.staleness - n + 1},
-                      "updates of others between a read and its own update in the recursion, by Monte Carlo",
-                      staleness.SOURCE, "no queueing", lower=0.0)
+    return Prediction(path.staleness, "updates", "exact" if sure and (c.alike or path.whole) else "approximation",
+                      {"long run of ASP": n - 1.0, "gate, caches, and reads left at the end": path.staleness - n + 1,
+                       **({"standard error": path.age_error} if path.age_error else {})},
+                      "updates of others between a read and its own update, by Monte Carlo",
+                      staleness.SOURCE, "" if path.whole else "no queueing", lower=0.0)

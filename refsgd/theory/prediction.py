@@ -95,28 +95,78 @@ def _finite(value: float) -> float | None:
 
 
 def check_count(name: str, value: int, least: int = 1) -> int:
-    """`value` if it is a whole number of at least `least`; else DomainError."""
+    """`value` if it is a whole number of at least `least`; else DomainError.
+
+    Parameters
+    ----------
+    name : str
+        What the value is called in the error.
+    value : int
+    least : int
+        The smallest admitted value.
+
+    Returns
+    -------
+    int
+        The value.
+    """
     if isinstance(value, bool) or int(value) != value or value < least:
         raise DomainError(f"{name} {value}; the formula assumes a whole number of at least {least}")
     return int(value)
 
 
 def check_time(name: str, value: float) -> float:
-    """`value` if it is a finite number of seconds >= 0; else DomainError."""
+    """`value` if it is a finite number of seconds >= 0; else DomainError.
+
+    Parameters
+    ----------
+    name : str
+        What the value is called in the error.
+    value : float
+
+    Returns
+    -------
+    float
+        The value.
+    """
     if not value >= 0 or math.isinf(value):
         raise DomainError(f"{name} {value} s; the formula assumes a finite time >= 0")
     return float(value)
 
 
 def check_share(name: str, value: float) -> float:
-    """`value` if it lies in [0, 1]; else DomainError."""
+    """`value` if it lies in [0, 1]; else DomainError.
+
+    Parameters
+    ----------
+    name : str
+        What the value is called in the error.
+    value : float
+
+    Returns
+    -------
+    float
+        The value.
+    """
     if not 0 <= value <= 1:
         raise DomainError(f"{name} {value}; the formula assumes a share between 0 and 1")
     return float(value)
 
 
 def check_law(name: str, law: Law | None) -> Law:
-    """`law` if it is stated and has a finite mean; else DomainError."""
+    """`law` if it is stated and has a finite mean; else DomainError.
+
+    Parameters
+    ----------
+    name : str
+        What the value is called in the error.
+    law : Law or None
+
+    Returns
+    -------
+    Law
+        The law.
+    """
     if law is None:
         raise DomainError(f"{name} is not stated; the formula assumes a law of {name} times, e.g. exponential(0.02)")
     if not math.isfinite(law.mean):

@@ -31,6 +31,26 @@ def alone(laws: Sequence[Law], servers: int, transfer: float, latency: float, up
 
     Collocated, a worker's own servers are reached without the network; with a server on every node, pushes and
     answers share each node's outgoing link: 2 (n-1)/n w in step.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    servers : int
+        K, at least 1.
+    transfer : float
+        w, seconds of the whole vector on one link.
+    latency : float
+        Seconds until the first byte of a message arrives.
+    update : float
+        Seconds of one update of all parameters.
+    collocated : bool
+        Whether server k shares the node of worker k.
+
+    Returns
+    -------
+    list of float
+        Seconds, by worker.
     """
     n = len(laws)
     if not collocated:
@@ -190,6 +210,10 @@ def repairman(workers: int, think: float, service: float) -> Prediction:
         Mean seconds between an answer and the next push: E[T] and the latencies.
     service : float
         Mean of the exponential update time [s], > 0.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers)
     check_time("compute", think)
@@ -223,6 +247,10 @@ def takacs(workers: int, rate: float, service: float, transform: Callable[[float
         E[u] [s], > 0.
     transform : callable
         phi, the Laplace transform of the update law; ``lambda s: exp(-s u)`` for fixed u.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers)
     if not rate > 0 or not service > 0:

@@ -17,7 +17,22 @@ Figures = dict[str, Prediction]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a formula is asked about: the machine in numbers and the sizes of the run."""
+    """What a formula is asked about: the machine in numbers and the sizes of the run.
+
+    Parameters
+    ----------
+    machine : Machine
+    workers, servers : int
+        n and K.
+    nbytes : int
+        M, bytes of the parameters.
+    batch : int
+        Images per worker and iteration.
+    steps : int
+        Iterations of each worker.
+    options : mapping
+        The algorithm's own.
+    """
 
     machine: Machine
     workers: int
@@ -74,12 +89,35 @@ class Setting:
 
 
 def weaker(*kinds: Kind) -> Kind:
-    """exact only if all are."""
+    """exact only if all are.
+
+    Parameters
+    ----------
+    *kinds : {"exact", "approximation", "bound"}
+
+    Returns
+    -------
+    str
+    """
     return "exact" if all(k == "exact" for k in kinds) else "approximation"
 
 
 def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
-    """A figure that is counted, hence exact."""
+    """A figure that is counted, hence exact.
+
+    Parameters
+    ----------
+    value : float
+    unit : str
+    formula : str
+        How it is counted.
+    **terms : float
+        What it is the sum of.
+
+    Returns
+    -------
+    Prediction
+    """
     return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
 
 
@@ -88,12 +126,18 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
 
     Parameters
     ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
     step, run : Prediction
         Seconds per iteration (long run) with its terms; seconds of the whole run.
     updates : int
         Of one server (without servers: of each worker's replica).
     sent : float
         Bytes per iteration, of all nodes together.
+
+    Returns
+    -------
+    dict of str to Prediction
     """
     images = Prediction(c.workers * c.batch / step.value if step.value else math.inf, "images/s", step.kind,
                         {"images per iteration": float(c.workers * c.batch), "iteration": step.value},
@@ -128,7 +172,8 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:
     shares |= _fit(share("queueing", "slack", "partner", "straggling"), rest)
     shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)  # those that end first wait for the last
     shares = {name: v for name, v in shares.items() if v > 0}
-    ratio = Prediction(idle, "1", run.kind, {"computing": c.busy, "elapsed": run.value},
+    error = {"standard error": (1 - idle) * run.terms["standard error"] / run.value} if "standard error" in run.terms else {}
+    ratio = Prediction(idle, "1", run.kind, {"computing": c.busy, "elapsed": run.value, **error},
                        "1 - steps x E[T] / seconds, mean over workers", step.source, step.assumptions,
                        {"computing": "s", "elapsed": "s"})
     causes = Prediction(idle, "1", "approximation" if len(shares) > 1 else run.kind, shares,
@@ -143,12 +188,37 @@ def _fit(shares: dict[str, float], room: float) -> dict[str, float]:
 
 
 def zero(unit: str, formula: str) -> Prediction:
-    """A figure that is 0 by construction."""
+    """A figure that is 0 by construction.
+
+    Parameters
+    ----------
+    unit : str
+    formula : str
+        Why it is zero.
+
+    Returns
+    -------
+    Prediction
+    """
     return Prediction(0.0, unit, "exact", {}, formula, "by construction")
 
 
 def clocks(c: Setting, gap: float, lead: float, formula: str) -> Figures:
-    """Largest gap of started and of completed iterations; upper bounds, met in long runs."""
+    """Largest gap of started and of completed iterations; upper bounds, met in long runs.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    gap, lead : float
+        Upper bounds; may be infinite.
+    formula : str
+        Why they hold.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
     most = max(c.steps - 1, 0) if c.workers > 1 else 0
     out: Figures = {}
     for name, value, top in (("clock_gap_max", gap, most), ("lead_max", lead, most + 1 if c.workers > 1 and c.steps else 0)):
@@ -161,6 +231,18 @@ def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[
 
     A round is a compute time and the worker's exchange.  Where exchanges differ, only workers within three
     standard deviations of the slowest can be last.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    exchanges : sequence of float, optional
+        Seconds of each worker besides its gradient, in every iteration; none by default.
+
+    Returns
+    -------
+    (float, bool)
+        Seconds, and whether they are exact.
     """
     if not c.steps:
         return 0.0, True

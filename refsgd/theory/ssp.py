@@ -40,14 +40,38 @@ LARGEST_CHAIN = 6_000  # states; beyond it the chain is refused and the recursio
 
 
 def check_slack(staleness: float) -> float:
-    """The slack s, a whole number >= 0 or infinity; else DomainError."""
+    """The slack s, a whole number >= 0 or infinity; else DomainError.
+
+    Parameters
+    ----------
+    staleness : float
+        s, the slack in clocks, >= 0; may be infinite.
+
+    Returns
+    -------
+    float
+        The slack.
+    """
     if staleness == math.inf:
         return math.inf
     return check_count("staleness", int(staleness) if staleness == staleness else -1, 0)
 
 
 def chain_size(workers: int, staleness: int) -> int:
-    """States of the lumped chain: C(n+s, s+1)."""
+    """States of the lumped chain: C(n+s, s+1).
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    staleness : int
+        s, the slack in clocks, >= 0.
+
+    Returns
+    -------
+    int
+        States.
+    """
     return math.comb(workers + staleness, staleness + 1)
 
 
@@ -128,6 +152,15 @@ def two_workers(staleness: int) -> Prediction:
 
     The gap moves up and down at the same rate between -(s+1) and s+1 and is held at the ends, so all 2s+3
     states are equally likely.  Throughput of both: 2 (2s+2)/(2s+3) per E[T].
+
+    Parameters
+    ----------
+    staleness : int
+        s, the slack in clocks, >= 0.
+
+    Returns
+    -------
+    Prediction
     """
     s = check_count("staleness", staleness, 0)
     return Prediction(1 / (2 * s + 3), "1", "exact", {"blocked": 1 / (2 * s + 3)}, "1/(2s+3)",
@@ -148,6 +181,12 @@ class Path:
         Mean staleness over the run, in updates of others.
     refreshes : float
         Reads per clock and worker (lazy only; fresh: 1).
+    whole : bool
+        `end` is the end of the whole run, of its servers too.
+    queued : float
+        Seconds per clock and worker behind others' messages.
+    end_error, age_error : float
+        Standard errors of `end` and `staleness`.
     """
 
     seconds: float
@@ -155,6 +194,10 @@ class Path:
     end: float
     staleness: float
     refreshes: float
+    whole: bool = False
+    queued: float = 0.0
+    end_error: float = 0.0
+    age_error: float = 0.0
 
 
 def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float | Sequence[float] = 0.0, *, refresh: str = "fresh",
@@ -182,7 +225,10 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
     replicas : int
         Independent runs; 0: as many as make 400,000 draws, at least 8 (2 where a run is large).
 
-    A run longer than a million draws is continued at the long-run pace.
+    Returns
+    -------
+    Path
+        A run longer than a million draws is continued at the long-run pace.
     """
     n, s = check_count("workers", len(laws)), check_slack(staleness)
     paid = np.broadcast_to(np.asarray(exchange, float), (n,))
@@ -199,10 +245,13 @@ def recursion(laws: Sequence[Law], staleness: float, steps: int, exchange: float
     each = n / np.sum((clocks - 1 - warm) / np.maximum(ends[-1] - ends[warm], 1e-300), axis=1)
     tail = paid if refresh == "fresh" else 0.0 * paid
     seen = min(steps, clocks)
-    last = float(np.mean((ends[seen - 1] + tail).max(axis=1))) + (steps - seen) * float(np.mean(each)) if steps else 0.0
+    lasts = (ends[seen - 1] + tail).max(axis=1) if steps else np.zeros(replicas)
+    last = float(np.mean(lasts)) + (steps - seen) * float(np.mean(each)) if steps else 0.0
     error = 0.0 if all(law.family == "fixed" for law in laws) else float(np.std(each) / math.sqrt(replicas))
-    return Path(float(np.mean(each)), error, last, _ages(ends[:seen], reads[:seen]),
-                float(np.mean(asked[:max(seen, 1)])))
+    ages = _ages(ends[:seen], reads[:seen])
+    return Path(float(np.mean(each)), error, last, float(np.mean(ages)), float(np.mean(asked[:max(seen, 1)])),
+                end_error=float(np.std(lasts) / math.sqrt(replicas)) + (steps - seen) * error * bool(steps),
+                age_error=float(np.std(ages) / math.sqrt(len(ages))))
 
 
 def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) -> tuple[Values, Values, Values]:
@@ -223,8 +272,8 @@ def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) 
         elif refresh == "eager":
             start = np.maximum(own, bound + gate)
             known = np.full((replicas, n), -1.0)
-            for m in range(max(0, c - 1 - int(min(s, c))), c):  # the newest row that has arrived
-                known = np.where(slowest[m] + gate <= start, slowest[m], known)
+            for m in range(max(0, c - 1 - int(min(s, c))), c):  # the newest row; one that comes as the worker goes on is missed
+                known = np.where((slowest[m] + gate < start) | ((slowest[m] + gate == start) & (start > own)), slowest[m], known)
             reads[c] = np.maximum(known, reads[c - 1])
         else:
             asks = cache < c - s
@@ -239,20 +288,21 @@ def _draw(times: Values, s: float, exchange: Values, gate: float, refresh: str) 
     return ends, reads, asked
 
 
-def _ages(ends: Values, reads: Values) -> float:
-    """Mean number of updates of others between each read and its own update."""
+def _ages(ends: Values, reads: Values) -> Values:
+    """Mean number of updates of others between each read and its own update, of some replicas."""
     steps, replicas, n = ends.shape
     if n == 1 or not steps:
-        return 0.0
-    total, used = 0.0, min(replicas, max(4, 60_000 // (n * steps)))
+        return np.zeros(1)
+    used = min(replicas, max(4, 60_000 // (n * steps)))
+    total = np.zeros(used)
     for r in range(used):
         every = np.sort(ends[:, r].ravel())
         mine = np.sort(ends[:, r], axis=0)
         for i in range(n):
             between = np.searchsorted(every, ends[:, r, i], side="left") - np.searchsorted(every, reads[:, r, i], side="right")
             own = np.arange(steps) - np.searchsorted(mine[:, i], reads[:, r, i], side="right")
-            total += float(np.sum(np.maximum(between - own, 0)))
-    return float(total / (used * n * steps))
+            total[r] += float(np.sum(np.maximum(between - own, 0)))
+    return total / (n * steps)
 
 
 def ssp(laws: Sequence[Law], staleness: float, *, exchange: float | Sequence[float] = 0.0, steps: int = 1000, refresh: str = "fresh",
@@ -262,6 +312,25 @@ def ssp(laws: Sequence[Law], staleness: float, *, exchange: float | Sequence[flo
     Parameters as in `recursion`.  Exact: n = 1; equal fixed times; equal exponential times with a small chain
     and no exchange; else the recursion, exact up to the stated standard error.  `lower` is the time without a
     bound.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    staleness : float
+        s, the slack in clocks, >= 0; may be infinite.
+    exchange : float or sequence of float
+        Seconds of an exchange, of all workers or of each.
+    steps : int
+        Iterations over which a simulated recursion is averaged.
+    refresh : {"fresh", "lazy", "eager"}
+        Which model a worker reads, see `refsgd.algorithms.ssp`.
+    gate : float, optional
+        Seconds from the push that opens the bound to the answer that it lets go; `exchange` by default.
+
+    Returns
+    -------
+    Prediction
     """
     n, s = check_count("workers", len(laws)), check_slack(staleness)
     mean = math.fsum(check_law("compute", law).mean for law in laws) / n

@@ -30,6 +30,17 @@ SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
 def match_boxes(steps: int) -> float:
     """C(2N, N) / 4^N: what two Poisson processes racing to N leave of the other, over N.
 
+    Parameters
+    ----------
+    steps : int
+        N, >= 0.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
     >>> round(match_boxes(1), 9), round(match_boxes(90), 4)
     (0.5, 0.0594)
     """
@@ -40,6 +51,15 @@ def asp_mean(workers: int) -> Prediction:
     """Long-run mean staleness of ASP: n-1 for any speeds, links and queues, exact.
 
     Assumes that a worker reads right after its own update, as when the answer to a push is the model.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers)
     return Prediction(n - 1.0, "updates", "exact", {"other workers": n - 1.0}, "n - 1", SOURCE,
@@ -50,6 +70,16 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
     """Long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.  Exact.
 
     Slow workers' gradients are old, fast ones' are fresh; weighted by their rates the mean is n-1.
+
+    Parameters
+    ----------
+    rates : sequence of float
+        Iterations per second of each worker, >= 0.
+
+    Returns
+    -------
+    list of Prediction
+        By worker.
     """
     if not rates or any(not r > 0 for r in rates):
         raise DomainError(f"rates {list(rates)}; the formula assumes a positive rate of every worker")
@@ -136,6 +166,20 @@ def geometric(workers: int, tau: int) -> float:
 
     By memorylessness each next update is worker i's own with probability 1/n, independently.
 
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    tau : int
+        Updates, >= 0.
+
+    Returns
+    -------
+    float
+        A probability.
+
+    Examples
+    --------
     >>> geometric(4, 0), geometric(4, 1)
     (0.25, 0.1875)
     """
@@ -149,6 +193,17 @@ def geometric_maximum(workers: int, updates: int) -> Prediction:
 
     sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since neighbours in a run
     depend on each other.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    updates : int
+        Of the whole run.
+
+    Returns
+    -------
+    Prediction
     """
     n, m = check_count("workers", workers), check_count("updates", updates, 0)
     total, j, q = 0.0, 1, 1 - 1 / n
@@ -171,6 +226,19 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
     the *age* in updates; what a read lacks of, or has beyond, clock C is at most s of each other worker, never
     both.  A cache (lazy, eager) is read at clock C only if it has the others' first C-s clocks: the same bound,
     own updates not counted, since a cache adds them.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    staleness : float
+        s, the slack in clocks, >= 0; may be infinite.
+    steps : int
+        Iterations of each worker, >= 0.
+
+    Returns
+    -------
+    Prediction
     """
     n, steps = check_count("workers", workers), check_count("steps", steps, 0)
     value = float((n - 1) * min(2 * staleness + 1, steps))
@@ -183,6 +251,19 @@ def delayed_read(workers: int, delay: float, cycle: float) -> Prediction:
 
     Updates of others that fall between the own update and the read are seen; n-1 fall into a cycle on average.
     Exact for independent equal workers.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    delay : float
+        E[D], seconds from a worker's own update to its read.
+    cycle : float
+        Seconds of a whole iteration, at least `delay`.
+
+    Returns
+    -------
+    Prediction
     """
     n = check_count("workers", workers)
     if not 0 <= check_time("delay", delay) <= check_time("cycle", cycle) or not cycle:
@@ -196,6 +277,17 @@ def softsync(workers: int, collected: int) -> Prediction:
     """Mean staleness where every c gradients make one update and the read follows the own push: (n-1)/c.
 
     Counted in pushes it is n-1 (the identity); every c-th push is an update.  Exact at any speeds, long run.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    collected : int
+        c, gradients per update.
+
+    Returns
+    -------
+    Prediction
     """
     n, c = check_count("workers", workers), check_count("collected", collected)
     return Prediction((n - 1) / c, "updates", "exact", {"in pushes": n - 1.0}, "(n-1)/c", "Gupta et al. 2016; " + SOURCE,
@@ -207,6 +299,17 @@ def downpour(workers: int, fetch_every: int) -> Prediction:
 
     The j-th push after a fetch has j-1 own pushes and j cycles of the n-1 others behind it; j = 1..f.  Exact
     for equal workers in the long run.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    fetch_every : int
+        f, pushes between two fetches.
+
+    Returns
+    -------
+    Prediction
     """
     n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
     others, own = (n - 1) * (f + 1) / 2, (f - 1) / 2
@@ -215,6 +318,16 @@ def downpour(workers: int, fetch_every: int) -> Prediction:
 
 
 def local_steps(period: int) -> Prediction:
-    """Mean local steps since the last exchange at a gradient of local SGD or EASGD: (H-1)/2, exact."""
+    """Mean local steps since the last exchange at a gradient of local SGD or EASGD: (H-1)/2, exact.
+
+    Parameters
+    ----------
+    period : int
+        H, iterations between two exchanges, at least 1.
+
+    Returns
+    -------
+    Prediction
+    """
     h = check_count("period", period)
     return Prediction((h - 1) / 2, "iterations", "exact", {"largest": h - 1.0}, "(H-1)/2", "definition", "an exchange every H iterations")

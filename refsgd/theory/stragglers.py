@@ -36,6 +36,17 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n.
 
+    Parameters
+    ----------
+    n : int
+        >= 0.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
     >>> round(harmonic(8), 4)
     2.7179
     """
@@ -43,7 +54,20 @@ def harmonic(n: int) -> float:
 
 
 def survival(law: Law, t: Values) -> Values:
-    """P(T > t), accurate where it is small (1 - cdf is not)."""
+    """P(T > t), accurate where it is small (1 - cdf is not).
+
+    Parameters
+    ----------
+    law : Law
+        Compute time [s].
+    t : ndarray
+        Seconds.
+
+    Returns
+    -------
+    ndarray
+        Probabilities, of the shape of `t`.
+    """
     p = law.parameters
     if law.family == "exponential":
         return np.exp(-t / p[0])
@@ -144,7 +168,18 @@ def integrate_survival(laws: Sequence[Law], survive: Callable[[Values], Values])
 
 
 def mean_of_maximum(laws: Sequence[Law]) -> float:
-    """E[max of independent times] in seconds, equal laws or not; see `maximum`."""
+    """E[max of independent times] in seconds, equal laws or not; see `maximum`.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     if not laws:
         raise DomainError("0 workers; the maximum assumes at least one")
     for law in laws:
@@ -173,7 +208,20 @@ def mean_of_maximum(laws: Sequence[Law]) -> float:
 
 
 def mean_of_order(laws: Sequence[Law], j: int) -> float:
-    """E[j-th smallest of independent times] in seconds; see `order_statistic`."""
+    """E[j-th smallest of independent times] in seconds; see `order_statistic`.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    j : int
+        1 for the smallest, n for the largest.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     n = len(laws)
     if not 1 <= j <= n:
         raise DomainError(f"order {j} of {n} workers; the order statistic assumes 1 <= j <= n")
@@ -263,6 +311,17 @@ def sum_law(law: Law, count: int) -> tuple[Law, bool]:
     fixed, exponential and gamma times add up within their families (Erlang); anything else is given the gamma
     law of the same mean and variance, which the sum approaches as `count` grows.  Where the variance is
     infinite, `count` times one draw: one draw dominates such a sum, and a maximum of it is an upper bound.
+
+    Parameters
+    ----------
+    law : Law
+        Compute time [s].
+    count : int
+        At least 1.
+
+    Returns
+    -------
+    (Law, bool)
     """
     check_count("count", count)
     mean = check_law("compute", law).mean

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.algorithms import easgd
+from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
+from refsgd.problems import quadratic
+from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
 
 ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
@@ -127,3 +131,14 @@ def test_prediction():
 def test_domain(name, machine, sizes, assumption):
     with pytest.raises(DomainError, match=assumption):
         predict(name, machine, **sizes)
+
+
+@pytest.mark.parametrize("period", [1, 4])
+@pytest.mark.parametrize("speeds", [(1, 1, 1, 0.25), (1, 2, 0.5, 1)])
+def test_synchronous_easgd_of_unequal_workers_goes_at_the_pace_of_the_slowest(speeds, period):
+    """A harmonic mean of the rounds less an arithmetic mean of the times would be a negative exchange."""
+    slow = Machine("fixed(0.02)", latency=0.001, bandwidth=1e6, speeds=speeds)
+    out = predict("easgd", slow, workers=4, nbytes=1000, steps=400, options={"period": period, "mode": "sync"})
+    trace = simulate(easgd.easgd(quadratic(d=250), 4, 400, SGD(0.1), period=period, mode="sync"), slow).trace
+    for name in ("seconds_per_iteration", "seconds"):
+        assert out[name].value == pytest.approx(trace.seconds / (1 if name == "seconds" else 400), rel=0.03)

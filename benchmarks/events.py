@@ -1,0 +1,142 @@
+"""What an event of the simulator costs, from 10 to 3,000 workers, and beside SimPy.
+
+``python -m benchmarks.events`` prints three tables and writes benchmarks/results/events.json and events.png:
+microseconds per event by number of workers, which must not grow with it; long simulations with parameters in name only
+and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
+queues, in turn within one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quiet import interleaved
+from refsgd.experiment import prepare
+from refsgd.machine import Machine
+from refsgd.phantom import phantom
+
+RESULTS = Path(__file__).parent / "results"
+WORKERS = (10, 30, 100, 300, 1000, 3000)
+EVENTS = 60_000  # of one measured run, about
+ALGORITHMS: tuple[tuple[str, dict[str, Any]], ...] = (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 3}), ("gosgd", {}), ("dpsgd", {}))
+#: algorithm, options, workers, steps, seconds that it may take
+LINES: tuple[tuple[str, dict[str, Any], int, int, float], ...] = (
+    ("bsp", {}, 1000, 100, 60.0), ("asp", {}, 1000, 100, 60.0),
+    ("allreduce", {"collective": "halving-doubling"}, 1000, 100, 300.0),
+    ("allreduce", {"collective": "ring"}, 64, 100, 300.0), ("allreduce", {"collective": "ring"}, 1000, 1, 300.0))
+MACHINE = Machine(compute="exponential(0.02)", latency=0.0005, bandwidth=1e9)  # type: ignore[arg-type]
+
+
+def simulated(name: str, options: dict[str, Any], workers: int, steps: int) -> tuple[float, int]:
+    """Seconds of a simulation and its events."""
+    experiment = prepare(name, phantom(25_000), workers=workers, steps=steps, machine=MACHINE, **options)
+    began = time.perf_counter()
+    trace = experiment.perform("simulator").trace
+    return time.perf_counter() - began, len(trace.events)
+
+
+def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 3) -> float:
+    """Microseconds of an event, best of some runs."""
+    steps = max(12, EVENTS // (8 * workers))  # each program's random stream costs as much as some events once
+    return min(1e6 * seconds / events for seconds, events in (simulated(name, options, workers, steps) for _ in range(repeats)))
+
+
+def simpy_asp(workers: int, steps: int) -> None:
+    """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first served."""
+    import numpy as np
+    import simpy
+
+    env = simpy.Environment()
+    incoming, outgoing = (simpy.Resource(env) for _ in range(2))
+    pushes, wire = simpy.Store(env), 100_000 / MACHINE.bandwidth
+    answers = [simpy.Store(env) for _ in range(workers)]
+    draws = np.random.default_rng(0).exponential(0.02, (workers, steps))
+
+    def worker(i: int) -> Iterator[Any]:
+        for t in range(steps):
+            yield env.timeout(draws[i, t])
+            yield env.timeout(MACHINE.latency)
+            with incoming.request() as link:
+                yield link
+                yield env.timeout(wire)
+            pushes.put(i)
+            yield answers[i].get()
+
+    def back(i: int) -> Iterator[Any]:
+        with outgoing.request() as link:
+            yield link
+            yield env.timeout(wire)
+        yield env.timeout(MACHINE.latency)
+        answers[i].put(0)
+
+    def server() -> Iterator[Any]:
+        for _ in range(workers * steps):
+            i = yield pushes.get()
+            env.process(back(i))
+
+    for i in range(workers):
+        env.process(worker(i))
+    env.process(server())
+    env.run()
+
+
+def against_simpy(seconds: float, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Worker iterations per second of both, 16 workers and one server, measured in turn."""
+    workers, steps = 16, 200
+    tasks: dict[str, Callable[[], Any]] = {"refsgd": partial(simulated, "asp", {}, workers, steps), "simpy": partial(simpy_asp, workers, steps)}
+    found, _ = interleaved(tasks, rounds=3, seconds=seconds, clock=clock, patience=0)
+    return {name: workers * steps / each for name, each in found.items()}
+
+
+def draw(found: dict[str, Any]) -> None:
+    """Microseconds per event by workers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for name, values in found["events"].items():
+        ax.plot(WORKERS[: len(values)], values, "o-", label=name)
+    ax.set(xscale="log", ylim=(0, None), xlabel="workers", ylabel="µs per event")
+    ax.legend()
+    fig.savefig(RESULTS / "events.png", dpi=110)
+    plt.close(fig)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["events", "lines", "simpy"], help="events, lines, simpy")
+    parts, path = parser.parse_args().parts, RESULTS / "events.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if "events" in parts:
+        print("µs per event    " + "".join(f"{n:>8}" for n in WORKERS))
+        found["events"] = {}
+        for name, options in ALGORITHMS:
+            found["events"][name] = [per_event(name, options, n) for n in WORKERS]
+            print(f"{name:16}" + "".join(f"{v:8.2f}" for v in found["events"][name]), flush=True)
+        draw(found)
+    if "lines" in parts:
+        found["lines"] = []
+        for name, options, workers, steps, most in LINES:
+            seconds, events = simulated(name, options, workers, steps)
+            label = " ".join([name, *map(str, options.values())])
+            found["lines"].append({"algorithm": label, "workers": workers, "steps": steps, "seconds": seconds, "events": events, "most": most})
+            print(f"{label}: {workers} x {steps}: {seconds:.1f} s (at most {most:g}), {events} events", flush=True)
+    if "simpy" in parts:
+        found["simpy"] = against_simpy(0.5)
+        ratio = found["simpy"]["refsgd"] / found["simpy"]["simpy"] if found["simpy"].get("simpy") else math.nan
+        print("worker iterations/s: " + ", ".join(f"{k} {v:,.0f}" for k, v in found["simpy"].items()) + f", ratio {ratio:.2f}")
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

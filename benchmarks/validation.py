@@ -1,0 +1,440 @@
+"""Formulas beside the simulator, the simulator beside real processes, formulas beside published figures.
+
+``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies and
+bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine, ten minutes; in
+pieces with ``--part 1/3``) runs four OS processes beside the simulation; ``page`` writes docs/validation.md and its
+pictures from what the two have left in benchmarks/results/validation.json.  All but the paced runs are deterministic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.experiment import prepare
+from refsgd.machine import Machine
+from refsgd.phantom import phantom
+from refsgd.problems import Problem
+from refsgd.theory.published import UNADDRESSED, figures
+from refsgd.trace import Trace
+
+RESULTS = Path(__file__).parent / "results" / "validation.json"
+DOCS = Path(__file__).parent.parent / "docs"
+D = 1200  # parameters: 4,800 bytes
+LAWS = ("fixed(0.02)", "exponential(0.02)", "lognormal(0.02,0.5)")
+WORKERS = (2, 4, 8)
+LINKS = ((0.0, 0.0), (0.002, 0.0), (0.002, 0.001), (0.002, 0.005))  # latency [s], seconds of the model on a link
+STEPS, SEEDS = 120, 8
+FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
+MORE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("bsp", {"servers": 2}), ("asp", {"servers": 2}), ("ssp", {"servers": 2}),
+    ("ssp", {"staleness": 1}), ("ssp", {"refresh": "lazy"}), ("ssp", {"staleness": 1, "refresh": "lazy"}), ("ssp", {"refresh": "eager"}),
+    ("allreduce", {"collective": "halving-doubling"}), ("allreduce", {"collective": "pscpu"}), ("easgd", {"mode": "sync"}),
+    ("downpour", {"fetch_every": 3}), ("downpour", {"push_every": 2}), ("dpsgd", {"order": "atc"}), ("backup-workers", {"backups": 2}),
+    ("dssp", {"lower": 1, "upper": 4}), ("gosgd", {"p": 1.0}))
+TWINS = ("softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "independent", "diloco")  # timed as others are: 4 workers only
+CONFIGURATIONS = tuple((name, dict[str, Any]()) for name in CATALOGUE) + MORE
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm on one machine."""
+
+    algorithm: str
+    options: dict[str, Any]
+    workers: int
+    law: str
+    latency: float
+    transfer: float
+    servers: int = 1
+
+    @property
+    def label(self) -> str:
+        """The algorithm with its options."""
+        more = {**self.options, **({"servers": self.servers} if self.servers > 1 else {})}
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in more.items())])
+
+    @property
+    def machine(self) -> Machine:
+        """As `refsgd.machine.Machine`."""
+        return Machine(compute=self.law, latency=self.latency, bandwidth=4 * D / self.transfer if self.transfer else math.inf)  # type: ignore[arg-type]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing in it is random."""
+        return self.law.startswith("fixed") and self.algorithm not in ("gosgd", "adpsgd", "pair-averaging")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure that formula and simulator give; times in seconds.
+
+    `deviation`: predicted - simulated over the standard error of both.
+    """
+
+    case: dict[str, Any]
+    label: str
+    figure: str
+    kind: str
+    side: str
+    predicted: float
+    simulated: float
+    error: float
+    deviation: float
+    runs: int
+    bound: float | None = field(default=None)
+
+    @property
+    def relative(self) -> float:
+        """Error of the formula: a share for times and bytes, absolute for ratios and for staleness below one update."""
+        scale = 1.0 if self.figure == "idle_ratio" else max(abs(self.simulated), 1.0) if self.figure == "staleness_mean" else self.simulated
+        return (self.predicted - self.simulated) / scale if scale else self.predicted - self.simulated
+
+
+def problem_of(algorithm: str) -> Problem:
+    """Parameters in name only where the algorithm does not look at them."""
+    if algorithm not in ("dgc", "hogwild", "approximate"):
+        return phantom(D)
+    return Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
+
+
+def iteration(trace: Trace, case: Case, steps: int) -> tuple[float, float]:
+    """Long-run seconds per iteration, and the mean of the drawn compute times in it [s].
+
+    Two fifths of each worker's iterations, after two fifths; of the server's updates where workers skip some.
+    """
+    done = {w: [e for e in trace.of("compute", w) if e.data["work"] == "gradient"] for w in trace.workers}
+    low, high = 2 * steps // 5, 4 * steps // 5
+    drawn = float(np.mean([e.time - e.data["start"] for events in done.values() for e in events[low + 1: high + 1]]))
+    ends = [[e.time for e in trace.marks("update")]] if case.algorithm == "backup-workers" else [[e.time for e in v] for v in done.values()]
+    return len(ends) / sum((high - low) / (v[high] - v[low]) for v in ends), drawn
+
+
+def adjusted(values: np.ndarray, luck: np.ndarray | None = None) -> tuple[float, float]:
+    """Mean over runs and its standard error; the part that the luck of the draws explains is taken out by regression."""
+    count = len(values)
+    if count == 1 or not np.ptp(values):
+        return float(values.mean()), 0.0
+    if luck is None or np.ptp(luck) == 0:
+        return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(count)
+    design = np.stack([np.ones(count), luck], axis=1)
+    inverse = np.linalg.inv(design.T @ design)
+    solution = inverse @ design.T @ values
+    rest = float(np.sum((values - design @ solution) ** 2)) / (count - 2)
+    return float(solution[0]), math.sqrt(rest * float(inverse[0, 0]))
+
+
+def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Predictions, each figure of `seeds` simulated runs, and the mean of the compute times drawn in the run and in the part that `iteration` takes [s]."""
+    first = zlib.crc32(case.label.encode()) % 10_000  # other draws for every algorithm
+    values: dict[str, list[float]] = {name: [] for name in FIGURES}
+    drawn: dict[str, list[float]] = {"run": [], "part": []}
+    for seed in range(seeds):
+        experiment = prepare(case.algorithm, problem_of(case.algorithm), workers=case.workers, servers=case.servers, steps=steps,
+                             machine=case.machine, seed=first + seed, **case.options)
+        trace = experiment.perform("simulator").trace
+        ages = [tau for _, tau in trace.staleness]
+        each, luck = iteration(trace, case, steps)
+        drawn["part"].append(luck)
+        drawn["run"].append(sum(trace.busy.values()) / max(sum(trace.iterations.values()), 1))
+        for name, value in zip(FIGURES, (each, trace.seconds, trace.idle_ratio,
+                                         float(np.mean(ages)) if ages else 0.0, float(sum(trace.bytes_sent.values())))):
+            values[name].append(value)
+    return experiment.predictions(), {name: np.array(v) for name, v in values.items()}, {k: np.array(v) for k, v in drawn.items()}
+
+
+def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
+    """Every figure of a case that has a formula."""
+    seeds = 1 if case.fixed else seeds
+    predictions, values, drawn = measured(case, steps, seeds)
+    rows = []
+    for name in FIGURES:
+        p = predictions.get(name)
+        if p is None:
+            continue
+        luck = None if name == "bytes_sent" else drawn["part" if name == "seconds_per_iteration" else "run"] - case.machine.compute.mean
+        mean, error = adjusted(values[name], luck)
+        both = math.hypot(error, p.terms.get("standard error", 0.0))
+        away = p.value - mean
+        deviation = 0.0 if abs(away) <= 1e-6 * max(abs(mean), 1e-9) + 1e-12 else away / both if both else math.inf
+        rows.append(Row({**asdict(case)}, case.label, name, p.kind, p.bound, p.value, mean, error, deviation, seeds, p.lower))
+    return rows
+
+
+def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS, links: Iterable[tuple[float, float]] = LINKS,
+          configurations: Iterable[tuple[str, dict[str, Any]]] = CONFIGURATIONS) -> Iterator[Case]:
+    """The grid."""
+    for name, given in configurations:
+        options = {k: v for k, v in given.items() if k != "servers"}
+        for n in (1,) if name == "sequential" else set(workers) & {4} if name in TWINS else workers:
+            for law in laws:
+                for latency, transfer in links:
+                    if backups_fit(options, n):
+                        yield Case(name, options, n, law, latency, transfer, given.get("servers", 1))
+
+
+def backups_fit(options: dict[str, Any], n: int) -> bool:
+    """Whether somebody is left to wait for."""
+    return n > options.get("backups", 0)
+
+
+def tolerance(rows: int, runs: int, level: float = 0.99) -> float:
+    """Student quantile that all of so many deviations stay below with probability `level`."""
+    return float(stats.t.ppf(1 - (1 - level) / 2 / max(rows, 1), runs - 2))
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How the rows that call themselves exact came off."""
+
+    digits: int  # fixed times: rows that are equal to six digits
+    of_digits: int
+    inside: int  # random times: rows within their own 99 % interval
+    of_inside: int
+    largest: float  # deviation
+    limit: float  # what all of them stay below with probability 99 %
+    worst: str
+
+
+def exactness(rows: list[Row]) -> Exactness:
+    """Of the rows of kind exact."""
+    exact = [r for r in rows if r.kind == "exact"]
+    fixed, random = [r for r in exact if r.runs == 1], [r for r in exact if r.runs > 1]
+    moving = [r for r in random if r.error or r.deviation]
+    worst = max(moving, key=lambda r: abs(r.deviation))
+    quantile = tolerance(1, worst.runs)
+    return Exactness(sum(r.deviation == 0 for r in fixed), len(fixed), sum(abs(r.deviation) <= quantile for r in moving), len(moving),
+                     abs(worst.deviation), tolerance(len(moving), worst.runs), f"{worst.label}, {worst.figure}")
+
+
+def largest(rows: list[Row]) -> dict[tuple[str, str], Row]:
+    """The row with the largest error of each (algorithm with options, figure), of kind approximation."""
+    out: dict[tuple[str, str], Row] = {}
+    for r in rows:
+        key = r.label, r.figure
+        if r.kind == "approximation" and (key not in out or abs(r.relative) > abs(out[key].relative)):
+            out[key] = r
+    return out
+
+
+def crossed(rows: list[Row]) -> list[Row]:
+    """Bounds that the simulation crosses by more than three standard errors."""
+    return [r for r in rows if r.kind == "bound" and
+            (r.simulated - r.predicted) * (1 if r.side == "upper" else -1) > 3 * r.error + 1e-9 * abs(r.simulated)]
+
+
+# -- processes ---------------------------------------------------------------------------------------------
+
+PACED = [(name, options, law, latency, bandwidth)
+         for name, options in (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1}), ("allreduce", {}), ("adpsgd", {}), ("easgd", {}))
+         for law, latency, bandwidth in (("fixed(0.03)", 0.0, math.inf), ("lognormal(0.02,0.5)", 0.005, 1e6), ("exponential(0.05)", 0.02, 5e6))]
+
+
+def paced(part: tuple[int, int], steps: int = 60) -> Iterator[dict[str, Any]]:
+    """Four workers as OS processes and in the simulator, same seed."""
+    for name, options, law, latency, bandwidth in PACED[part[0] - 1:: part[1]]:
+        machine = Machine(compute=law, latency=latency, bandwidth=bandwidth)  # type: ignore[arg-type]
+        problem = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
+        seen = {}
+        for runtime in ("simulator", "processes"):
+            trace = prepare(name, problem, workers=4, steps=steps, machine=machine, seed=3, **options).perform(runtime).trace
+            ages = [tau for _, tau in trace.staleness]
+            rate = trace.iteration_rate
+            seen[runtime] = {"seconds_per_iteration": 4 / rate, "bytes_sent": sum(trace.bytes_sent.values()), "idle_ratio": trace.idle_ratio,
+                             "staleness_mean": float(np.mean(ages)) if ages else 0.0}
+        yield {"algorithm": name, "options": options, "law": law, "latency": latency, "bandwidth": None if math.isinf(bandwidth) else bandwidth,
+               **seen}
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+def load() -> dict[str, Any]:
+    """What earlier parts have found."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def save(**found: Any) -> None:
+    """Add to what earlier parts have found."""
+    RESULTS.write_text(json.dumps({**load(), **found}, indent=1, default=str) + "\n")
+
+
+def percent(value: float) -> str:
+    """A share with a sign."""
+    return f"{value:+.1%}"
+
+
+def unit(r: Row, value: float) -> str:
+    """An error as people read it."""
+    return f"{value:+.3f}" if r.figure == "idle_ratio" else percent(value)
+
+
+def in_order(found: list[dict[str, Any]]) -> list[Row]:
+    """Rows in the order of the grid, however many parts have made them."""
+    place = {case.label: i for i, case in enumerate(cases())}
+    return sorted((Row(**r) for r in found), key=lambda r: place[r.label])
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page as MyST."""
+    rows = in_order(found["grid"])
+    out = [HEAD.format(cases=len({json.dumps(r.case, sort_keys=True) for r in rows}), rows=len(rows), steps=STEPS, seeds=SEEDS)]
+    e = exactness(rows)
+    out.append(EXACT.format(**asdict(e)))
+    out.append(_approximations(rows))
+    bounds = [r for r in rows if r.kind == "bound"]
+    out.append(f"## Bounds\n\n{len(bounds)} figures are bounds; {len(crossed(rows))} are crossed.\n")
+    if found.get("paced"):
+        out.append(_processes(found["paced"]))
+    out.append(_published())
+    return "\n".join(out)
+
+
+HEAD = """# Validation
+
+Every figure that `refsgd predict` prints, held to the simulator; the simulator, held to real processes; formulas, held to what others
+have measured. `python -m benchmarks.validation grid`, `paced` and `page` make this page; the numbers are in
+`benchmarks/results/validation.json`.
+
+The grid: {cases} cases (every algorithm of the catalogue and some options; laws fixed, exponential and log-normal of mean 20 ms; 2, 4 and
+8 workers; latency 0 and 2 ms; the model 0, 1 and 5 ms on a link, which 8 workers and one server saturate), {rows} figures. Simulated: {steps}
+iterations, {seeds} runs with random times, each algorithm with draws of its own; what the mean of
+a run's drawn compute times explains is taken out by regression.
+
+![Error of iteration time of every approximation](images/validation-errors.png)
+"""
+
+EXACT = """## Exact figures
+
+With fixed times {digits} of {of_digits} figures equal the simulation's to six digits. With random times {inside} of {of_inside} figures
+lie within their own 99 % confidence interval (Student, standard errors of simulation and of Monte Carlo formula together). The
+largest deviation of all is {largest:.1f} standard errors ({worst}); all of them together stay below {limit:.1f} with a probability of 99 %.
+
+![Deviations of exact figures](images/validation-exact.png)
+"""
+
+NAMES = {"seconds_per_iteration": "iteration time", "seconds": "run time", "idle_ratio": "idle ratio", "staleness_mean": "staleness",
+         "bytes_sent": "bytes"}
+
+
+def _approximations(rows: list[Row]) -> str:
+    worst = largest(rows)
+    out = ["## Approximations", "", "The largest error on the grid, and where. Times, staleness and bytes: predicted/simulated - 1 (staleness below one "
+           "update: the difference in updates); idle ratio: the difference. The simulation's own standard error is in brackets.", "",
+           "| algorithm | figure | largest error | where |", "|---|---|---|---|"]
+    for (label, figure), r in sorted(worst.items()):
+        c = r.case
+        scale = 1.0 if figure == "idle_ratio" else max(abs(r.simulated), 1.0) if figure == "staleness_mean" else r.simulated or 1.0
+        out.append(f"| `{label}` | {NAMES[figure]} | {unit(r, r.relative)} ({r.error / scale:.3f}) | {c['workers']} workers, {c['law']}, "
+                   f"latency {c['latency'] * 1e3:g} ms, transfer {c['transfer'] * 1e3:g} ms |")
+    return "\n".join([*out, ""])
+
+
+def _processes(runs: list[dict[str, Any]]) -> str:
+    out = ["## Processes beside the simulation", "", "Four workers as OS processes over shared memory, paced to the machine, same seed as the simulation.", "",
+           "![Measured against simulated iteration time](images/validation-paced.png)", "",
+           "| algorithm | machine | iteration, simulated | measured | | idle, simulated | measured | staleness, simulated | measured | bytes |",
+           "|---|---|---|---|---|---|---|---|---|---|"]
+    for r in runs:
+        s, m = r["simulator"], r["processes"]
+        width = "unlimited" if r["bandwidth"] is None else f"{r['bandwidth'] / 1e6:g} MB/s"
+        out.append(f"| `{r['algorithm']}` | {r['law']}, {r['latency'] * 1e3:g} ms, {width} | {s['seconds_per_iteration'] * 1e3:.1f} ms | "
+                   f"{m['seconds_per_iteration'] * 1e3:.1f} ms | {percent(m['seconds_per_iteration'] / s['seconds_per_iteration'] - 1)} | "
+                   f"{s['idle_ratio']:.3f} | {m['idle_ratio']:.3f} | {s['staleness_mean']:.2f} | {m['staleness_mean']:.2f} | "
+                   f"{'equal' if s['bytes_sent'] == m['bytes_sent'] else 'DIFFER'} |")
+    return "\n".join([*out, ""])
+
+
+def _published() -> str:
+    out = ["## Published figures", "", "Calibrated on figures of a single node alone (`refsgd.theory.published`), nothing fitted to several nodes. "
+           "Lines that miss by more than a quarter say why.", "", "| source | what | quoted | model | predicted | error | |", "|---|---|---|---|---|---|---|"]
+    every = figures()
+    for f in every:
+        out.append(f"| {f.source} | {f.what} | {f.quoted:.4g} {f.unit.replace('1', '') if f.unit == '1' else f.unit} | {f.model} | {f.predicted:.4g} | "
+                   f"{percent(f.error)} | {f.reason if abs(f.error) > 0.25 else ''} |")
+    met = sum(abs(f.error) <= 0.25 for f in every)
+    out += ["", f"{met} of {len(every)} lines are within a quarter. Not addressed by any formula:", ""]
+    out += [f"* {source}: {what}: {why}." for source, what, why in UNADDRESSED]
+    return "\n".join([*out, ""])
+
+
+def draw(found: dict[str, Any]) -> None:
+    """The pictures of the page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = in_order(found["grid"])
+    near = [r for r in rows if r.kind == "approximation" and r.figure in ("seconds_per_iteration", "idle_ratio")]
+    labels = sorted({r.label for r in near}, reverse=True)
+    fig, axes = plt.subplots(1, 2, figsize=(11, 0.24 * len(labels) + 1.2), sharey=True, layout="constrained")
+    names = "iteration time, predicted / simulated - 1", "idle ratio, predicted - simulated"
+    for ax, figure, name in zip(axes, ("seconds_per_iteration", "idle_ratio"), names):
+        for n, colour in zip(WORKERS, ("C0", "C1", "C3")):
+            picked = [r for r in near if r.figure == figure and r.case["workers"] == n]
+            ax.plot([r.relative for r in picked], [labels.index(r.label) for r in picked], ".", color=colour, label=f"{n} workers", alpha=0.7)
+        ax.axvline(0, color="0.6", lw=0.8)
+        ax.set_xlabel(name)
+        ax.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(labels)), labels, fontsize=8)
+    axes[0].legend(fontsize=8)
+    fig.savefig(DOCS / "images" / "validation-errors.png", dpi=110)
+    exact = [r.deviation for r in rows if r.kind == "exact" and r.runs > 1 and (r.error or r.deviation)]
+    fig, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    bins = np.linspace(-6, 6, 49)
+    ax.hist(np.clip(exact, -6, 6), bins, density=True, color="C0", alpha=0.6, label=f"{len(exact)} exact figures")
+    ax.plot(bins, stats.t.pdf(bins, SEEDS - 2), color="C3", label=f"Student's law, {SEEDS - 2} degrees of freedom")
+    ax.set_xlabel("(predicted - simulated) / standard error")
+    ax.legend()
+    fig.savefig(DOCS / "images" / "validation-exact.png", dpi=110)
+    if found.get("paced"):
+        fig, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+        for name in dict.fromkeys(r["algorithm"] for r in found["paced"]):
+            picked = [r for r in found["paced"] if r["algorithm"] == name]
+            ax.plot([1e3 * r["simulator"]["seconds_per_iteration"] for r in picked], [1e3 * r["processes"]["seconds_per_iteration"] for r in picked],
+                    "o", label=name)
+        low, high = ax.get_xlim()
+        ax.plot([low, high], [low, high], color="0.5", lw=0.8)
+        ax.set(xlabel="simulated, ms an iteration", ylabel="measured, ms an iteration")
+        ax.legend(fontsize=8)
+        fig.savefig(DOCS / "images" / "validation-paced.png", dpi=110)
+    plt.close("all")
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("grid", "paced", "page"))
+    parser.add_argument("--part", default="1/1", help="which of how many pieces, e.g. 2/3")
+    arguments = parser.parse_args()
+    if arguments.what == "grid":
+        first, _, count = arguments.part.partition("/")
+        for configuration in CONFIGURATIONS[int(first) - 1:: int(count)]:
+            rows = [asdict(r) for case in cases(configurations=(configuration,)) for r in check(case)]
+            save(grid=[r for r in load().get("grid", []) if r["label"] != rows[0]["label"]] + rows)
+            print(f"{rows[0]['label']}: {len(rows)} figures", flush=True)
+    elif arguments.what == "paced":
+        first, _, count = arguments.part.partition("/")
+        known = {json.dumps([r[k] for k in ("algorithm", "law", "latency")]): r for r in load().get("paced", [])}
+        for r in paced((int(first), int(count))):
+            known[json.dumps([r[k] for k in ("algorithm", "law", "latency")])] = r
+            print(r["algorithm"], r["law"], {k: (r["simulator"][k], r["processes"][k]) for k in r["simulator"]}, flush=True)
+        save(paced=list(known.values()))
+    else:
+        found = load()
+        draw(found)
+        (DOCS / "validation.md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

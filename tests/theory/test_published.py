@@ -1,0 +1,30 @@
+"""The papers' figures: within a quarter of the prediction, or a reason is given; calibrated on one node alone."""
+
+import pytest
+
+from refsgd.theory.published import ALONE, Figure, figures, served
+
+EVERY = figures()
+
+
+@pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.what}, {f.model}")
+def test_within_a_quarter_or_with_a_reason(figure):
+    assert (abs(figure.error) <= 0.25) == (figure.reason == ""), figure
+
+
+def test_a_wrong_model_is_noticed():
+    """Twice the transfers would miss most of Ethernet's forward passes."""
+    forward = [f for f in EVERY if f.what.startswith("Ethernet, forward") and f.unit == "s/batch"]
+    doubled = [Figure(f.source, f.what, f.quoted, 2 * f.predicted, f.unit, f.model) for f in forward]
+    assert all(abs(f.error) <= 0.25 for f in forward) and all(abs(f.error) > 0.25 for f in doubled)
+
+
+def test_half_duplex_meets_the_ceiling_and_both_ends_of_it():
+    """About 20 images/s at batch 32, 1.5 s per batch on 16 nodes, 111.5 images/s at batch 256 on 32 nodes."""
+    assert 32 / served("Ethernet", 32, 10_000, "half") == pytest.approx(20, rel=0.03)
+    assert served("Ethernet", 32, 16, "half") == pytest.approx(1.5, rel=0.03)
+    assert 256 / served("Ethernet", 256, 32, "half") == pytest.approx(111.5, rel=0.03)
+
+
+def test_one_node_is_its_own_calibration():
+    assert served("Ethernet", 8, 1, "half") == ALONE["F+B", "Ethernet", 8]
