@@ -1,0 +1,67 @@
+"""Brings the notebooks of ``tutorials/``, which also run in Jupyter, into the site as ``docs/tutorials/``.
+
+They are copied before Sphinx reads its sources (a symbolic link would be lost in a source archive), and only where they
+changed, so that a second build executes only what is new.  Links to ``../docs/page.md`` become ``../page.md``.  Where the folder
+has no index of its own, one is written that lists the notebooks in the order of their numbers.
+"""
+
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+SUFFIXES = {".md", ".png", ".svg", ".py", ".txt"}
+
+
+INDEX = """# Tutorials
+
+Notebooks in the order of a course. Each runs in under half a minute, has exercises and folds their solutions away. They are
+here as they ran when these pages were built; in Jupyter they are the same files.
+
+```{toctree}
+:maxdepth: 1
+
+%s
+```
+"""
+
+
+def for_the_site(text: str) -> str:
+    """A tutorial as it stands in the site: its links to ``../docs/`` and from there are those of its new place."""
+    return re.sub(r"(\]\(|\]: )\.\./docs/", r"\1../", text)
+
+
+def contents(source: Path) -> dict[str, bytes]:
+    """What the site shows of a folder of tutorials, by name."""
+    found = {}
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and path.suffix in SUFFIXES and not any(part.startswith((".", "_")) for part in name.parts):
+            found[name.as_posix()] = for_the_site(path.read_text(encoding="utf-8")).encode() if path.suffix == ".md" else path.read_bytes()
+    if "index.md" not in found:
+        found["index.md"] = (INDEX % "\n".join(name[:-3] for name in sorted(found) if name.endswith(".md"))).encode()
+    return found
+
+
+def bring(source: Path, target: Path) -> list[str]:
+    """Make `target` hold what the site shows of `source`; returns the names of the files that were written or removed."""
+    wanted = contents(source)
+    changed = []
+    for name, new in wanted.items():
+        old = target / name
+        if not old.exists() or old.read_bytes() != new:
+            old.parent.mkdir(parents=True, exist_ok=True)
+            old.write_bytes(new)
+            changed.append(name)
+    for path in [p for p in target.rglob("*") if p.is_file() and p.relative_to(target).as_posix() not in wanted]:
+        path.unlink()
+        changed.append(path.relative_to(target).as_posix())
+    return changed
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Copy when the extension is loaded: before Sphinx looks for its sources."""
+    source = Path(app.srcdir)
+    if (source.parent / "tutorials").is_dir():
+        bring(source.parent / "tutorials", source / "tutorials")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,98 @@
+"""The documentation site: what its pages name exists, and what it does to sources before it reads them is right."""
+
+import pkgutil
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import refsgd
+from refsgd.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "_ext"))
+
+from tutorials_in_docs import bring, for_the_site  # noqa: E402
+
+PAGES = [p for folder in ("howto", "explanation", "algorithms") for p in sorted((DOCS / folder).glob("*.md"))]
+PAGES += [*sorted(DOCS.glob("*.md")), *sorted((ROOT / "tutorials").glob("*.md"))]
+
+
+def commands(text):
+    """The lines of fenced blocks that call ``refsgd``, without what follows a pipe or a comment."""
+    blocks = re.findall(r"^```(?:console|bash|sh)?\n(.*?)^```", text, re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    found = [re.search(r"(?:^|&& |srun \S+ |mpiexec .*?)(refsgd .*)", line) for line in lines]
+    return [shlex.split(m[1].replace("$SLURM_JOB_ID", "1"), comments=True) for m in found if m]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_commands_of_pages_are_those_of_the_program(page):
+    for _, *words in commands(page.read_text()):
+        build_parser().parse_args(words)
+
+
+def test_the_check_of_commands_catches_a_wrong_option():
+    found = commands("```console\nmpiexec -n 5 refsgd run ssp --slack 3\n```\n")
+    assert found == [["refsgd", "run", "ssp", "--slack", "3"]]
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(found[0][1:])
+
+
+def test_the_reference_lists_every_module_of_the_first_level():
+    listed = re.findall(r"^   (refsgd\.\w+)$", (DOCS / "api" / "index.rst").read_text(), re.M)
+    assert sorted(listed) == sorted(f"refsgd.{m.name}" for m in pkgutil.iter_modules(refsgd.__path__) if m.name != "__main__")
+
+
+def cited(doc):
+    """(first author, year) of each work in a References section that is written as: authors, "title", ... year."""
+    text = " ".join(doc.partition("References\n---")[2].split("\n\n")[0].split("\n")[1:])
+    pieces = re.sub(r"arXiv:\S+|doi:\S+", "", text).split('"')
+    for before, after in zip(pieces[::2], pieces[2::2]):
+        author = re.match(r"[\w-]+", re.split(r"[.;:] +(?=[A-Z])", before)[-1].strip())
+        year = re.search(r"\b(?:19|20)\d\d\b", after)
+        if author and year:
+            yield author[0], year[0]
+
+
+def test_citations_are_found():
+    doc = 'References\n----------\nHo et al., "More", NIPS 2013, section 2: rules.  Dai et al., "High",\narXiv:1410.8043, AAAI 2015.\n\nmore'
+    assert list(cited(doc)) == [("Ho", "2013"), ("Dai", "2015")]
+
+
+def test_works_that_modules_cite_are_in_the_bibliography():
+    entries = (DOCS / "references.bib").read_text()
+    known = {(author.lower(), year) for author, year in re.findall(r"^@\w+\{([a-z]+)(\d{4}),", entries, re.M)}
+    works = {}
+    for path in sorted(p for room in ("algorithms", "collectives", "theory") for p in (ROOT / "refsgd" / room).glob("*.py")):
+        for author, year in cited(path.read_text()):
+            works[author.lower(), year] = path.name
+    assert len(works) > 40
+    assert {work: page for work, page in works.items() if work not in known} == {}
+
+
+def test_every_entry_has_the_key_of_its_first_author_and_year():
+    for key, author, year in re.findall(r"^@\w+\{(\w+), author = \{([^,]+),.*?year = \{(\d{4})\}", (DOCS / "references.bib").read_text(), re.M):
+        plain = re.sub(r"\\.|[{}\s]", "", author).lower()
+        assert key == plain + year, (key, author, year)
+
+
+def test_links_of_tutorials_fit_their_place_in_the_site():
+    assert for_the_site("see [ASP](../docs/algorithms/asp.md#facts) and [next](02-next.md)") == "see [ASP](../algorithms/asp.md#facts) and [next](02-next.md)"
+
+
+def test_tutorials_are_brought_in_only_where_they_changed(tmp_path):
+    source, target = tmp_path / "tutorials", tmp_path / "docs" / "tutorials"
+    source.mkdir()
+    (source / "02-b.md").write_text("# B\n")
+    (source / "01-a.md").write_text("# A\n")
+    assert sorted(bring(source, target)) == ["01-a.md", "02-b.md", "index.md"]
+    assert "01-a\n02-b\n" in (target / "index.md").read_text()
+    assert bring(source, target) == []
+    (source / "01-a.md").unlink()
+    (source / "index.md").write_text("# Ours\n")
+    assert sorted(bring(source, target)) == ["01-a.md", "index.md"]
+    assert (target / "index.md").read_text() == "# Ours\n" and not (target / "01-a.md").exists()
