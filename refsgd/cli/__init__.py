@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Sequence
 
 from refsgd import __version__
-from refsgd.cli import calibrate, check, compare, data, explore, listing, predict, replay, run, step, study
-from refsgd.cli.options import Parser, check_outputs
+from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step, study
+from refsgd.cli.options import Parser, check_outputs, expand_preset
 from refsgd.experiment import Usage
 
-COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, study, data, listing)
+COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, study, advise, data, doctor, listing)
 
 
 def build_parser() -> Parser:
@@ -30,9 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from refsgd.data import DataError
 
     try:
-        args = build_parser().parse_args(arguments)
+        args = build_parser().parse_args(expand_preset(sys.argv[1:] if arguments is None else arguments))
     except SystemExit as stop:
         return int(stop.code or 0)
+    except Usage as error:
+        sys.stderr.write(f"refsgd: {error}\n")
+        return 2
     warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
     try:
         check_outputs(args)

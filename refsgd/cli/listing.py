@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.architectures import ARCHITECTURES
 from refsgd.cli.options import first_line, flag
 from refsgd.experiment import options_of
 from refsgd.machine import FAMILIES, PRESETS
@@ -30,6 +31,9 @@ def do(args: argparse.Namespace) -> None:
     print("machines")
     for name, preset in PRESETS.items():
         print(f"  {name:16} {preset.says}")
+    print("update architectures (refsgd run --preset NAME)")
+    for name, how in ARCHITECTURES.items():
+        print(f"  {name:28} {how.algorithm}: {how.says}")
     print("laws of a compute time")
     for family in FAMILIES.values():
         print("  " + family.help)

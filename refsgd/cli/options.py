@@ -9,11 +9,12 @@ import os
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.architectures import ARCHITECTURES
 from refsgd.experiment import (
     DEFAULT_BATCH,
     DEFAULT_EPOCHS,
@@ -27,6 +28,8 @@ from refsgd.experiment import (
 )
 from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
 from refsgd.result import Result
+
+DEFAULT_WORKERS = 4
 
 Commands = Any  # what argparse's add_subparsers returns; its class is private
 
@@ -56,7 +59,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     work.add_argument("--shards", choices=("iid", "by-label"), default="iid", help="how images are dealt to workers")
     work.add_argument("--seed", type=int, default=0, help="of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
-    where.add_argument("--workers", type=int, default=4, metavar="N", help="default 4")
+    where.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help=f"default {DEFAULT_WORKERS}")
     where.add_argument("--servers", type=int, default=1, metavar="K", help="parameter servers, a slice each (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the flags below change it")
@@ -105,6 +108,26 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
             group.add_argument(flag(name), dest=f"own_{name}", type=read, metavar=name.upper(), help=shown)
 
 
+def expand_preset(arguments: Sequence[str]) -> list[str]:
+    """``run --preset NAME ...`` as ``run ALGORITHM ... `` with the flags that the update architecture stands for.
+
+    Examples
+    --------
+    >>> expand_preset(["run", "--preset", "caffe2", "--workers", "8"])
+    ['run', 'allreduce', '--collective', 'halving-doubling', '--workers', '8']
+    """
+    given = [part for a in arguments for part in (a.split("=", 1) if a.startswith("--preset=") else [a])]
+    if "--preset" not in given or given[0] not in ("run", "predict"):
+        return given
+    at = given.index("--preset")
+    name = given[at + 1] if at + 1 < len(given) else ""
+    if name not in ARCHITECTURES:
+        raise Usage(f"preset {name!r} is unknown; expected one of {', '.join(ARCHITECTURES)}")
+    how, rest = ARCHITECTURES[name], given[1:at] + given[at + 2 :]
+    flags = [text for key, value in how.options.items() for text in (flag(key), str(value))]
+    return [given[0], how.algorithm, *flags, *(["--collocated"] if how.collocated else []), *rest]
+
+
 def first_line(algorithm: str) -> str:
     """The first sentence of an algorithm's module."""
     doc = sys.modules[CATALOGUE[algorithm].__module__].__doc__ or ""
@@ -112,15 +135,16 @@ def first_line(algorithm: str) -> str:
 
 
 def each_algorithm(commands: Commands, name: str, says: str, description: str, do: Callable[[argparse.Namespace], None],
-                   options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """A command with a parser for every algorithm: the command's `options`, then the algorithm's own."""
-    command = commands.add_parser(name, help=says, description=description)
+                   options: Callable[[argparse.ArgumentParser], None]) -> tuple[argparse.ArgumentParser, Any]:
+    """A command with a parser for every algorithm: the command's `options`, then the algorithm's own; both parsers."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
         parser = algorithms.add_parser(algorithm, help=first_line(algorithm), description=first_line(algorithm))
         options(parser)
         own_options(parser, algorithm)
-        parser.set_defaults(do=do)
+        parser.set_defaults(do=do, default=parser.get_default)
+    return command, algorithms
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
@@ -162,6 +186,14 @@ def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum", "weight_decay",
              "schedule", "shards", "seed")
     return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
+
+
+def explicit(args: argparse.Namespace) -> dict[str, Any]:
+    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for."""
+    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "collocated")
+    said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
+    return {name: value for name, value in arguments_of(args).items()
+            if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}
 
 
 def known(names: Iterable[str]) -> list[str]:

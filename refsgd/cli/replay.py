@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,4 +26,8 @@ def do(args: argparse.Namespace) -> None:
     """Reproduce the run; print what was seen."""
     if not Path(args.file).is_file():
         raise Usage(f"no file {args.file}; expected one that `refsgd run --record` wrote")
-    show(replay(args.file), args, "the same bits as recorded")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = replay(args.file)
+    crashed = [str(w.message) for w in said if "crashed" in str(w.message)]
+    show(result, args, *(crashed or ["the same bits as recorded"]))

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from refsgd.effects import Compute, Recv
 from refsgd.runtimes.programs import describe, innermost
 
-START, COMMAND, DEATHS = range(3)  # of the run: start on the monotonic clock [ns]; what the launcher wants; how many died
-NOTHING, CLOSE, ABORT = range(3)  # commands
-READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT, DEAD, NOTICED = range(11)  # of a host
+START, COMMAND, DEATHS, VAIN = range(4)  # of the run: start on the monotonic clock [ns]; what the launcher wants; how
+# many died; how often programs were told that they wait in vain
+NOTHING, CLOSE, HALT, ABORT = range(4)  # commands
+READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT, DEAD, NOTICED, WAKE = range(12)  # of a host; WAKE: when to continue it
 PLACE, LINE, DOING, SINCE, COMPUTES = range(5)  # of a program
 OF_RUN, PER_HOST, PER_PROGRAM, TEXT_BYTES = 8, 16, 8, 1 << 14
 

@@ -19,9 +19,10 @@ PATIENCE = 10.0  # seconds; whoever holds a lock longer has died with it
 class _Lock:
     """One lock for all cells of a run, and a count of accesses under it: their common order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tickets: int) -> None:
         self._lock = mp.get_context("fork").Lock()
         self._count = np.frombuffer(anonymous(8), np.int64, 1)
+        self._count[0] = tickets
 
     @contextmanager
     def ticket(self) -> Iterator[int]:
@@ -36,10 +37,10 @@ class _Lock:
             self._lock.release()
 
 
-def share(deployment: Deployment) -> None:
-    """Move all cells of a deployment into anonymous shared memory, before any fork."""
+def share(deployment: Deployment, tickets: int = 0) -> None:
+    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have been."""
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
-    lock = _Lock() if found else None
+    lock = _Lock(tickets) if found else None
     for cell in found.values():
         shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)
         shared[:] = cell.x

@@ -8,7 +8,16 @@ from refsgd.trace import Event
 
 
 def words(event: Event) -> str:
-    """One event in a few words, e.g. ``Push#0 -> server0``."""
+    """One event in a few words, e.g. ``Push#0 -> server0``.
+
+    Parameters
+    ----------
+    event : Event
+
+    Returns
+    -------
+    str
+    """
     d = event.data
     program = f"[{event.program}] " if event.program else ""
     if event.kind == "send":
@@ -37,6 +46,11 @@ def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False)
         The columns.
     clocks : bool
         Put the time of each event before its line.
+
+    Returns
+    -------
+    str
+        One line for each event.
 
     Examples
     --------

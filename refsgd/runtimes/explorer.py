@@ -239,7 +239,18 @@ class World:
                     self._advance(tasks[0], hit)
 
     def perform(self, pick: int) -> Action:
-        """Let the enabled action number `pick` happen; a number beyond the last means the last."""
+        """Let the enabled action number `pick` happen; a number beyond the last means the last.
+
+        Parameters
+        ----------
+        pick : int
+            From 0.
+
+        Returns
+        -------
+        Action
+            What happened.
+        """
         actions = self.enabled()
         action = actions[min(pick, len(actions) - 1)]
         if action.kind == "deliver":
@@ -285,7 +296,17 @@ class World:
         return [where(t.node, t.index, t.program, None if t.effect is BEGIN else t.effect) for t in self.all_tasks()]
 
     def letter(self, action: Action) -> Letter | None:
-        """The message that an action delivers, or lets a program take."""
+        """The message that an action delivers, or lets a program take.
+
+        Parameters
+        ----------
+        action : Action
+            One that is enabled.
+
+        Returns
+        -------
+        Letter or None
+        """
         if action.kind == "deliver":
             return self.wire[action.src, action.node][0]
         effect = self.tasks[action.node][action.program].effect
@@ -338,7 +359,21 @@ class Exploration:
 
 def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
     """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each pick, and
-    what went wrong."""
+    what went wrong.
+
+    Parameters
+    ----------
+    factory : callable
+        Builds a fresh deployment.
+    schedule : sequence of int
+        Picks.
+    check : callable, optional
+        Told each finished `Run`; raises where something does not hold.
+
+    Returns
+    -------
+    (World, list of int, exception or None)
+    """
     world, widths = None, []
     try:
         world = World(factory)
@@ -355,7 +390,23 @@ def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None =
 
 
 def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> tuple[list[int], BaseException]:
-    """A short schedule that fails in the same way: shorter first, then smaller picks."""
+    """A short schedule that fails in the same way: shorter first, then smaller picks.
+
+    Parameters
+    ----------
+    factory : callable
+        Builds a fresh deployment.
+    schedule : sequence of int
+        One that fails.
+    check : callable, optional
+        Told each finished `Run`; raises where something does not hold.
+    error : exception
+        How it fails.
+
+    Returns
+    -------
+    (list of int, exception)
+    """
     best = list(schedule)
 
     def fails(candidate: list[int]) -> BaseException | None:
@@ -453,7 +504,23 @@ def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[
 
 
 def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed: int = 0) -> Exploration:
-    """Random schedules, for cases too large to `explore`; the same parameters and errors."""
+    """Random schedules, for cases too large to `explore`; the same parameters and errors.
+
+    Parameters
+    ----------
+    factory : callable
+        Builds a fresh deployment.
+    check : callable, optional
+        Told each finished `Run`; raises where something does not hold.
+    runs : int
+        How many schedules.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    Exploration
+    """
     report, rng = Exploration(complete=False), random.Random(seed)
     for _ in range(runs):
         schedule = [rng.randrange(1 << 20) for _ in range(64)]

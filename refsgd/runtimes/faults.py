@@ -1,126 +1,209 @@
-"""Planned deaths, the same in virtual time and among real processes: who dies, and before which of its steps.
+"""Planned faults, the same in virtual time and among real processes: what happens to whom, and before which step.
 
-The others go on.  A program that lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary
-message; what was sent to the dead is lost.  A host dies whole: with a worker also the server beside it.
+A step of a worker or peer is a gradient, of a server an update, counted from 0.  A fault begins with its step:
+
+====== ================================================================================================
+kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also the server beside it
+drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and ends
+pause  the node's process stands still for so many seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
+slow   from this step on all computing of the node takes so many times as long
+delay  from this step on messages of the node (to one other, if that is named) arrive so many seconds later
+====== ================================================================================================
+
+What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others go on.  A program that
+lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last thing that is heard of
+the dead; what was sent to the dead is lost.  When then nothing can come any more, `refsgd.effects.RunEnded` is raised
+also in main programs that wait and know it.  Under ``shrink`` and ``restart`` a run in which all wait for the dead is
+`Halted`, and whoever began it may go on without the dead, or with all, from the parameters that it then had
+(`refsgd.lives`); under ``restart`` also a run that could go on is halted, at once.
 """
 
 from __future__ import annotations
 
+import dis
+import random
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from refsgd.effects import Compute, Deployment, Died, Factory
-from refsgd.machine import Machine
+from refsgd.effects import Array, Deployment
 from refsgd.runtimes.programs import counts_steps
-from refsgd.runtimes.simulator import ARRIVE, Simulator, _Process
-from refsgd.trace import Event, Run
+from refsgd.trace import Run
+
+KINDS = ("kill", "pause", "slow", "delay", "drop")
+POLICIES = ("stop", "continue", "shrink", "restart")
+KEEP = 8  # newest parameters that every node holds where the run may be halted and go on from them
+EXPECTED = ("expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, slow ROLE RANK at step STEP by "
+            "FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, or random COUNT seed SEED")
+_PLANNED = re.compile(r"(?P<kind>kill|drop|pause|slow|delay) +(?P<role>[a-z]+) *(?P<rank>\d+)"
+                      r"( +to +(?P<other>[a-z]+) *(?P<place>\d+))? +at +step +(?P<step>\d+)"
+                      r"( +(?P<word>for|by) +(?P<amount>[0-9.]+(e-?\d+)?))?")
+_RANDOM = re.compile(r"random +(?P<count>\d+) +seed +(?P<seed>\d+)")
+_WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by"}  # what stands before the amount
 
 
-class Kill(NamedTuple):
-    """The process of `node` is killed when it begins gradient (a server: update) number `step`, counted from 0.
+class Fault(NamedTuple):
+    """One fault of a plan: `kind` befalls `node` when it begins gradient (a server: update) number `step`, from 0.
+
+    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late ("": all).
 
     Examples
     --------
-    >>> Kill.parse("kill worker 2 at step 10")
-    Kill(node='worker2', step=10)
+    >>> Fault.parse("kill worker 2 at step 10")
+    Fault(kind='kill', node='worker2', step=10, amount=0.0, to='')
+    >>> str(Fault.parse("delay worker1 to server0 at step 2 by 0.2"))
+    'delay worker 1 to server 0 at step 2 by 0.2'
     """
 
+    kind: str
     node: str
     step: int
+    amount: float = 0.0
+    to: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Kill:
-        """Read ``kill ROLE RANK at step STEP``; raises ValueError saying what was expected."""
-        match = re.fullmatch(r"\s*kill\s+([a-z]+)\s*(\d+)\s+at\s+step\s+(\d+)\s*", text)
-        if match is None:
-            raise ValueError(f"fault {text!r} not understood; expected e.g. kill worker 2 at step 10")
-        return cls(match[1] + match[2], int(match[3]))
+    def parse(cls, text: str) -> Fault:
+        """Read one line of a plan (not ``random``); raises ValueError saying what was expected."""
+        match = _PLANNED.fullmatch(text.strip())
+        if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] != "delay"):
+            raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
+        fault = cls(match["kind"], match["role"] + match["rank"], int(match["step"]), float(match["amount"] or 0),
+                    f"{match['other']}{match['place']}" if match["other"] else "")
+        least = 1.0 if fault.kind == "slow" else 0.0
+        if fault.amount < least:
+            raise ValueError(f"fault {text!r}: {fault.amount:g}; expected at least {least:g}")
+        return fault
+
+    def __str__(self) -> str:
+        node, to = (re.sub(r"(\d+)$", r" \1", name) for name in (self.node, self.to))
+        amount = f" {_WORDS[self.kind]} {self.amount:g}" if _WORDS[self.kind] else ""
+        return f"{self.kind} {node}{f' to {to}' if to else ''} at step {self.step}{amount}"
 
 
-def plan(kills: Iterable[Kill], nodes: Iterable[str]) -> dict[str, int]:
-    """Steps by node; raises ValueError if a node is unknown or killed twice."""
-    known, steps = list(nodes), dict[str, int]()
-    for node, step in kills:
-        if node not in known:
-            raise ValueError(f"a fault kills {node!r}; expected one of {', '.join(known)}")
-        if node in steps or step < 0:
-            raise ValueError(f"a fault kills {node} at step {step}; expected one step >= 0 for each node")
-        steps[node] = step
-    return steps
+def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> list[Fault]:
+    """The plan that some lines describe, for a run of these nodes and so many steps.
+
+    Raises
+    ------
+    ValueError
+        If a line is not understood, or names a node that is not there.
+
+    Examples
+    --------
+    >>> parse(["slow worker 1 at step 3 by 4", "random 1 seed 7"], ["worker0", "worker1"], 20)
+    [Fault(kind='slow', node='worker1', step=3, amount=4.0, to=''), Fault(kind='slow', node='worker0', step=3, amount=2.29, to='')]
+    """
+    faults: list[Fault] = []
+    for text in texts:
+        some = _RANDOM.fullmatch(text.strip()) if not isinstance(text, Fault) else None
+        if isinstance(text, Fault):
+            faults.append(text)
+        elif some is not None:
+            faults += draw(int(some["count"]), int(some["seed"]), nodes, steps)
+        else:
+            faults.append(Fault.parse(text))
+    check(faults, nodes)
+    return faults
 
 
-class Mortal(Simulator):
-    """A simulator in which nodes die as planned, and are known to be dead at once.
+def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]:
+    """So many faults of any kind, node and step; at least one node is neither killed nor cut off."""
+    rng, mortal = random.Random(seed), list(nodes)
+    faults = []
+    for _ in range(count):
+        kind, node = rng.choice(KINDS if len(mortal) > 1 else KINDS[1:4]), rng.choice(nodes)
+        if kind in ("kill", "drop"):
+            node = rng.choice(mortal)
+            mortal.remove(node)
+        amount = {"pause": rng.uniform(0.05, 0.5), "slow": rng.uniform(2, 8), "delay": rng.uniform(0.01, 0.2)}.get(kind, 0.0)
+        faults.append(Fault(kind, node, rng.randrange(max(1, steps)), round(amount, 3)))
+    return faults
+
+
+def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
+    """Raise ValueError if a node is unknown, or one ends twice."""
+    known, ends = list(nodes), Counter[str]()
+    for fault in faults:
+        for node in filter(None, (fault.node, fault.to)):
+            if node not in known:
+                raise ValueError(f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
+        ends[fault.node] += fault.kind in ("kill", "drop")
+        if fault.step < 0 or ends[fault.node] > 1 or fault.kind not in KINDS:
+            raise ValueError(f"fault {str(fault)!r}; expected a known kind, a step >= 0, and one end for each node")
+
+
+class Halted(Exception):
+    """A death has ended one life of a run, which can go on from what it leaves.
+
+    Attributes
+    ----------
+    run : Run
+        Until then; without what processes that were killed knew.
+    kept : dict of str to list of (int, ndarray)
+        The newest parameters of each node that lives, with the iteration or version whose update they are from.
+    dead : dict of str to str
+        The dead, and what they died of.
+    """
+
+    def __init__(self, run: Run, kept: dict[str, list[tuple[int, Array]]]) -> None:
+        self.run, self.kept = run, kept
+        self.dead: dict[str, str] = {event.node: event.data["reason"] for event in run.trace.of("died")}
+        super().__init__(f"halted after the death of {', '.join(self.dead)}")
+
+
+class Plan:
+    """Counts the steps of nodes and says what befalls them: the same object in virtual time and in a process.
 
     Parameters
     ----------
-    deployment, machine, seed, observe
-        As of `Simulator`.
-    kills : sequence of Kill
+    faults : iterable of Fault
     """
 
-    def __init__(self, deployment: Deployment | Factory, machine: Machine | None = None, seed: int = 0,
-                 observe: int = 64, kills: Sequence[Kill] = ()) -> None:
-        super().__init__(deployment, machine, seed, observe)
-        self._plan: Mapping[str, int] = plan(kills, self.nodes)
+    def __init__(self, faults: Iterable[Fault] = ()) -> None:
+        self._faults: dict[str, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            self._faults[fault.node].append(fault)
         self._steps: Counter[str] = Counter()
+        self._slower: dict[str, float] = {}
+        self._later: dict[tuple[str, str], float] = {}
 
-    def _die(self, host: str) -> None:
-        gone = [node for node in self.nodes if self.host[node] == host]
-        self.dead += gone
-        for process in (p for node in gone for p in self._of_node[node]):
-            process.waiting = None
-            process.program.close()
-        self.events += [Event(self.now, node, 0, "died", {"reason": "as planned"}) for node in gone]
-        for node in gone:
-            for to in self.nodes:
-                self._at(self.now, ARRIVE, self.rank[node], self._arrive, node, Died(node), -1, to, 0)
+    def begins(self, node: str, kind: str) -> list[Fault]:
+        """A node begins a Compute of this kind: what is to be done to it now."""
+        if not counts_steps(node, kind) or node not in self._faults:
+            return []
+        now = [fault for fault in self._faults[node] if fault.step == self._steps[node]]
+        self._steps[node] += 1
+        for fault in now:
+            if fault.kind == "slow":
+                self._slower[node] = fault.amount
+            elif fault.kind == "delay":
+                self._later[node, fault.to] = fault.amount
+        return [fault for fault in now if fault.kind in ("pause", "kill", "drop")]
 
-    def _compute(self, process: _Process, effect: Compute) -> None:
-        if counts_steps(process.node, effect.kind):
-            if self._steps[process.node] == self._plan.get(process.node):
-                self._die(self.host[process.node])
-                return
-            self._steps[process.node] += 1
-        super()._compute(process, effect)
+    def slower(self, node: str) -> float:
+        """By what factor a node's computing takes longer."""
+        return self._slower.get(node, 1.0)
 
-    def _perform(self, process: _Process, value: Any) -> None:
-        if process.node not in self.dead:
-            super()._perform(process, value)
-
-    def _finish_compute(self, process: _Process, *result: Any) -> None:
-        if process.node not in self.dead:
-            super()._finish_compute(process, *result)
-
-    def _finish_add(self, process: _Process, *result: Any) -> None:
-        if process.node not in self.dead:
-            super()._finish_add(process, *result)
-
-    def _arrive(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
-        if to not in self.dead:
-            super()._arrive(src, body, number, to, nbytes)
+    def later(self, node: str, to: str) -> float:
+        """By how many seconds a node's messages to another arrive later."""
+        return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
 
 
-def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
-             kills: Sequence[Kill] = ()) -> Run:
-    """Run a deployment to its end in virtual time, with planned deaths.
+def copes(program: Any) -> bool:
+    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives."""
+    code = program.gi_code
+    names = code.co_names
+    receives = "Recv" in names or any(i.opname == "GET_YIELD_FROM_ITER" for i in dis.get_instructions(code))
+    return "Died" in names or "RunEnded" in names or not receives
 
-    Returns
-    -------
-    Run
-        Without the values of the dead.
 
-    Examples
-    --------
-    >>> from refsgd.effects import Node
-    >>> def work():
-    ...     for t in range(3):
-    ...         yield Compute(abs, -t)
-    ...     return "done"
-    >>> run = simulate({"peer0": Node(work()), "peer1": Node(work())}, Machine("fixed(1)"), kills=[Kill("peer0", 2)])
-    >>> run.values, [(e.time, e.node) for e in run.trace.of("died")]
-    ({'peer1': 'done'}, [(2.0, 'peer0')])
-    """
-    return Mortal(factory, machine, seed, observe, kills).run()
+def can_be_ended(program: Any) -> bool:
+    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it."""
+    return "RunEnded" in program.gi_code.co_names
+
+
+def survives_workers(deployment: Deployment) -> bool:
+    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers."""
+    servers = [node.main for name, node in deployment.items() if name.startswith("server")]
+    return all(map(copes, servers or [node.main for node in deployment.values()]))

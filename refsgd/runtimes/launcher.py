@@ -9,7 +9,6 @@ import pickle
 import signal
 import struct
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -27,59 +26,33 @@ from refsgd.runtimes.board import (
     DEAD,
     DEATHS,
     DONE,
-    DUE,
-    EFFECTS,
     GOT,
+    HALT,
     IDLE,
     NOTICED,
     READY,
     SENT,
     START,
+    VAIN,
+    WAKE,
     Bell,
     Board,
-    Standing,
     wait_for,
 )
-from refsgd.runtimes.node import Driver, Transport
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield
-from refsgd.trace import Event, Run, Trace, merge, thin
+from refsgd.runtimes.faults import KEEP, Fault, Halted, can_be_ended, survives_workers
+from refsgd.runtimes.node import Transport
+from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.reports import deadlock, failure, join
+from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.watch import Watch, state
+from refsgd.trace import Event, Run
 
 log = logging.getLogger("refsgd.processes")
 
 LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
 LOOK = 0.05  # seconds between two looks of the launcher where nobody rings
-SILENCE = 1.0  # seconds without a beat after which a process is looked at
-PATIENCE = 30.0  # smallest deadline
-ROUNDS = 20.0  # deadline in slowest rounds
-BUSY = 10.0  # deadlines that a process may compute for, if it really does
 LENGTH = struct.Struct("<Q")  # before each message in a pipe from child to parent
-
-
-class RunFailed(RuntimeError):
-    """A run of processes failed; the message is one line that names the culprit.
-
-    Attributes
-    ----------
-    node : str
-        The culprit's host, "" if there is none.
-    traceback : str
-        The culprit's own traceback, "" if it left none.
-    """
-
-    def __init__(self, message: str, node: str = "", trace: str = "") -> None:
-        super().__init__(message)
-        self.node, self.traceback = node, trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.node, self.traceback)
-
-
-class ChildTraceback(Exception):
-    """Carries the traceback of another process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class Network(Protocol):
@@ -87,9 +60,17 @@ class Network(Protocol):
 
     bells: dict[str, Bell]
 
-    def connect(self, host: str) -> Transport: ...
-    def forked(self) -> None: ...
-    def close(self) -> None: ...
+    def connect(self, host: str) -> Transport:
+        """The transport of one process; called in it, after the fork."""
+        ...
+
+    def forked(self) -> None:
+        """All processes exist: the launcher lets go of what only they need."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
 
 
 MakeNetwork = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Network]
@@ -102,7 +83,7 @@ class Launch:
     ----------
     child : callable
         What a process does: ``child(launch, host, pipe, parent)``.
-    deployment, machine, seed, deadline, observe, records, on_death, kills
+    deployment, machine, seed, deadline, observe, records, on_death, faults
         As of `refsgd.runtimes.processes.run`.
     network : callable
         Makes shared memory or listening sockets for hosts and their nodes.
@@ -110,7 +91,7 @@ class Launch:
 
     def __init__(self, child: Callable[[Launch, str, int, int], None], deployment: Deployment, machine: Machine,
                  seed: int, network: MakeNetwork, deadline: float | None, observe: int, records: str,
-                 on_death: str, kills: Mapping[str, int]) -> None:
+                 on_death: str, faults: Sequence[Fault]) -> None:
         self._child = child
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.records = records
@@ -135,9 +116,16 @@ class Launch:
         self._watch = Watch(self, deadline)
         self._before: tuple[int, int] | None = None
         self._closing = False
-        self.on_death, self.kills = on_death, dict(kills)
+        self.on_death, self.faults = on_death, list(faults)
+        self.endable = {node for node in order if can_be_ended(deployment[node].main)}
+        self.halts = on_death == "restart" and survives_workers(deployment)  # else: once nothing goes on
+        self.halted = 0.0  # when, since the start
+        self.keep = KEEP if on_death in ("shrink", "restart") else 0
         self.dead: list[str] = []
         self._epitaphs: list[Event] = []
+        self.journal: Callable[[Event], None] | None = None  #: what every process tells each of its events at once
+        self.pause: Pause | None = None
+        self.beginning: Beginning | None = None
 
     def start(self) -> None:
         """Fork all processes."""
@@ -167,7 +155,7 @@ class Launch:
         sentinels = {child.sentinel: host for host, child in self.children.items()}
         while self.readers or sentinels:
             quick = self._before is not None
-            ready = wait_for([*self.readers, *sentinels, self.bell.fileno()], 0.001 if quick else LOOK)
+            ready = wait_for([*self.readers, *sentinels, self.bell.fileno()], 0.001 if quick else self._wake())
             if self.bell.fileno() in ready:
                 self.bell.drain()
             for fd in ready:
@@ -183,6 +171,18 @@ class Launch:
                 self._watch.look()
             else:
                 self._watch.closing()
+
+    def _wake(self) -> float:
+        """Continue processes whose planned pause is over; seconds until the next look."""
+        look = LOOK
+        for host in self.living:
+            wake = self.words(host, WAKE) / 1e9 - time.monotonic()
+            # It says when it is to be continued and then stops itself: not before it has done so.
+            if self.words(host, WAKE) and wake <= 0 and state(self.pids[host]) == "stopped":
+                os.kill(self.pids[host], signal.SIGCONT)
+            elif self.words(host, WAKE):
+                look = min(look, max(0.001, wake))
+        return look
 
     def _read(self, fd: int) -> None:
         more = os.read(fd, 1 << 20)
@@ -224,17 +224,24 @@ class Launch:
 
     def _lost(self, host: str, error: BaseException, cause: BaseException | None) -> None:
         """Raise the error, or, if the run is to survive a death, tell all others of it."""
-        survives = self.on_death == "continue" and isinstance(error, RunFailed) and self.board.words[START]
+        survives = self.on_death != "stop" and isinstance(error, RunFailed) and self.board.words[START]
         if not survives or self._closing or len(self.dead) + 1 == len(self.hosts):
             raise error from cause
-        log.warning("the run goes on without %s", error)
+        log.warning("%s; the run goes on without it", error)
         self.dead.append(host)
         now = time.monotonic() - self.board.words[START] / 1e9
         self._epitaphs += [Event(now, node, 0, "died", {"reason": str(error)})
                            for node, where in self.host.items() if where == host]
         self.board.of(host)[DEAD] = 1
         self.board.words[DEATHS] = len(self.dead)
+        if self.halts:
+            self._halt()
         self._ring()
+
+    def give_up(self, host: str, error: RunFailed) -> None:
+        """End a process that does not go on."""
+        self._lost(host, error, None)
+        self.children[host].kill()
 
     def _died(self, host: str) -> RunFailed:
         code = self.children[host].exitcode or 0
@@ -279,18 +286,38 @@ class Launch:
         """
         rows = [self.board.of(h).tolist() for h in self.living] if self.board.words[START] else []
         sums = sum(r[SENT] for r in rows), sum(r[GOT] for r in rows)
-        settled = all(r[IDLE] and r[NOTICED] == len(self.dead) for r in rows)
+        settled = all(r[IDLE] and r[NOTICED] == len(self.dead) + self.board.words[VAIN] for r in rows)
         if not rows or not settled or sums[0] != sums[1]:
             self._before = None
         elif sums != self._before:
             self._before = sums
         elif all(r[DONE] for r in rows):
-            self._closing, self._before = True, None
-            self.board.words[COMMAND] = CLOSE
-            self._ring()
+            self._end_with(CLOSE)
         else:
-            now = time.monotonic() - self.board.words[START] / 1e9
-            raise deadlock(self.board.standing(self.living), now, self.dead)
+            self._standstill()
+
+    def _end_with(self, command: int) -> None:
+        self._closing, self._before = True, None
+        self.board.words[COMMAND] = command
+        self._ring()
+
+    def _halt(self) -> None:
+        """End this life of the run: all give what they have, and others go on from there."""
+        self.halted = time.monotonic() - self.board.words[START] / 1e9
+        self._end_with(HALT)
+
+    def _standstill(self) -> None:
+        """Nothing can come any more, and some main programs wait."""
+        standings = self.board.standing(self.living)
+        stuck = [s.node for s in standings if s.program == 0 and s.doing.startswith("Recv")]
+        if self.dead and stuck and all(node in self.endable for node in stuck):
+            self.board.words[VAIN] += 1
+            self._before = None
+            self._ring()
+        elif self.dead and self.on_death in ("shrink", "restart"):
+            self._halt()
+        else:
+            raise deadlock(standings, time.monotonic() - self.board.words[START] / 1e9, self.dead)
 
     def _ring(self) -> None:
         for bell in self.network.bells.values():
@@ -322,142 +349,13 @@ class Launch:
         self.board.close()
 
     def result(self) -> Run:
-        """What the processes gave back, on one clock."""
-        reports = [self._results[host][1:] for host in self.living]
-        return join(reports, self.deployment, self.machine, self.observe, self._epitaphs)
-
-
-def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
-    """An exception as one line, its traceback as text, and itself if it can be pickled."""
-    notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
-    line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
-    try:
-        carried: BaseException | None = pickle.loads(pickle.dumps(error))
-    except Exception:
-        carried = None  # a class of which only the text can travel
-    return line, "".join(traceback.format_exception(error)), carried
-
-
-def failure(message: str, text: str, error: BaseException | None, node: str) -> tuple[BaseException, BaseException]:
-    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause."""
-    cause: BaseException = ChildTraceback(text)
-    if isinstance(error, ForgottenYield):
-        return error, cause
-    if error is not None:
-        error.__cause__, cause = cause, error
-    return RunFailed(message, node, text), cause
-
-
-Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
-
-
-def report(driver: Driver) -> Report:
-    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes."""
-    late = {node: record.figures() for node, record in driver.lateness.items()}
-    return driver.values, driver.events, driver.seconds, late
-
-
-def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
-         epitaphs: Sequence[Event] = ()) -> Run:
-    """The run that the reports of all processes that lived to its end make together."""
-    values: dict[str, Any] = {}
-    lateness: dict[str, dict[str, float]] = {}
-    for one, _, _, late in reports:
-        values |= one
-        lateness |= late
-    events = merge([*(events for _, events, _, _ in reports), list(epitaphs)])
-    thin(events, observe)
-    drawn = sum(f["drawn"] for f in lateness.values())
-    overrun = sum(f["overrun"] for f in lateness.values())
-    if drawn > 0.1 and overrun > 0.05 * drawn:  # shorter runs measure their own start
-        warnings.warn(f"real computing overran its drawn times by {overrun / drawn:.0%}: this machine is too slow "
-                      "for the described one; use longer compute times or fewer workers", RuntimeWarning, stacklevel=4)
-    order = list(deployment)
-    seconds = max((seconds for _, _, seconds, _ in reports), default=0.0)
-    trace = Trace(events, order, seconds, machine.latency, machine.bandwidth, {n: lateness[n] for n in order if n in lateness})
-    return Run(trace, {n: values[n] for n in order if n in values})
-
-
-def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
-    """The error of a run in which nothing can happen any more, as the simulator words it."""
-    stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
-    lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
-    after = f" after the death of {', '.join(dead)}" if dead else ""
-    return Deadlock(f"deadlock at {now:.6g} s{after}: {lines}")
-
-
-class Watch:
-    """Deadlines: a run in which nothing goes on, a process that is stopped, a launcher that was stopped itself."""
-
-    def __init__(self, launch: Launch, deadline: float | None) -> None:
-        self._launch, self._strict = launch, deadline
-        self._effects: list[int] = []
-        self._changed = self._looked = 0.0
-        self._slowest = self._used = self._sampled = 0.0
-        self._reported: set[str] = set()
-
-    @property
-    def deadline(self) -> float:
-        """Seconds without progress after which the run fails."""
-        return self._strict if self._strict is not None else max(PATIENCE, ROUNDS * self._slowest)
-
-    def look(self) -> None:
-        """Called at each look of the launcher."""
-        now = time.monotonic()
-        launch = self._launch
-        if not self._looked:
-            self._changed = self._looked = now
-        if now - self._looked > SILENCE:  # then we were stopped ourselves (Ctrl-Z): accuse nobody
-            log.warning("the launcher was stopped for %.1f s; the pacing of this run is broken", now - self._looked)
-            self._changed = now
-        self._looked = now
-        self._stopped(now)
-        effects = [launch.words(h, EFFECTS) for h in launch.hosts]
-        began = launch.board.words[START] / 1e9
-        pending = max(launch.words(h, DUE) for h in launch.hosts) / 1e9
-        if effects != self._effects or (began and now - began < pending):
-            if began:
-                self._slowest = max(self._slowest, now - self._changed)
-            self._effects, self._changed = effects, now
-        elif now - self._changed > self.deadline:
-            self._stuck(now)
-
-    def closing(self) -> None:
-        """The run is over: results are on their way."""
-        if time.monotonic() - self._looked > 4 * max(PATIENCE, self.deadline):
-            raise RunFailed("the processes did not end: " + "; ".join(map(str, self._launch.board.standing())))
-
-    def _stuck(self, now: float) -> None:
-        """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
-        if self._strict is None and now - self._changed < BUSY * self.deadline:
-            if now - self._sampled < SILENCE:
-                return
-            used, before = sum(_cpu(pid) for pid in self._launch.pids.values()), self._used
-            fresh = self._sampled < self._changed  # nothing to compare with yet
-            share = (used - before) / (now - self._sampled)
-            self._sampled, self._used = now, used
-            if fresh or share > 0.1:
-                return
-        places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
-                           for s in self._launch.board.standing()[:8])
-        raise RunFailed(f"nothing went on for {now - self._changed:.2g} s (longer than the deadline of "
-                        f"{self.deadline:.2g} s): {places}")
-
-    def _stopped(self, now: float) -> None:
-        """Report a process that has been stopped; end the run at the deadline."""
-        launch = self._launch
-        for host in launch.hosts:
-            beat = launch.words(host, BEAT) / 1e9
-            if now - beat < SILENCE:
-                self._reported.discard(host)
-            elif _state(launch.pids[host]) == "stopped":
-                what = f"{host} (pid {launch.pids[host]}) has been stopped for {now - beat:.1f} s"
-                if host not in self._reported:
-                    self._reported.add(host)
-                    log.warning("%s; the run waits for it until %.0f s are over", what, self.deadline)
-                if now - beat > self.deadline:
-                    doing = "; ".join(str(s) for s in launch.board.standing([host]))
-                    raise RunFailed(f"{what}: {doing}", host)
+        """What the processes gave back, on one clock; raises `Halted` where the run can go on in another life."""
+        reports = [self._results[host][1] for host in self.living]
+        run = join(reports, self.deployment, self.machine, self.observe, self._epitaphs)
+        if self.halted:
+            run.trace.seconds = self.halted
+            raise Halted(run, {node: x for host in self.living for node, x in self._results[host][2].items()})
+        return run
 
 
 def _check_descriptors(processes: int) -> None:
@@ -469,19 +367,3 @@ def _check_descriptors(processes: int) -> None:
     if limit != resource.RLIM_INFINITY and needed > free:
         raise RunFailed(f"{processes} processes need {needed} file descriptors and {free} are free; "
                         "raise the limit (ulimit -n) or use fewer nodes")
-
-
-def _state(pid: int) -> str:
-    """The state of a process as psutil names it, "gone" if there is none."""
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
-        return "gone"
-
-
-def _cpu(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
-    try:
-        return float(sum(psutil.Process(pid).cpu_times()[:2]))
-    except psutil.Error:
-        return 0.0

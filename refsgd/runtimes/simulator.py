@@ -8,7 +8,7 @@ lower rank (a node's place in the deployment), then to the earlier one.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from refsgd.effects import (
@@ -29,7 +29,7 @@ from refsgd.effects import (
 )
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, where
+from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, perform, where
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
@@ -41,6 +41,25 @@ class ForgottenYield(RuntimeError):
 
 class Deadlock(RuntimeError):
     """No program can go on and some main program has not returned."""
+
+
+class RunFailed(RuntimeError):
+    """A run was ended by a death or a failing program; the message is one line that names the culprit.
+
+    Attributes
+    ----------
+    node : str
+        The culprit's host, "" if there is none.
+    traceback : str
+        The culprit's own traceback, "" if it left none.
+    """
+
+    def __init__(self, message: str, node: str = "", trace: str = "") -> None:
+        super().__init__(message)
+        self.node, self.traceback = node, trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.node, self.traceback)
 
 
 class _Process:
@@ -95,11 +114,14 @@ class Simulator:
         self.rank = {name: i for i, name in enumerate(self.nodes)}
         self.host = machine.hosts(self.nodes)
         self.now, self.events = 0.0, list[Event]()
+        self.journal: Callable[[Event], None] | None = None  #: told each event at once
+        self.evaluate: Callable[[Compute], Any] = perform
         self.values: dict[str, Any] = {}
         self.seconds = 0.0
         self._thin = Thinner(observe)
         self.boxes = {name: Mailbox() for name in self.nodes}
-        self._out_free, self._in_free = dict.fromkeys(self.nodes, 0.0), dict.fromkeys(self.nodes, 0.0)
+        self._out_free = dict.fromkeys(self.nodes, 0.0)
+        self._in_free = self._out_free if machine.duplex == "half" else dict.fromkeys(self.nodes, 0.0)
         self._cores: dict[str, list[float]] = {h: [0.0] * (machine.cores or 0) for h in self.host.values()}
         self._byte_time = 1 / machine.bandwidth
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -114,6 +136,7 @@ class Simulator:
                 process = _Process(name, index, program, Draws(machine, seed, name, index))
                 self.processes.append(process)
                 self._at(0.0, RESUME, self.rank[name], self._resume, process, None)
+        self.cells = [cell for node in deployment.values() for cell in node.cells]
         self._of_node = {name: [p for p in self.processes if p.node == name] for name in self.nodes}
 
     # -- the clock -----------------------------------------------------------------------------------------
@@ -162,6 +185,20 @@ class Simulator:
         """The events so far as a `Trace`."""
         return Trace(self.events, self.nodes, self.seconds or self.now, self.machine.latency, self.machine.bandwidth)
 
+    def pending(self) -> list[Any]:
+        """What is under way: for each happening of the agenda the programs, messages and results that it is about."""
+        def plain(args: Iterable[Any]) -> list[Any]:
+            return [(a.node, a.index) if isinstance(a, _Process) else a for a in args]
+
+        return [*(plain(args) for *_, args in self._heap), plain(self._current or ())]
+
+    def forget_parameters(self) -> None:
+        """Drop `x` from all marks so far."""
+        for event in self.events:
+            if event.kind == "mark":
+                event.data.pop("x", None)
+        self._thin = Thinner(self._thin.limit)
+
     def where(self) -> list[Where]:
         """Each program's current line, the effect it waits for, and its local variables."""
         return [where(p.node, p.index, p.program, p.waiting) for p in self.processes]
@@ -170,6 +207,8 @@ class Simulator:
 
     def _record(self, process: _Process, kind: str, data: dict[str, Any]) -> None:
         self.events.append(Event(self.now, process.node, process.index, kind, data))
+        if self.journal is not None:
+            self.journal(self.events[-1])
 
     def _resume(self, process: _Process, value: Any) -> None:
         self._current = (process, value)
@@ -232,7 +271,7 @@ class Simulator:
         elif kind is Add:
             freeze((effect.delta,))
             seen = effect.cell.x[effect.cell.cut[effect.part]].copy()
-            due = self.now + process.draws.duration("update")
+            due = self.now + self._duration(process, "update")
             self._at(due, RESUME, self.rank[process.node], self._finish_add, process, effect, seen)
         else:
             raise TypeError(f"{process.node}: {line_of(process.program)} yielded {effect!r}; expected an effect "
@@ -248,14 +287,11 @@ class Simulator:
     def _compute(self, process: _Process, effect: Compute) -> None:
         freeze(effect.args)
         try:
-            result = effect.fn(*effect.args)
+            result = self.evaluate(effect)
         except Exception as error:
             error.add_note(f"in {describe(effect)} of {process.node}, yielded at {line_of(process.program)}")
             raise
-        if effect.kind == "reduction":
-            duration = process.draws.duration("reduction", payload_bytes(effect.args[:1]))
-        else:
-            duration = process.draws.duration(effect.kind)
+        duration = self._duration(process, effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
         start = self.now
         if self.machine.cores:
             free = self._cores[self.host[process.node]]
@@ -263,7 +299,13 @@ class Simulator:
             heapq.heappush(free, start + duration)
         self._at(start + duration, RESUME, self.rank[process.node], self._finish_compute, process, start, effect.kind, result)
 
+    def _duration(self, process: _Process, kind: str, nbytes: int = 0) -> float:
+        return process.draws.duration(kind, nbytes)
+
     # -- messages ------------------------------------------------------------------------------------------
+
+    def _latency(self, src: str, to: str) -> float:
+        return self.machine.latency
 
     def _send(self, process: _Process, effect: Send) -> None:
         src, to = process.node, effect.to
@@ -280,10 +322,11 @@ class Simulator:
         else:
             start = max(start, self._out_free[here])
             self._out_free[here] = start + nbytes * self._byte_time
+            head = start + self._latency(src, to)
             if self._byte_time:
-                self._at(start + self.machine.latency, HEAD, rank, self._head, src, effect.body, number, to, nbytes)
+                self._at(head, HEAD, rank, self._head, src, effect.body, number, to, nbytes)
             else:
-                self._at(start + self.machine.latency, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
+                self._at(head, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
         self._record(process, "send", {"to": to, "message": type(effect.body).__name__, "number": number,
                                        "bytes": nbytes, "start": start})
         self._current = (process, None)
@@ -326,9 +369,15 @@ class Simulator:
 
     # -- the end -------------------------------------------------------------------------------------------
 
+    def _survives(self, stuck: list[_Process]) -> bool:
+        """Whether something can be done for main programs that wait for what will not come: after a death."""
+        return False
+
     def _close(self) -> None:
         """Nothing is under way: every main has returned and responders are told, or this is a deadlock."""
         stuck = [p for p in self.processes if p.index == 0 and p.node not in self.values and p.node not in self.dead]
+        if stuck and self._survives(stuck):
+            return
         if stuck:
             lines = "; ".join(f"{p.node} at {line_of(p.program)} waits for {describe(p.waiting)}" for p in stuck)
             after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
@@ -343,6 +392,17 @@ class Simulator:
 
 def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed: int = 0, observe: int = 64) -> Run:
     """Run a deployment to its end in virtual time; see `Simulator`.
+
+    Parameters
+    ----------
+    factory : dict or callable
+        A deployment, or what builds one.
+    machine : Machine, optional
+        Where nothing is said, nothing takes time.
+    seed : int
+        Of durations and choices.
+    observe : int
+        Most `x` kept of the marks of each node.
 
     Returns
     -------

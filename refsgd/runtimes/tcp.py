@@ -16,7 +16,8 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from refsgd.runtimes.board import Bell, wait_for
@@ -51,12 +52,18 @@ class Listeners:
         For each host the places of the nodes that live there.
     address : str
         Where to listen; loopback unless told otherwise.
+    secret : bytes, optional
+        That all processes know; a new one by default.
+    mine : sequence of str, optional
+        Hosts of this computer, all by default; the addresses of the others are to be set before anybody connects.
     """
 
-    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1") -> None:
-        self.hosts, self.nodes, self.secret = list(hosts), nodes, os.urandom(32)
-        self.bells = {host: Bell() for host in hosts}
-        self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in hosts}
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1",
+                 secret: bytes | None = None, mine: Sequence[str] | None = None) -> None:
+        self.hosts, self.nodes, self.secret = list(hosts), nodes, secret or os.urandom(32)
+        mine = self.hosts if mine is None else mine
+        self.bells = {host: Bell() for host in mine}
+        self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in mine}
         self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
 
     def connect(self, host: str) -> Sockets:
@@ -70,7 +77,7 @@ class Listeners:
             for k, other in enumerate(self.hosts[:me]):
                 peers[other] = call(self.addresses[other], self.secret, me, k)
             expected = {k: self.hosts[k] for k in range(me + 1, len(self.hosts))}
-            answered = answer(self.sockets[host], self.secret, me, set(expected))
+            answered = answer(self.sockets[host], self.secret, me, set(expected), count=len(expected))
             peers |= {expected[k]: s for k, s in answered.items()}
         finally:
             self.sockets[host].close()
@@ -124,7 +131,7 @@ def _exactly(s: socket.socket, count: int) -> bytes:
     return data
 
 
-def _receive_call(secret: bytes, me: int, expected: set[int], reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
+def _receive_call(secret: bytes, me: int, expected: Container[int], reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
     """The called side: yields how many bytes it needs, is sent them, returns who called."""
     hello = yield HELLO.size
     magic, caller, called, theirs = HELLO.unpack(hello)
@@ -143,7 +150,7 @@ def _receive_call(secret: bytes, me: int, expected: set[int], reply: Callable[[b
 class _Caller:
     """One accepted connection on its way through the handshake; several are served at once, strangers too."""
 
-    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: set[int]) -> None:
+    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: Container[int]) -> None:
         s.setblocking(False)
         self.socket, self.who, self.until = s, who, time.monotonic() + CALL
         self._steps = _receive_call(secret, me, expected, lambda data: s.sendall(data))
@@ -166,23 +173,24 @@ class _Caller:
         return None
 
 
-def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int],
-           timeout: float = PATIENCE) -> dict[int, socket.socket]:
-    """Accept until all expected peers have proved themselves; strangers are dropped and logged.
+def answer(listener: socket.socket, secret: bytes, me: int, expected: Container[int],
+           timeout: float = PATIENCE, count: int = 1) -> dict[int, socket.socket]:
+    """Accept until `count` of the expected peers have proved themselves; strangers are dropped and logged.
 
     Raises
     ------
     TimeoutError
         If some are missing after `timeout` seconds.
     """
-    missing, found = set(expected), dict[int, socket.socket]()
+    found = dict[int, socket.socket]()
     pending: dict[int, _Caller] = {}
     end = time.monotonic() + timeout
     listener.setblocking(False)
     try:
-        while missing:
+        while len(found) < count:
             if time.monotonic() > end:
-                raise TimeoutError(f"host {me} was not called by {sorted(missing)} within {timeout:g} s")
+                absent = sorted(expected - found.keys()) if isinstance(expected, set) else f"{count - len(found)} more"
+                raise TimeoutError(f"host {me} was not called by {absent} within {timeout:g} s")
             for fd in wait_for([listener.fileno(), *pending], 0.25):
                 if fd == listener.fileno():
                     try:
@@ -194,14 +202,13 @@ def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int],
                 caller = pending[fd]
                 try:
                     place = caller.go_on()
-                    if place is not None and place not in missing:
+                    if place is not None and place in found:
                         raise HandshakeError(f"calls a second time as {place}")
                 except (OSError, HandshakeError) as error:
                     _drop(pending.pop(fd), str(error))
                     continue
                 if place is not None:
                     found[place] = pending.pop(fd).socket
-                    missing.discard(place)
             for fd in [fd for fd, caller in pending.items() if caller.until < time.monotonic()]:
                 _drop(pending.pop(fd), f"has not proved itself within {CALL:g} s")
     except BaseException:
@@ -334,6 +341,17 @@ class Sockets:
     def unsent(self) -> int:
         """Bytes in the overflow queues."""
         return sum(out.nbytes for out in self._out.values())
+
+    @property
+    def lost(self) -> set[str]:
+        """Hosts to which the connection has ended."""
+        return self.closed
+
+    def sever(self) -> None:
+        """Lose all connections."""
+        for s in self._peers.values():
+            with suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
 
     def forget(self, host: str) -> None:
         """A host has died: drop what waits for it; what it sent is still read to its end."""

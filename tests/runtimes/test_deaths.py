@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import pytest
 
 from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
 from refsgd.machine import Machine
-from refsgd.runtimes import faults
-from refsgd.runtimes.faults import Kill
+from refsgd.runtimes import faulty
+from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.processes import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
 from tests.runtimes.deployments import exchange
@@ -31,11 +32,14 @@ class Done(NamedTuple):
     pass
 
 
+kill = partial(Fault, "kill")
+
+
 @pytest.fixture(params=["simulator", "shm", "tcp"])
 def world(request):
-    """``world(factory, machine, kills=...)`` in every world that has deaths."""
+    """``world(factory, machine, faults=...)`` in every world that has deaths."""
     if request.param == "simulator":
-        return faults.simulate
+        return faulty.simulate
     return partial(run, transport=request.param, on_death="continue", deadline=10.0)
 
 
@@ -81,7 +85,7 @@ MACHINES = [Machine(compute="fixed(0.005)", latency=0.001, bandwidth=1e7),
 @pytest.mark.parametrize("machine", MACHINES, ids=["link", "update", "unpaced"])
 def test_the_others_go_on_and_who_asks_is_told(world, machine):
     """Worker 2 dies before its gradient 5: five of its gradients count, all of the others'."""
-    result = world(asp, machine, kills=[Kill("worker2", 5)])
+    result = world(asp, machine, faults=[kill("worker2", 5)])
     assert result.values == {"server0": (12 * 3 + 5, ["worker2"]), "worker0": 0, "worker1": 1, "worker3": 3}
     (death,) = result.trace.of("died")
     assert death.node == "worker2" and result.trace.nodes == ["server0", *(f"worker{i}" for i in range(4))]
@@ -90,7 +94,7 @@ def test_the_others_go_on_and_who_asks_is_told(world, machine):
 
 def test_all_but_one_may_die(world):
     """At the first step, too."""
-    result = world(asp, MACHINES[0], kills=[Kill("worker0", 0), Kill("worker1", 3), Kill("worker3", 3)])
+    result = world(asp, MACHINES[0], faults=[kill("worker0", 0), kill("worker1", 3), kill("worker3", 3)])
     assert result.values == {"server0": (12 + 6, ["worker0", "worker1", "worker3"]), "worker2": 2}
 
 
@@ -112,8 +116,88 @@ def test_large_messages_on_their_way_to_the_dead_are_dropped(world):
         return "well"
 
     values = world(lambda: {"peer0": Node(floods()), "peer1": Node(dies()), "peer2": Node(other())},
-                   kills=[Kill("peer1", 0)]).values
+                   faults=[kill("peer1", 0)]).values
     assert values == {"peer0": "sent", "peer2": "well"}
+
+
+def test_death_is_the_last_that_is_heard_of_the_dead(world):
+    """Five messages are still on a slow link when their sender dies: they come first, in every world."""
+    def sends():
+        for k in range(5):
+            yield Send("peer0", Model(np.full(1000, k, np.float32)))
+        yield Compute(abs, -1)
+
+    def hears():
+        heard = []
+        while "Died" not in heard:
+            _, message = yield Recv(Model, Died)
+            heard.append("Died" if isinstance(message, Died) else int(message.x[0]))
+        return heard
+
+    def other():
+        yield Compute(abs, -1)
+
+    found = world(lambda: {"peer0": Node(hears()), "peer1": Node(sends()), "peer2": Node(other())},
+                  Machine(compute="fixed(0.005)", latency=0.02, bandwidth=1e5), faults=[kill("peer1", 0)])
+    assert found.values["peer0"] == [0, 1, 2, 3, 4, "Died"]
+
+
+def test_whoever_waits_in_vain_after_a_death_is_told_if_it_knows(world):
+    """A server that lets `RunEnded` end it returns what it has; one that does not is a standstill."""
+    def counts():
+        got = 0
+        with suppress(RunEnded):
+            for _ in range(20):
+                yield Recv(Push)
+                got += 1
+        return got
+
+    def ignorant():
+        for _ in range(20):
+            yield Recv(Push)
+
+    def pushes():
+        for _ in range(10):
+            yield Compute(abs, -1)
+            yield Send("server0", Push(np.ones(1)))
+
+    def build(server):
+        return {"server0": Node(server)} | {f"worker{i}": Node(pushes()) for i in range(2)}
+
+    assert world(lambda: build(counts()), MACHINES[0], faults=[kill("worker1", 4)]).values["server0"] == 14
+    with pytest.raises(Deadlock, match=r"after the death of worker1: server0 at .*in ignorant waits for Recv\(Push\)"):
+        world(lambda: build(ignorant()), MACHINES[0], faults=[kill("worker1", 4)])
+
+
+def test_a_peer_that_goes_on_asking_the_dead_waits_for_ever(world):
+    """It hears of a death once; AD-PSGD therefore strikes the dead off its list, and this one does not."""
+    def asks(strikes):
+        others, answers = ["peer1", "peer2"], 0
+        for t in range(12):
+            yield Compute(abs, -1)
+            j = others[t % len(others)]
+            yield Send(j, Push(np.ones(1)))
+            _, answer = yield Recv(Model, Died, src=j)
+            answers += isinstance(answer, Model)
+            if isinstance(answer, Died) and strikes:
+                others.remove(j)
+        return answers
+
+    def answers():
+        while True:
+            src, _ = yield Recv(Push)
+            yield Send(src, Model(np.ones(1)))
+
+    def trains():
+        for _ in range(12):
+            yield Compute(abs, -1)
+
+    def build(strikes):
+        return {"peer0": Node(asks(strikes))} | {f"peer{i}": Node(trains(), [answers()]) for i in (1, 2)}
+
+    assert world(lambda: build(True), MACHINES[0], faults=[kill("peer1", 5)]).values["peer0"] >= 9
+    with pytest.raises(Deadlock, match=r"after the death of peer1: peer0 at .*in asks waits for Recv\(Model or Died from peer1\)"):
+        world(lambda: build(False), MACHINES[0], faults=[kill("peer1", 5)])
 
 
 def test_responders_are_closed_after_a_death(world):
@@ -134,7 +218,7 @@ def test_responders_are_closed_after_a_death(world):
             return
 
     names = [f"peer{i}" for i in range(4)]
-    result = world(lambda: {n: Node(main(names, n), [respond()]) for n in names}, MACHINES[0], kills=[Kill("peer2", 4)])
+    result = world(lambda: {n: Node(main(names, n), [respond()]) for n in names}, MACHINES[0], faults=[kill("peer2", 4)])
     assert result.values == {n: n for n in names if n != "peer2"}
 
 
@@ -158,19 +242,19 @@ def test_a_host_dies_whole(world):
         return {"server0": Node(beside()), "server1": Node(beside()), "worker0": Node(asks(0)), "worker1": Node(asks(1))}
 
     with pytest.raises(Deadlock, match=r"after the death of .*worker1.*worker0 at .*in asks waits for Recv\(Model\)"):
-        world(build, machine, kills=[Kill("worker1", 2)])
+        world(build, machine, faults=[kill("worker1", 2)])
 
 
 def test_a_synchronous_algorithm_stands_still_without_its_worker(world):
     """BSP that does not ask for deaths: a deadlock that names the death."""
     with pytest.raises(Deadlock, match=r"after the death of worker1: .*server0 at .*in server waits for Recv\(Push\)"):
-        world(partial(exchange, n=3, steps=20), MACHINES[0], kills=[Kill("worker1", 3)])
+        world(partial(exchange, n=3, steps=20), MACHINES[0], faults=[kill("worker1", 3)])
 
 
 def test_a_planned_death_ends_a_run_that_does_not_survive_deaths():
     """on_death="stop": the error of any other death."""
     with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) was killed by SIGKILL .*in Compute\(gradient\) 4 at"):
-        run(partial(exchange, n=3, steps=20), MACHINES[0], kills=[Kill("worker1", 3)])
+        run(partial(exchange, n=3, steps=20), MACHINES[0], faults=[kill("worker1", 3)])
 
 
 @pytest.mark.parametrize("how", ["exception", "exit"])
@@ -186,7 +270,7 @@ def test_exceptions_and_exits_are_deaths_too(how, caplog):
     with caplog.at_level(logging.WARNING):
         result = run(partial(asp, gradient=gradient), MACHINES[0], on_death="continue")
     assert result.values["server0"] == (12 * 3 + 4, ["worker1"])
-    (line,) = [r.getMessage() for r in caplog.records if "goes on without worker1" in r.getMessage()]
+    (line,) = [r.getMessage() for r in caplog.records if "goes on without it" in r.getMessage()]
     assert ("NaN in layer 3" if how == "exception" else "exit code 3") in line
 
 
@@ -196,17 +280,17 @@ def test_when_all_are_dead_the_run_has_failed():
         yield Compute(abs, -1)
 
     with pytest.raises(RunFailed, match="peer0"):
-        run(lambda: {"peer0": Node(alone())}, on_death="continue", kills=[Kill("peer0", 0)])
+        run(lambda: {"peer0": Node(alone())}, on_death="continue", faults=[kill("peer0", 0)])
 
 
 def test_bad_plans_are_refused():
     """Saying what was expected."""
     for text in ("kill worker at step 3", "kill worker 1", "stop worker 1 at step 2"):
-        with pytest.raises(ValueError, match="expected e.g. kill worker 2 at step 10"):
-            Kill.parse(text)
-    with pytest.raises(ValueError, match="a fault kills 'worker9'; expected one of server0, worker0"):
-        run(partial(asp, n=1), kills=[Kill("worker9", 1)])
-    with pytest.raises(ValueError, match="expected one step >= 0 for each node"):
-        faults.simulate(partial(asp, n=1), kills=[Kill("worker0", 1), Kill("worker0", 2)])
-    with pytest.raises(ValueError, match="on_death 'ignore'; expected stop or continue"):
+        with pytest.raises(ValueError, match="expected kill.drop ROLE RANK at step STEP, pause"):
+            Fault.parse(text)
+    with pytest.raises(ValueError, match="there is no worker9; expected one of server0, worker0"):
+        run(partial(asp, n=1), faults=[kill("worker9", 1)])
+    with pytest.raises(ValueError, match="a step >= 0, and one end for each node"):
+        faulty.simulate(partial(asp, n=1), faults=[kill("worker0", 1), kill("worker0", 2)])
+    with pytest.raises(ValueError, match="on_death 'ignore'; expected one of stop, continue"):
         run(asp, on_death="ignore")

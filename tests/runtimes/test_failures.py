@@ -18,7 +18,7 @@ import pytest
 
 from refsgd.effects import Compute, Node, Recv
 from refsgd.machine import Machine
-from refsgd.runtimes import launcher
+from refsgd.runtimes import watch
 from refsgd.runtimes.processes import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
 from tests.runtimes.deployments import Never, bad_gradient, exchange, long_gradient, worker
@@ -168,7 +168,7 @@ def test_a_run_without_progress_ends_at_its_deadline(transport):
 
 def test_the_default_deadline_spares_who_is_computing(transport, monkeypatch):
     """A long Compute that uses the processor goes on; one that sleeps as long ends the run."""
-    monkeypatch.setattr(launcher, "PATIENCE", 0.5)
+    monkeypatch.setattr(watch, "PATIENCE", 0.5)
 
     def busy(x, rank, t):
         end = time.monotonic() + (2.5 if (rank, t) == (1, 2) else 0.0)

@@ -1,0 +1,177 @@
+"""A run that deaths have halted goes on in another life: without the dead (shrink), or with all again (restart).
+
+The survivors go on for as long as they can.  When they all wait for the dead, they are halted, and a fresh deployment
+of the same algorithm starts from what is left: the servers' newest parameters, or the mean of the living peers'
+replicas after the last iteration that all of them have completed.  Iterations, learning rates and batches count on
+from there.  Velocities, residuals and messages under way are lost, and the dead worker's share of the data is not
+seen again (shrink).  A server that dies takes its slice of the parameters with it, and so ends the run.
+
+So does elastic training in practice: TorchElastic and Elastic Horovod end all workers at a failure and start those
+that are left from the last common state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from refsgd.effects import Array, Deployment
+from refsgd.machine import Machine
+from refsgd.result import average
+from refsgd.runtimes.faults import Fault, Halted
+from refsgd.runtimes.simulator import RunFailed
+from refsgd.trace import Event, Run, Trace, is_worker
+
+if TYPE_CHECKING:
+    from refsgd.experiment import Experiment
+
+log = logging.getLogger("refsgd.lives")
+
+ENDS, LASTING = ("kill", "drop"), ("slow", "delay")  # kinds of faults
+
+
+class Life(NamedTuple):
+    """What one life of a run begins with."""
+
+    deploy: Callable[[], Deployment]
+    machine: Machine
+    seed: int
+    faults: Sequence[Fault]
+    names: Mapping[str, str]  # of its nodes, to those of the first life
+
+
+@dataclass(frozen=True)
+class Later:
+    """A schedule of learning rates from update `first` on."""
+
+    schedule: Callable[[int], float]
+    first: int
+
+    def __call__(self, t: int) -> float:
+        return self.schedule(self.first + t)
+
+
+def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: Callable[[Life], Run]) -> Run:
+    """Live until an end that is no halt.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    faults : sequence of Fault
+        Of the whole run; steps count from its beginning.
+    on_death : {"shrink", "restart"}
+    live : callable
+        One life in some runtime; raises `Halted`.
+
+    Returns
+    -------
+    Run
+        All lives under the names of the first, on one clock, which stands still from a halt to the next start.
+
+    Raises
+    ------
+    RunFailed
+        If the parameters have died, or a restarted run dies again before any iteration is completed.
+    """
+    nodes = list(experiment.deploy())
+    life = Life(experiment.deploy, experiment.machine, experiment.seed, faults, {node: node for node in nodes})
+    x, done, dead = experiment.problem.x0, 0, set[str]()
+    run = Run(Trace([], nodes, 0.0, experiment.machine.latency, experiment.machine.bandwidth), {})
+    while True:
+        try:
+            last = live(life)
+        except Halted as halted:
+            what, names = "; ".join(halted.dead.values()), [life.names[node] for node in halted.dead]
+            more = iterations(halted)
+            if not all(map(is_worker, names)):
+                raise RunFailed(f"{what}; the parameters died with it, so nobody can go on", names[0]) from None
+            if on_death == "restart" and dead.intersection(names) and not more:
+                raise RunFailed(f"{what}; it died again before all had completed an iteration", names[0]) from None
+            x, run, done = parameters(halted, x), joined(run, halted.run, life.names, done), done + more
+            dead.update(names)
+            life = next_life(experiment, x, done, run, dead if on_death == "shrink" else set(), life.seed + 1,
+                             [fault for fault in faults if not (fault.kind in ENDS and fault.node in dead)])
+            log.warning("%s; the run goes on from iteration %d with %s", what, done, ", ".join(
+                new if new == old else f"{new} (was {old})" for new, old in life.names.items()))
+        else:
+            values = {life.names[node]: value for node, value in last.values.items()}
+            return Run(joined(run, last, life.names, done).trace, {node: values[node] for node in nodes if node in values})
+
+
+def iterations(halted: Halted) -> int:
+    """How many iterations every living worker completed in the life that was halted."""
+    ends: dict[str, int] = {e.node: e.data["t"] + 1 for e in halted.run.trace.marks("clock")}
+    return min(ends.get(node, 0) for node in halted.run.trace.workers if node not in halted.dead)
+
+
+def parameters(halted: Halted, x0: Array) -> Array:
+    """What a life that began at `x0` leaves: the servers' newest slices, or the mean of the living replicas; (d,)."""
+    servers = [node for node in halted.run.trace.nodes if not is_worker(node)]
+    if servers:
+        edges = [x0.size * k // len(servers) for k in range(len(servers) + 1)]
+        return np.concatenate([halted.kept[s][-1][1] if halted.kept[s] else x0[a:b]
+                               for s, a, b in zip(servers, edges[:-1], edges[1:], strict=True)])
+    done = iterations(halted)
+    if not done:
+        return x0
+    # A replica that is far ahead no longer holds that iteration's parameters, but its oldest ones are near.
+    return average([next((x for t, x in kept if t == done - 1), kept[0][1]) for kept in halted.kept.values()])
+
+
+def next_life(experiment: Experiment, x: Array, done: int, run: Run, without: set[str], seed: int,
+              faults: Sequence[Fault]) -> Life:
+    """The deployment that goes on at `x` after `done` iterations of the run, without some nodes of the first life."""
+    workers = [node for node in run.trace.nodes if is_worker(node)]
+    left = [node for node in workers if node not in without]
+    ranks = [workers.index(node) for node in left]
+    names = {node: node for node in run.trace.nodes if not is_worker(node)} | dict(zip(workers, left, strict=False))
+    problem, machine = experiment.problem, experiment.machine
+    updates = max(run.trace.updates.values(), default=0)
+    if machine.speeds:
+        machine = machine.with_(speeds=tuple(machine.speed(node) for node in left))
+    later = replace(problem, x0=x, gradient=lambda x, rank, t: problem.gradient(x, ranks[rank], done + t),
+                    images=lambda rank, t: problem.images(ranks[rank], done + t))
+    sgd = replace(experiment.sgd, schedule=Later(experiment.sgd.schedule, done if len(names) == len(left) else updates))
+    again = replace(experiment, problem=later, workers=len(left), steps=experiment.steps - done, sgd=sgd, machine=machine)
+    now = {old: new for new, old in names.items()}
+    coming = [fault._replace(step=fault.step - (done if is_worker(fault.node) else updates), node=now[fault.node], to=now.get(fault.to, ""))
+              for fault in faults if fault.node in now and (not fault.to or fault.to in now)]
+    lasting = [fault._replace(step=max(0, fault.step)) for fault in coming if fault.step >= 0 or fault.kind in LASTING]
+    return Life(again.deploy, machine, seed, lasting, names)
+
+
+def joined(run: Run, later: Run, names: Mapping[str, str], done: int) -> Run:
+    """A run and its next life, as one: on one clock, with the first life's names, numbers and versions counted on."""
+    before, after = run.trace, later.trace
+    numbers: Counter[tuple[str, str]] = Counter()
+    for e in before.of("send"):
+        numbers[e.node, e.data["to"]] += 1
+    events = [_renamed(e, names, before.seconds, done, before.updates.get(names[e.node], 0), numbers) for e in after.events]
+    lateness = before.lateness | {names[node]: late for node, late in after.lateness.items()}
+    trace = Trace(before.events + events, before.nodes, before.seconds + after.seconds, before.latency, before.bandwidth, lateness)
+    return Run(trace, later.values)
+
+
+def _renamed(event: Event, names: Mapping[str, str], seconds: float, done: int, updates: int,
+             numbers: Mapping[tuple[str, str], int]) -> Event:
+    """An event of a later life as one of the whole run."""
+    data, node = dict(event.data), names[event.node]
+    for key in {"start", "since", "arrival"} & data.keys():
+        data[key] += seconds
+    for key in {"src", "to", "worker"} & data.keys():
+        data[key] = names.get(data[key], data[key])
+    if data.get("number", -1) >= 0:
+        channel = (node, data["to"]) if event.kind == "send" else (data["src"], node)
+        data["number"] += numbers.get(channel, 0)
+    if event.kind == "mark":
+        for key, first in (("version", updates), ("t", done)):
+            if key in data:
+                data[key] += first
+        if "reads" in data:
+            data["reads"] = tuple((names.get(w, w), read + updates) for w, read in data["reads"])
+    return event._replace(time=event.time + seconds, node=node, data=data)

@@ -1,0 +1,71 @@
+"""What follows a fault, for every algorithm of the catalogue: stated once, printed in the documentation, tested in every runtime."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from refsgd.runtimes.faults import POLICIES
+
+Outcome = Literal["ends", "refused", "goes on", "same bits"]
+#: an error names the culprit | one line before anything runs | to the end, with other parameters | with the same parameters
+
+#: Algorithms in which somebody waits for every worker, so that none can be missing.
+WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
+#: Algorithms whose parameters do not depend on how long anything takes.
+TIMELESS = (*WAITS, "sequential", "independent")
+
+#: What is lost with a worker where the others go on without it.
+LOST = {
+    "asp": "the gradient that it was computing",
+    "ssp": "the gradient that it was computing; the bound counts the living",
+    "easgd": "its replica; the centre keeps what it was given",
+    "downpour": "up to `push_every` accrued gradients",
+    "backup-workers": "nothing that was waited for, up to `backups` deaths; one more blocks, and the run ends",
+    "softsync": "its gradient, and at the end those of a step that is no longer filled",
+    "staleness-aware": "the gradient that it was computing",
+    "dc-asgd": "the gradient that it was computing, and its backup",
+    "consgd": "the gradient that it was computing; its weight 1/n is missing",
+    "dynsgd": "the gradient that it was computing; the means of open clocks are over fewer",
+    "dssp": "the gradient that it was computing; the bound counts the living",
+    "approximate": "the gradient that it was computing, and its centre's last flush",
+    "gosgd": "its replica and weight, and what is sent to it later",
+    "adpsgd": "its replica; whoever asked it skips that average",
+    "pair-averaging": "its replica; whoever asked it skips that average",
+    "independent": "its replica",
+    "hogwild": "what it has not added yet",
+}
+
+
+def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> Outcome:
+    """What is expected of a run.
+
+    Parameters
+    ----------
+    algorithm : str
+        A name of the catalogue.
+    fault : str
+        One of `refsgd.runtimes.faults.KINDS`.
+    on_death : {"stop", "continue", "shrink", "restart"}
+    server : bool
+        Whether it befalls a server; else a worker or peer.
+
+    Examples
+    --------
+    >>> outcome("bsp", "kill", "continue"), outcome("asp", "kill", "continue"), outcome("bsp", "slow", "stop")
+    ('refused', 'goes on', 'same bits')
+    """
+    alone = algorithm == "sequential"
+    if (on_death == "continue" and algorithm in WAITS) or (on_death == "shrink" and alone):
+        return "refused"
+    if fault not in ("kill", "drop"):
+        return "same bits" if algorithm in TIMELESS else "goes on"
+    return "ends" if on_death == "stop" or server or alone else "goes on"
+
+
+def table() -> str:
+    """The outcomes of the death of a worker as a table in Markdown."""
+    lines = [f"| algorithm | {' | '.join(POLICIES)} | lost where the others go on |", "| --- " * (len(POLICIES) + 2) + "|"]
+    for name in sorted([*WAITS, *LOST, "sequential"]):
+        found = [outcome(name, "kill", policy) for policy in POLICIES]
+        lines.append(f"| {name} | {' | '.join(found)} | {LOST.get(name, 'nobody goes on' if name == 'sequential' else 'velocities, residuals')} |")
+    return "\n".join(lines)

@@ -1,0 +1,459 @@
+"""One run on several computers: each has a launcher that starts and watches its own processes; the first one decides.
+
+The launchers talk over one authenticated connection each to the first: JSON and raw arrays, nothing is pickled.  The
+first launcher sees the others' processes as rows of its own notice board, so it starts, counts and ends the run as on
+one machine.  Whoever loses its connection, or fails, ends the run everywhere with one error.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import math
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Deployment
+from refsgd.machine import Machine
+from refsgd.runtimes.board import BEAT, CLOSE, COMMAND, DONE, DUE, EFFECTS, GOT, IDLE, NOTICED, READY, SENT, START
+from refsgd.runtimes.launcher import Launch
+from refsgd.runtimes.reports import Report
+from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.tcp import HandshakeError, Listeners, answer, call
+from refsgd.runtimes.wire import DTYPES
+from refsgd.trace import Event, Run
+
+log = logging.getLogger("refsgd.sites")
+
+SILENCE = 30.0  # seconds without a word from a launcher after which its computer counts as lost
+JOINING = 600.0  # seconds in which all computers must have joined
+LONGEST = 1 << 32  # bytes of one thing said: a whole report
+LENGTHS = struct.Struct("<QQ")
+MIRRORED = (READY, DONE, IDLE, SENT, GOT, EFFECTS, NOTICED, DUE)
+Build = Callable[[dict[str, Any]], tuple[Deployment, Machine, int]]
+Child = Callable[[Launch, str, int, int], None]
+
+
+class _Anybody:
+    """Whoever knows the secret may join."""
+
+    def __contains__(self, place: object) -> bool:
+        return True
+
+
+# -- what launchers say to each other ----------------------------------------------------------------------
+
+
+def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """A value as JSON, with arrays by number and tuples marked."""
+    if isinstance(value, np.ndarray):
+        arrays.append(np.ascontiguousarray(value))
+        return {"array": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item, arrays) for item in value]}
+    if isinstance(value, list):
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, Mapping):
+        return {"map": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return _plain(getattr(value, "x", None), arrays)  # a replica stands for its parameters
+
+
+def _value(plain: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    if isinstance(plain, list):
+        return [_value(item, arrays) for item in plain]
+    if isinstance(plain, dict):
+        ((kind, inside),) = plain.items()
+        if kind == "array":
+            return arrays[inside]
+        if kind == "tuple":
+            return tuple(_value(item, arrays) for item in inside)
+        return {_value(k, arrays): _value(v, arrays) for k, v in inside}
+    return plain
+
+
+class Line:
+    """The connection to another launcher; `say` and `hear` never wait, `ask` does."""
+
+    def __init__(self, s: socket.socket, who: str) -> None:
+        s.setblocking(False)
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self.who, self.heard = s, who, time.monotonic()
+        self._in, self._out, self._gone = bytearray(), bytearray(), False
+
+    def say(self, **what: Any) -> None:
+        """Send something."""
+        arrays: list[np.ndarray[Any, Any]] = []
+        plain = _plain(what, arrays)
+        head = json.dumps([plain, [[a.dtype.str, list(a.shape)] for a in arrays]]).encode()
+        raw = b"".join(a.tobytes() for a in arrays)
+        self._out += LENGTHS.pack(len(head), len(raw)) + head + raw
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what goes."""
+        try:
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise RunFailed(f"lost the connection to {self.who}: {error.strerror}") from None
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Everything that has come; raises `RunFailed` if the other side is gone or has said nothing for long."""
+        self.flush()
+        try:
+            while True:
+                more = self._socket.recv(1 << 16)
+                if not more:
+                    self._gone = True
+                    break
+                self._in += more
+                self.heard = time.monotonic()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise RunFailed(f"lost the connection to {self.who}: {error.strerror}") from None
+        if time.monotonic() - self.heard > SILENCE:
+            raise RunFailed(f"{self.who} has said nothing for {SILENCE:g} s")
+        found = []
+        while (one := self._next()) is not None:
+            found.append(one)
+        if self._gone and not found:
+            raise RunFailed(f"lost the connection to {self.who}: its launcher has ended")
+        return found
+
+    def _next(self) -> dict[str, Any] | None:
+        if len(self._in) < LENGTHS.size:
+            return None
+        head, raw = LENGTHS.unpack_from(self._in)
+        if head + raw > LONGEST:
+            raise RunFailed(f"{self.who} announces {head + raw} bytes; expected at most {LONGEST}")
+        end = LENGTHS.size + head + raw
+        if len(self._in) < end:
+            return None
+        plain, kinds = json.loads(self._in[LENGTHS.size : LENGTHS.size + head])
+        at, arrays = LENGTHS.size + head, []
+        data = bytes(self._in[:end])
+        for code, shape in kinds:
+            dtype = np.dtype(code)
+            if dtype not in DTYPES:
+                raise RunFailed(f"{self.who} sends an array of {dtype}")
+            arrays.append(np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape))
+            at += arrays[-1].nbytes
+        del self._in[:end]
+        said = _value(plain, arrays)
+        return said if isinstance(said, dict) else {}
+
+    def ask(self, key: str, seconds: float = SILENCE) -> Any:
+        """Wait until the other side has said `key`; what it said."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for said in self.hear():
+                if "failed" in said:
+                    raise RunFailed(f"{said['failed']} (on {self.who})")
+                if key in said:
+                    return said[key]
+            time.sleep(0.002)
+        raise RunFailed(f"{self.who} did not say {key} within {seconds:g} s")
+
+    def close(self) -> None:
+        """Write what is left, let the other side read it, and hang up; all within a second."""
+        end = time.monotonic() + 1.0
+        with suppress(RunFailed, OSError):
+            while self._out and time.monotonic() < end:
+                self.flush()
+                time.sleep(0.002)
+            # Closing with unread bytes would take back what has been written: read to the end first.
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(0.05)
+            while time.monotonic() < end:
+                with suppress(TimeoutError):
+                    if not self._socket.recv(1 << 16):
+                        break
+        self._socket.close()
+
+
+class _Unwatched:
+    """Deadlines are the first launcher's business."""
+
+    def look(self) -> None: ...
+    def closing(self) -> None: ...
+
+
+class Site(Launch):
+    """The processes of this computer, and rows for those of the others.
+
+    Parameters
+    ----------
+    child, deployment, machine, seed
+        As of `Launch`.
+    site : int
+        Which computer this is; 0 decides.
+    sites : mapping of str to int
+        On which computer each process lives.
+    secret : bytes
+        Of this run.
+    address : str
+        Where this computer's processes listen.
+    lines : list of Line
+        On computer 0 those to all others, else the one to computer 0.
+    """
+
+    def __init__(self, child: Child, deployment: Deployment, machine: Machine, seed: int, site: int, sites: Mapping[str, int],
+                 secret: bytes, address: str, lines: list[Line]) -> None:
+        self.mine = [host for host, where in sites.items() if where == site]
+        network = partial(Listeners, address=address, secret=secret, mine=self.mine)
+        super().__init__(child, deployment, machine, seed, network, None, 64, "pipe", "stop", ())
+        self.site, self.sites, self.lines = site, dict(sites), lines
+        self.clocks = {line: 0.0 for line in lines}  #: what their monotonic clocks show more than ours [s]
+        self._fresh: set[Line] = set()
+        self._told, self._spoke = False, 0.0
+        if site:
+            self._watch = _Unwatched()  # type: ignore[assignment]
+
+    def start(self) -> None:
+        """Fork this computer's processes."""
+        everywhere, self.hosts = self.hosts, self.mine
+        super().start()
+        self.hosts = everywhere
+        for host in set(everywhere) - set(self.mine):
+            self.pids[host] = -1
+            self.board.of(host)[BEAT] = time.monotonic_ns()
+
+    def _begin(self) -> None:
+        self.exchange()
+        if not self.site:
+            super()._begin()
+            if self.board.words[START] and not self._told:
+                self._told = True
+                for line in self.lines:
+                    line.say(start=self.board.words[START] / 1e9 + self.clocks[line])
+
+    def _count(self) -> None:
+        # Only after all have told how they stand since the last look: two equal looks must be two.
+        if not self.site and len(self._fresh) == len(self.lines):
+            self._fresh.clear()
+            super()._count()
+
+    def _end_with(self, command: int) -> None:
+        super()._end_with(command)
+        for line in self.lines:
+            line.say(command=command)
+
+    def exchange(self) -> None:
+        """Tell and hear how all stand."""
+        now = time.monotonic()
+        if self.site:
+            rows = {h: [self.words(h, k) for k in MIRRORED] + [time.monotonic_ns() - self.words(h, BEAT)] for h in self.mine}
+            self.lines[0].say(rows=rows)
+        elif now - self._spoke > 1.0:
+            self._spoke = now
+            for line in self.lines:
+                line.say(alive=True)
+        for line in self.lines:
+            for said in line.hear():
+                self._listen(line, said)
+
+    def _listen(self, line: Line, said: dict[str, Any]) -> None:
+        words = self.board.words
+        if "failed" in said:
+            raise RunFailed(f"{said['failed']} (on {line.who})")
+        if "rows" in said and not self.site:
+            self._fresh.add(line)
+            for host, (*row, age) in said["rows"].items():
+                mirror = self.board.of(host)
+                for k, value in zip(MIRRORED, row, strict=True):
+                    mirror[k] = value
+                mirror[BEAT] = time.monotonic_ns() - age
+        elif "start" in said and self.site:
+            words[START] = int(said["start"] * 1e9)
+            self._ring()
+        elif "command" in said and self.site:
+            self._closing = said["command"] == CLOSE
+            words[COMMAND] = said["command"]
+            self._ring()
+        elif "reports" in said and not self.site:
+            for host, (values, events, seconds, late) in said["reports"].items():
+                report: Report = values, [Event(*e) for e in events], seconds, late
+                self._results[host] = "ok", report, {}
+
+    def gather(self) -> None:
+        """Computer 0: wait for the results of the others."""
+        while len(self._results) < len(self.hosts):
+            self.exchange()
+            time.sleep(0.005)
+
+    def give(self) -> None:
+        """The others: send the results of their processes, and wait until they have been taken."""
+        reports = {}
+        for host in self.mine:
+            values, events, seconds, late = self._results[host][1]
+            reports[host] = (values, [tuple(e) for e in events], seconds, late)
+        self.lines[0].say(reports=reports)
+        self.lines[0].ask("bye", 10 * SILENCE)
+
+
+# -- the two sides -----------------------------------------------------------------------------------------
+
+
+def _same_secret(secret: bytes, nonce: str) -> bytes:
+    """The secret of one run, from the secret that all computers were given."""
+    return hmac.digest(secret, b"run" + nonce.encode(), "sha256")
+
+
+def _offset(line: Line) -> tuple[float, float]:
+    """How much the other's clock shows more than ours, and by how much that may be wrong; the best of a few tries [s]."""
+    tries = []
+    for _ in range(8):
+        began = time.monotonic()
+        line.say(clock=True)
+        theirs = line.ask("clock")
+        ended = time.monotonic()
+        tries.append(((ended - began) / 2, theirs - (began + ended) / 2))
+    wrong, offset = min(tries)
+    return offset, wrong
+
+
+def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine: Machine, seed: int, address: tuple[str, int],
+           sites: int, secret: bytes, say: Callable[[str], None] = log.info) -> Run:
+    """Be the first computer of a run: wait for the others, then run with them.
+
+    Parameters
+    ----------
+    child : callable
+        What a process does (of `refsgd.runtimes.processes`).
+    about : dict
+        What is run, as JSON values, for the others to build.
+    deployment, machine, seed
+        As of `refsgd.runtimes.processes.run`; the machine must not be paced.
+    address : (str, int)
+        Where to wait; the processes here listen at the same host.
+    sites : int
+        Computers in all.
+    secret : bytes
+        That all must know.
+    say : callable
+        Told, in a line each, who joined and how well the clocks agree.
+
+    Raises
+    ------
+    RunFailed
+        As on one machine; also if a computer is lost.
+    """
+    hosts = list(dict.fromkeys(machine.hosts(deployment).values()))
+    if sites > len(hosts):
+        raise ValueError(f"{sites} hosts for {len(hosts)} processes; expected at most one host for each")
+    where = {host: k * sites // len(hosts) for k, host in enumerate(hosts)}
+    lines: list[Line] = []
+    launch: Site | None = None
+    with socket.create_server(address, backlog=16) as server:
+        say(f"waiting for {sites - 1} more at {address[0]}:{server.getsockname()[1]}")
+        joined = answer(server, secret, 0, _Anybody(), JOINING, sites - 1)
+    try:
+        lines += [Line(s, "{}:{}".format(*s.getpeername()[:2])) for s in joined.values()]
+        nonce, worst = os.urandom(16).hex(), 0.0
+        for k, line in enumerate(lines, 1):
+            line.say(run={"about": about, "site": k, "sites": where, "nonce": nonce})
+        launch = Site(child, deployment, machine, seed, 0, where, _same_secret(secret, nonce), address[0], lines)
+        addresses = dict(launch.network.addresses)  # type: ignore[attr-defined]
+        for line in lines:
+            addresses.update({h: tuple(a) for h, a in line.ask("addresses", 10 * SILENCE).items()})
+            launch.clocks[line], wrong = _offset(line)
+            worst = max(worst, wrong)
+        say(f"{sites} hosts; their clocks are known to within {worst * 1e3:.2f} ms, and so are times between them")
+        for line in lines:
+            line.say(addresses=addresses)
+        launch.network.addresses = addresses  # type: ignore[attr-defined]
+        launch.start()
+        launch.watch()
+        launch.gather()
+        for line in lines:
+            line.say(bye=True)
+        return launch.result()
+    except BaseException as error:
+        for line in lines:
+            try:
+                line.say(failed=str(error) or type(error).__name__)
+            except RunFailed:
+                pass
+        raise
+    finally:
+        if launch is not None:
+            launch.end()
+        for line in lines:
+            line.close()
+
+
+def join(child: Child, build: Build, address: tuple[str, int], secret: bytes, say: Callable[[str], None] = log.info) -> None:
+    """Take part in a run that another computer listens for, to its end.
+
+    Parameters
+    ----------
+    child, secret, say
+        As of `listen`.
+    build : callable
+        Gives deployment, machine and seed for what `listen` was told to be `about`.
+    address : (str, int)
+        Where the first computer listens.
+
+    Raises
+    ------
+    RunFailed
+        If nobody listens there, or does not know the secret; and the error of the run.
+    """
+    where = f"{address[0]}:{address[1]}"
+    try:
+        s = call(address, secret, random.SystemRandom().randrange(1, 1 << 32), 0)
+    except (OSError, HandshakeError) as error:
+        raise RunFailed(f"cannot join {where}: {getattr(error, 'strerror', None) or error}; expected `refsgd run ... --listen` there, "
+                        "with the same secret") from None
+    line, launch = Line(s, where), None
+    try:
+        told = line.ask("run", JOINING)
+        deployment, machine, seed = build(told["about"])
+        say(f"joined {where}: {told['about']['algorithm']}, host {told['site']}")
+        launch = Site(child, deployment, machine, seed, told["site"], told["sites"], _same_secret(secret, told["nonce"]),
+                      s.getsockname()[0], [line])
+        line.say(addresses=launch.network.addresses)  # type: ignore[attr-defined]
+        addresses = None
+        end = time.monotonic() + 10 * SILENCE
+        while addresses is None:
+            if time.monotonic() > end:
+                raise RunFailed(f"{where} did not say where all listen")
+            for said in line.hear():
+                if "clock" in said:
+                    line.say(clock=time.monotonic())
+                if "failed" in said:
+                    raise RunFailed(f"{said['failed']} (on {where})")
+                addresses = said.get("addresses", addresses)
+        launch.network.addresses = {h: tuple(a) for h, a in addresses.items()}  # type: ignore[attr-defined]
+        launch.start()
+        launch.watch()
+        launch.give()
+    except BaseException as error:
+        try:
+            line.say(failed=str(error) or type(error).__name__)
+        except RunFailed:
+            pass
+        raise
+    finally:
+        if launch is not None:
+            launch.end()
+        line.close()
+
+
