@@ -7,9 +7,11 @@ from __future__ import annotations
 import numpy as np
 
 from refsgd.nn.kernels import carray, kernel
-from refsgd.nn.vector import floats
+from refsgd.nn.vector import LANES, floats, make_pixel_gradient, pixel_moments, pixel_scale
 
-_ZERO = np.float32(0)
+_gradient_sums, _gradient_inputs = make_pixel_gradient(sums=True), make_pixel_gradient(sums=False)
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @kernel
@@ -98,38 +100,26 @@ def add(b, rows, run, y, yn, yr, z, zn, zr, floor):  # type: ignore[no-untyped-d
 
 
 @kernel
-def moments(b, rows, columns, c, x, xn, xr, xc, partial, sums):  # type: ignore[no-untyped-def]
-    """Sums of x - p and (x - p)**2 of each channel, and the pivot p, into ``sums`` (3, c), float64.
+def moments(b, rows, columns, c, x, xn, xr, xc, fresh, partial, sums):  # type: ignore[no-untyped-def]
+    """Add the sums of x - p and (x - p)**2 of each channel to ``sums`` (3, c), float64, whose last row is the pivot p.
 
-    The pivot is the first pixel: near the mean, so that little cancels in the difference of the moments. Each image is
-    summed in float32, four pixels at a time, the images in float64. ``partial`` (3 c) is scratch.
+    ``fresh`` sets the sums to 0 and the pivot to the first pixel: near the mean, so that little cancels in the difference
+    of the moments. Each image is summed in float32, the images in float64. ``partial`` (3, c) is scratch.
     """
-    sums[:] = 0.0
-    s, q, pivot = partial[:c], partial[c : 2 * c], partial[2 * c :]
-    first = carray(floats(x), (c,))
-    for k in range(c):
-        pivot[k] = first[k]
-        sums[2, k] = first[k]
-    for n in range(b):
+    s, q, pivot = partial[0], partial[1], partial[2]
+    if fresh:
+        sums[:2] = 0.0
+        first = carray(floats(x), (c,))
         for k in range(c):
-            s[k] = q[k] = _ZERO
-        for r in range(rows):
-            row = x + n * xn + r * xr
-            whole = columns // 4
-            for p in range(whole):
-                at = row + 4 * p * xc
-                x0, x1 = carray(floats(at), (c,)), carray(floats(at + xc), (c,))
-                x2, x3 = carray(floats(at + 2 * xc), (c,)), carray(floats(at + 3 * xc), (c,))
-                for k in range(c):
-                    d0, d1, d2, d3 = x0[k] - pivot[k], x1[k] - pivot[k], x2[k] - pivot[k], x3[k] - pivot[k]
-                    s[k] += (d0 + d1) + (d2 + d3)
-                    q[k] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
-            for p in range(4 * whole, columns):
-                pixel = carray(floats(row + p * xc), (c,))
-                for k in range(c):
-                    d = pixel[k] - pivot[k]
-                    s[k] += d
-                    q[k] += d * d
+            pivot[k] = first[k]
+            sums[2, k] = first[k]
+    to = partial.ctypes.data
+    for n in range(b):
+        for k in range(0, c, LANES):
+            at = to + 4 * k
+            pixel_moments(
+                rows, columns, x + n * xn + 4 * k, xr, xc, at + 8 * c, at, at + 4 * c, min(LANES, c - k)
+            )
         for k in range(c):
             sums[0, k] += s[k]
             sums[1, k] += q[k]
@@ -166,47 +156,34 @@ def normalise_factors(c, count, sums, mean, inverse, gain, dgain, dbias, factors
 @kernel
 def normalise(b, rows, columns, c, x, xn, xr, scale, shift, y, yn, yr, yc, floor):  # type: ignore[no-untyped-def]
     """``y = max(scale * x + shift, floor)``, scale and shift by channel; pixels of x lie side by side."""
+    scales, shifts = scale.ctypes.data, shift.ctypes.data
     for n in range(b):
-        for r in range(rows):
-            for p in range(columns):
-                pixel = carray(floats(x + n * xn + r * xr + 4 * p * c), (c,))
-                out = carray(floats(y + n * yn + r * yr + p * yc), (c,))
-                for k in range(c):
-                    v = pixel[k] * scale[k] + shift[k]
-                    out[k] = floor if v < floor else v
+        for k in range(0, c, LANES):
+            pixel_scale(
+                rows, columns, x + n * xn + 4 * k, xr, 4 * c, scales + 4 * k, shifts + 4 * k,
+                y + n * yn + 4 * k, yr, yc, floor, min(LANES, c - k),
+            )  # fmt: skip
 
 
 @kernel
 def normalise_sums(  # type: ignore[no-untyped-def]
-    b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, partial, sums
+    b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, fresh, partial, sums
 ):
     """Sums of e and e * (x - mean) of each channel; e is dy where the output exceeds the floor, else 0. See `moments`.
 
     The output is computed again: that takes less time than reading it.
     """
-    sums[:] = 0.0
-    s, q = partial[:c], partial[c : 2 * c]
+    if fresh:
+        sums[:2] = 0.0
+    s, q = partial[0], partial[1]
+    means, scales, shifts, to = mean.ctypes.data, scale.ctypes.data, shift.ctypes.data, partial.ctypes.data
     for n in range(b):
-        for k in range(c):
-            s[k] = q[k] = _ZERO
-        for r in range(rows):
-            fx, fg = x + n * xn + r * xr, dy + n * gn + r * gr
-            whole = columns // 2
-            for p in range(whole):
-                i, j = 2 * p, 2 * p + 1
-                x0, x1 = carray(floats(fx + 4 * i * c), (c,)), carray(floats(fx + 4 * j * c), (c,))
-                g0, g1 = carray(floats(fg + i * gc), (c,)), carray(floats(fg + j * gc), (c,))
-                for k in range(c):
-                    e0 = g0[k] if x0[k] * scale[k] + shift[k] > floor else _ZERO
-                    e1 = g1[k] if x1[k] * scale[k] + shift[k] > floor else _ZERO
-                    s[k] += e0 + e1
-                    q[k] += e0 * (x0[k] - mean[k]) + e1 * (x1[k] - mean[k])
-            for p in range(2 * whole, columns):
-                x0, g0 = carray(floats(fx + 4 * p * c), (c,)), carray(floats(fg + p * gc), (c,))
-                for k in range(c):
-                    e0 = g0[k] if x0[k] * scale[k] + shift[k] > floor else _ZERO
-                    s[k] += e0
-                    q[k] += e0 * (x0[k] - mean[k])
+        for k in range(0, c, LANES):
+            at = 4 * k
+            _gradient_sums(
+                rows, columns, x + n * xn + at, xr, 4 * c, dy + n * gn + at, gr, gc, means + at, scales + at, shifts + at,
+                floor, to + at, 0, 0, to + 4 * c + at, 0, min(LANES, c - k),
+            )  # fmt: skip
         for k in range(c):
             sums[0, k] += s[k]
             sums[1, k] += q[k]
@@ -217,16 +194,14 @@ def normalise_backward(  # type: ignore[no-untyped-def]
     b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, factors, dx, dn, dr
 ):
     """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e as in `normalise_sums`."""
-    f0, f1, f2 = factors[0], factors[1], factors[2]
+    means, scales, shifts, by = mean.ctypes.data, scale.ctypes.data, shift.ctypes.data, factors.ctypes.data
     for n in range(b):
-        for r in range(rows):
-            for p in range(columns):
-                pixel = carray(floats(x + n * xn + r * xr + 4 * p * c), (c,))
-                gradient = carray(floats(dy + n * gn + r * gr + p * gc), (c,))
-                out = carray(floats(dx + n * dn + r * dr + 4 * p * c), (c,))
-                for k in range(c):
-                    e = gradient[k] if pixel[k] * scale[k] + shift[k] > floor else _ZERO
-                    out[k] = f0[k] * e + f1[k] * (pixel[k] - mean[k]) + f2[k]
+        for k in range(0, c, LANES):
+            at = 4 * k
+            _gradient_inputs(
+                rows, columns, x + n * xn + at, xr, 4 * c, dy + n * gn + at, gr, gc, means + at, scales + at, shifts + at,
+                floor, dx + n * dn + at, dr, 4 * c, by + at, 4 * c, min(LANES, c - k),
+            )  # fmt: skip
 
 
 @kernel
@@ -328,11 +303,11 @@ def average_backward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def dropout(count, value, key_low, key_high, threshold, scale):  # type: ignore[no-untyped-def]
-    """Scale ``count`` floats in place, or set them to 0 where the hash of place and key is below the threshold."""
+def dropout(count, first, value, key_low, key_high, threshold, scale):  # type: ignore[no-untyped-def]
+    """Scale ``count`` floats in place, or set them to 0 where the hash of place (from ``first`` on) and key is below the threshold."""
     values = carray(floats(value), (count,))
     for k in range(count):
-        h = np.uint32(k) ^ np.uint32(key_low)
+        h = np.uint32(first + k) ^ np.uint32(key_low)
         for _ in range(2):
             h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
             h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
@@ -368,14 +343,16 @@ def softmax_cross_entropy(b, classes, z, labels, share, dz):  # type: ignore[no-
             if score[k] > score[best]:
                 best = k
         right += best == label
-        total = _ZERO
+        # Sums of exp(score - best) without the best, which is 1, and without the label's: neither 1 + small nor 1 - (1 - small) is formed.
+        rest = others = _ZERO
         for k in range(classes):
             e = np.exp(score[k] - score[best])
             gradient[k] = e
-            total += e
-        loss += np.log(total) - (score[label] - score[best])
-        scale = share / total
+            rest += _ZERO if k == best else e
+            others += _ZERO if k == label else e
+        loss += np.log1p(np.float64(rest)) - (score[label] - score[best])
+        scale = share / (_ONE + rest)
         for k in range(classes):
             gradient[k] *= scale
-        gradient[label] -= share
+        gradient[label] = -scale * others
     return loss, right

@@ -8,10 +8,14 @@ Shared letters: b images, c input channels, o output channels, w weights, d* gra
 """
 from __future__ import annotations
 
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 
 from refsgd.nn.vector import (
     LANES,
@@ -25,10 +29,34 @@ from refsgd.nn.vector import (
     transpose_block,
 )
 
+
+class Cache(FunctionCache):
+    """numba's disk cache, which knows a kernel by its own code, told what else the compiled code is made of."""
+
+    GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        own = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
+        return (*own, _generated(self.GENERATORS), LANES, ROWS, VECTORS)
+
+
+@lru_cache
+def _generated(files: tuple[str, ...]) -> str:
+    """A hash of source files beside this one; empty where there are none to read."""
+    folder = Path(__file__).parent
+    return sha256(b"".join(path.read_bytes() for path in map(folder.joinpath, files) if path.is_file())).hexdigest()
+
+
 # Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
-kernel: Any = numba.njit(
-    cache=True, nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"}
-)
+_compile: Any = numba.njit(nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+
+
+def kernel(function: Any) -> Any:
+    """Compile a function when it is first called, and keep it on disk."""
+    compiled = _compile(function)
+    compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
+    return compiled
+
 
 carray: Any = numba.carray  # type: ignore[attr-defined]
 
@@ -36,6 +64,7 @@ _HALF = ROWS // 2
 _tile_full_wide, _tile_full_one = make_tile(ROWS, VECTORS), make_tile(ROWS, 1)
 _tile_half_wide, _tile_half_one = make_tile(_HALF, VECTORS), make_tile(_HALF, 1)
 _tile_row_wide, _tile_row_one = make_tile(1, VECTORS), make_tile(1, 1)
+_tile_tall_one = make_tile(2 * ROWS, 1)  # fewer sums than that would wait for one another
 _dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
 _sparse_1, _sparse_2, _sparse_3, _sparse_4 = (make_sparse(v, inputs=True) for v in (1, 2, 3, 4))
 _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in (1, 3, 5))
@@ -62,7 +91,10 @@ def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)
         k = 0
         while k < m:
             p, q, s = a + k * am, target + k * cm, begin + k * sm
-            if m - k >= ROWS:
+            if not wide and m - k >= 2 * ROWS:
+                _tile_tall_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += 2 * ROWS
+            elif m - k >= ROWS:
                 if wide:
                     _tile_full_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
                 else:

@@ -40,7 +40,7 @@ class Field:
     Attributes
     ----------
     address : int
-        Of the first pixel inside the border; ``corner`` of the border's first.
+        Of the first pixel inside the border, of the image sought last (`seek`); ``corner`` of the border's first.
     image, row, pixel : int
         Strides in bytes.
     dirty : bool
@@ -54,7 +54,7 @@ class Field:
         self.of: Field | None = None  # the field whose memory this one shares
         self.room: Room | None = None  # memory shared with others
         self.data = zeros(0)
-        self.address = self.corner = self.image = self.row = self.pixel = 0
+        self._begin = self.address = self.corner = self.image = self.row = self.pixel = 0
 
     @property
     def floats(self) -> int:
@@ -74,7 +74,12 @@ class Field:
         self.pixel = 4 * self.shape[2]
         self.row = (self.shape[1] + 2 * self.pad) * self.pixel
         self.image = 4 * self.floats
-        self.corner = self.data.ctypes.data
+        self._begin = self.data.ctypes.data
+        self.seek(0)
+
+    def seek(self, image: int) -> None:
+        """Let the addresses be those of this image, and of the ones that follow it."""
+        self.corner = self._begin + image * self.image
         self.address = self.corner + self.pad * (self.row + self.pixel)
 
     def at(self, row: int, column: int) -> int:
@@ -119,6 +124,7 @@ class Scratch:
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
         self._areas: dict[str, Array] = {}
+        self._addresses: dict[str, int] = {}
 
     def need(self, name: str, floats: int) -> None:
         """Ask for that many floats."""
@@ -129,7 +135,8 @@ class Scratch:
         for name, size in self._sizes.items():
             if name not in self._areas:
                 self._areas[name] = zeros(size)
+                self._addresses[name] = self._areas[name].ctypes.data
 
     def address(self, name: str) -> int:
         """Where an area begins."""
-        return int(self._areas[name].ctypes.data)
+        return self._addresses[name]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -268,7 +269,7 @@ class Net:
             sample = images[:500] if sample is None else self._checked(x, sample, np.zeros(len(sample), int))[0]
             plan.reserve(len(sample))
             plan.forward(sample, frame)
-        frame = frame._replace(fixed=True)
+        frame = replace(frame, fixed=True)
         chunk = plan.chunk or 256
         plan.reserve(min(b, chunk))
         loss, right = 0.0, 0

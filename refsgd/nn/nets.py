@@ -24,14 +24,42 @@ Layers = list[Layer]
 
 
 def tiny(shape: Shape, classes: int, width: int) -> Layers:
-    """A small net for the 8x8 digits: 9,930 parameters."""
+    """A small net for the 8x8 digits: 9,930 parameters.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     return [
         Conv(width, 3, pad=1), Relu(), Conv(2 * width, 3, pad=1), Relu(), MaxPool(), Flatten(), Linear(classes)
     ]  # fmt: skip
 
 
 def shallow(shape: Shape, classes: int, width: int) -> Layers:
-    """The shallow net of the class report, for 28x28 images: 431,080 parameters."""
+    """The shallow net of the class report, for 28x28 images: 431,080 parameters.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     return [
         Conv(20, 5), Relu(), MaxPool(),
         Conv(50, 5), Relu(), MaxPool(),
@@ -40,7 +68,21 @@ def shallow(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def lenet5(shape: Shape, classes: int, width: int) -> Layers:
-    """LeNet-5 (LeCun et al. 1998) with relu, max-pooling and full connections: 61,706 parameters for 28x28 images."""
+    """LeNet-5 (LeCun et al. 1998) with relu, max-pooling and full connections: 61,706 parameters for 28x28 images.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     return [
         Conv(6, 5, pad=2), Relu(), MaxPool(),
         Conv(16, 5), Relu(), MaxPool(),
@@ -49,12 +91,40 @@ def lenet5(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def mlp(shape: Shape, classes: int, width: int) -> Layers:
-    """Two hidden layers of ``width`` units."""
+    """Two hidden layers of ``width`` units.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     return [Flatten(), Linear(width), Relu(), Linear(width), Relu(), Linear(classes)]
 
 
 def softmax(shape: Shape, classes: int, width: int) -> Layers:
-    """Softmax regression: a convex problem."""
+    """Softmax regression: a convex problem.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     return [Flatten(), Linear(classes)]
 
 
@@ -70,7 +140,21 @@ def _stem(shape: Shape, width: int) -> Layers:
 
 
 def resnet18(shape: Shape, classes: int, width: int) -> Layers:
-    """ResNet-18 (He et al. 2016): two blocks of two 3x3 convolutions at each of four widths."""
+    """ResNet-18 (He et al. 2016): two blocks of two 3x3 convolutions at each of four widths.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     layers, inputs = _stem(shape, width), width
     for stage in range(4):
         outputs = width * 2**stage
@@ -84,7 +168,21 @@ def resnet18(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def resnet50(shape: Shape, classes: int, width: int) -> Layers:
-    """ResNet-50 (He et al. 2016), strides in the 3x3 convolutions: 25,557,032 parameters for 1,000 classes."""
+    """ResNet-50 (He et al. 2016), strides in the 3x3 convolutions: 25,557,032 parameters for 1,000 classes.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     layers = _stem(shape, width)
     for stage, blocks in enumerate((3, 4, 6, 3)):
         inner = width * 2**stage
@@ -106,7 +204,21 @@ _INCEPTION: list[tuple[int, ...] | None] = [
 
 
 def inception(shape: Shape, classes: int, width: int) -> Layers:
-    """Inception-v1 (Szegedy et al. 2015) with batch norm and without its side outputs, stem for 32x32 images."""
+    """Inception-v1 (Szegedy et al. 2015) with batch norm and without its side outputs, stem for 32x32 images.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
 
     def unit(channels: int, kernel: int) -> Layers:
         return [*_normed(channels * width // 64, kernel), Relu()]
@@ -128,7 +240,21 @@ def inception(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def vgg16(shape: Shape, classes: int, width: int) -> Layers:
-    """VGG-16 (Simonyan and Zisserman 2015): 138,357,544 parameters at 224 px; one linear layer follows small images."""
+    """VGG-16 (Simonyan and Zisserman 2015): 138,357,544 parameters at 224 px; one linear layer follows small images.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Height, width and channels of an image.
+    classes : int
+        Scores of the last layer.
+    width : int
+        Of the first layers, see `build`.
+
+    Returns
+    -------
+    list of Layer
+    """
     layers: Layers = []
     for multiple, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
         for _ in range(count):
@@ -169,6 +295,10 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     input_shape : (H, W, C), optional
         Of the images; by default what the net was made for.
     classes : int
+
+    Returns
+    -------
+    Net
 
     Raises
     ------

@@ -7,6 +7,7 @@ is one step whose backward pass visits only the pixels that won their window. Br
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,11 +38,52 @@ from refsgd.nn.pointwise import (
     DropoutStep,
     FlattenStep,
     MaxPoolStep,
+    MomentsStep,
     ReluStep,
 )
 from refsgd.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelStep, Step, WinogradStep
 
 At = dict[str, int]
+
+# What a group of images takes at least [bytes], and less than twice that: it stays in the cache that two cores share,
+# and groups are not so small that handling them shows.
+_CACHE = 4 << 20
+
+
+class Stage:
+    """Steps that a group of images goes through before the next group follows: what one writes, the next finds in the cache.
+
+    Batch norm ends a stage, because it looks at all images before it changes the first. Neither groups nor stages change a
+    sum over the images of a batch, only Winograd's, which adds up its transformed filters by group.
+    """
+
+    def __init__(self, steps: list[Step], grouped: bool) -> None:
+        self.steps = steps
+        buffers = {id(buffer): buffer for step in steps for buffer in (step.source, step.target, getattr(step, "normed", step.target))}
+        fields = [field for buffer in buffers.values() for field in (buffer.value, buffer.gradient)]
+        self.fields = list({id(field): field for field in fields}.values())
+        self.images = 0  # that a group has at least; 0: all
+        if grouped:
+            # Filters are laid out anew for each group: that must stay little beside the work on the images.
+            filters = sum(step.conv.kernel**2 * step.c * step.o for step in steps if isinstance(step, ConvStep))
+            self.images = max(8, max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
+
+    def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
+        """Numbers of images, and the frame for each group; the fields of the stage are where the group begins."""
+        groups = b // self.images if self.images else 1
+        if groups <= 1:
+            yield b, frame
+            return
+        size = -(-b // groups)
+        for first in range(0, b, size):
+            count = min(size, b - first)
+            self._seek(first)
+            yield count, replace(frame, first=first, last=first + count == b)
+        self._seek(0)
+
+    def _seek(self, image: int) -> None:
+        for field in self.fields:
+            field.seek(image)
 
 
 class Plan:
@@ -81,10 +123,24 @@ class Plan:
         if not keep:
             self._share_rooms()
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
+        self.stages = list(self._staged())
         whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
         # Chunks that stay near the cache, yet long enough to pay for reading the weights again.
         self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
+
+    def _staged(self) -> Iterator[Stage]:
+        """The steps by stages: from one batch norm to the next where there is any, else each step on its own."""
+        if not self.normalises:
+            yield from (Stage([step], grouped=False) for step in self.steps)
+            return
+        steps: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, BatchNormStep):
+                yield Stage(steps, self.keep)
+                steps = []
+            steps.append(step)
+        yield Stage(steps, self.keep)
 
     def _share_rooms(self) -> None:
         """Give every value a room that no other value needs at the time."""
@@ -150,7 +206,9 @@ class Plan:
             if relu:
                 next(self._at)
             target = self._buffer(shape)
-            self._append(BatchNormStep(layer, source, target, at, relu))
+            moments = MomentsStep(layer, source, target, at, relu)
+            self._append(moments)
+            self._append(BatchNormStep(moments))
             return target, 1 + relu
         if isinstance(layer, Relu):
             self._append(ReluStep(source, source))
@@ -258,9 +316,11 @@ class Plan:
             b, rows, run, images.ctypes.data, 4 * rows * run, 4 * run, first.address, first.image, first.row
         )
         self._clear_border(b, first)
-        for step in self.steps:
-            step.forward(b, frame)
-            self._clear_border(b, step.target.value)
+        for stage in self.stages:
+            for count, group in stage.groups(b, frame):
+                for step in stage.steps:
+                    step.forward(count, group)
+                    self._clear_border(count, step.target.value)
 
     def _clear_border(self, b: int, field: Field) -> None:
         if field.room is not None and field.pad:  # who had the room before had other borders
@@ -276,14 +336,20 @@ class Plan:
 
     def backward(self, b: int, frame: Frame) -> None:
         """Add the gradients of b images to the vector at ``frame.g``."""
-        for step in reversed(self.steps):
-            step.backward(b, frame)
+        for stage in reversed(self.stages):
+            self._backward(stage, b, frame)
+
+    def _backward(self, stage: Stage, b: int, frame: Frame) -> None:
+        for count, group in stage.groups(b, frame):
+            for step in reversed(stage.steps):
+                step.backward(count, group)
 
     def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
         """As `backward`, stopping wherever the gradient of a layer's parameters, at these byte offsets, is complete."""
-        for step in reversed(self.steps):
-            step.backward(b, frame)
-            step.finish(frame)
-            at: At = getattr(step, "at", {})
-            if at:
-                yield at
+        for stage in reversed(self.stages):
+            self._backward(stage, b, frame)
+            for step in reversed(stage.steps):
+                step.finish(frame)
+                at: At = getattr(step, "at", {})
+                if at:
+                    yield at

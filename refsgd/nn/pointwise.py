@@ -1,6 +1,8 @@
 """Steps of a plan that do not multiply: normalise, pool, add, move."""
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from refsgd.nn import elementwise
@@ -10,48 +12,74 @@ from refsgd.nn.memory import Buffer, zeros
 from refsgd.nn.steps import NO_FLOOR, RELU, Step
 
 
-class BatchNormStep(Step):
-    """Batch norm, with the relu that follows it if there is one. Keeps its statistics until the next batch."""
+class MomentsStep(Step):
+    """The first half of batch norm: forward its statistics, backward the gradient of its input.
+
+    Both halves of batch norm see all images before the other half sees the first, so each is on its own side of a
+    border between stages (see `refsgd.nn.plan.Stage`).
+    """
 
     def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
-        super().__init__(source, target)
+        super().__init__(source, source)
         c = source.shape[-1]
-        self.layer, self.at, self.relu = layer, at, relu
+        self.layer, self.norm_at, self.normed = layer, at, target
+        self.floor = RELU if relu else NO_FLOOR
         self.mean, self.inverse = np.zeros(c), np.ones(c)
-        self.sums, self.partial = np.zeros((3, c)), zeros(3 * c)
+        self.sums, self.partial = np.zeros((3, c)), zeros(3, c)
         self.rounded = zeros(c)
         self.scale, self.shift = zeros(c), zeros(c)
         self.factors = zeros(3, c)
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
+        s = self.source.value
         rows, columns, c = s.shape
         if not frame.fixed:
-            elementwise.moments(b, rows, columns, c, s.address, s.image, s.row, s.pixel, self.partial, self.sums)
-        elementwise.scale_and_shift(
-            c, b * rows * columns, self.sums, not frame.fixed, self.layer.epsilon, frame.x + self.at["gain"],
-            frame.x + self.at["bias"], self.mean, self.inverse, self.scale, self.shift,
-        )  # fmt: skip
-        elementwise.normalise(
-            b, rows, columns, c, s.address, s.image, s.row, self.scale, self.shift,
-            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+            elementwise.moments(
+                b, rows, columns, c, s.address, s.image, s.row, s.pixel, frame.first == 0, self.partial, self.sums
+            )
+        if frame.last:
+            elementwise.scale_and_shift(
+                c, (frame.first + b) * rows * columns, self.sums, not frame.fixed, self.layer.epsilon,
+                frame.x + self.norm_at["gain"], frame.x + self.norm_at["bias"], self.mean, self.inverse, self.scale, self.shift,
+            )  # fmt: skip
+            self.rounded[:] = self.mean
 
     def backward(self, b: int, frame: Frame) -> None:
-        s, t, d = self.source.value, self.target.gradient, self.source.gradient
-        rows, columns, c = s.shape
-        self.rounded[:] = self.mean
-        given = (
-            b, rows, columns, c, s.address, s.image, s.row, self.rounded, self.scale, self.shift,
-            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
-        elementwise.normalise_sums(*given, self.partial, self.sums)
-        elementwise.normalise_factors(
-            c, b * rows * columns, self.sums, self.mean, self.inverse, frame.x + self.at["gain"],
-            frame.g + self.at["gain"], frame.g + self.at["bias"], self.factors,
-        )  # fmt: skip
         if self.source.wanted:
-            elementwise.normalise_backward(*given, self.factors, d.address, d.image, d.row)
+            d = self.source.gradient
+            elementwise.normalise_backward(*self.given(b), self.factors, d.address, d.image, d.row)
+
+    def given(self, b: int) -> tuple[Any, ...]:
+        """What the kernels of the backward pass read."""
+        s, t = self.source.value, self.normed.gradient
+        return (
+            b, *s.shape, s.address, s.image, s.row, self.rounded, self.scale, self.shift,
+            t.address, t.image, t.row, t.pixel, self.floor,
+        )  # fmt: skip
+
+
+class BatchNormStep(Step):
+    """The second half of batch norm, with the relu that follows it if there is one: forward the output, backward the sums over the batch."""
+
+    def __init__(self, moments: MomentsStep) -> None:
+        super().__init__(moments.source, moments.normed)
+        self.moments, self.at = moments, moments.norm_at
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t, m = self.source.value, self.target.value, self.moments
+        elementwise.normalise(
+            b, *s.shape, s.address, s.image, s.row, m.scale, m.shift, t.address, t.image, t.row, t.pixel, m.floor
+        )
+
+    def backward(self, b: int, frame: Frame) -> None:
+        m = self.moments
+        elementwise.normalise_sums(*m.given(b), frame.first == 0, m.partial, m.sums)
+        if frame.last:
+            rows, columns, c = self.source.value.shape
+            elementwise.normalise_factors(
+                c, (frame.first + b) * rows * columns, m.sums, m.mean, m.inverse, frame.x + self.at["gain"],
+                frame.g + self.at["gain"], frame.g + self.at["bias"], m.factors,
+            )  # fmt: skip
 
 
 class MaxPoolStep(Step):
@@ -68,7 +96,7 @@ class MaxPoolStep(Step):
         s, t, pool = self.source.value, self.target.value, self.layer
         elementwise.max_pool(
             b, *t.shape, s.address, s.image, s.row, s.shape[0], s.shape[1], pool.kernel, pool.stride, pool.pad,
-            t.address, t.image, t.row, self.winner,
+            t.address, t.image, t.row, self.winner[frame.first * self.target.size :],
         )  # fmt: skip
 
     def backward(self, b: int, frame: Frame) -> None:
@@ -79,7 +107,7 @@ class MaxPoolStep(Step):
             elementwise.zero(d.corner, b * d.floats)
         elementwise.max_pool_backward(
             b, *t.shape, t.address, t.image, t.row, d.shape[0], d.shape[1], pool.kernel, pool.stride, pool.pad,
-            self.winner, d.address, d.image, d.row,
+            self.winner[frame.first * self.target.size :], d.address, d.image, d.row,
         )  # fmt: skip
 
 
@@ -146,7 +174,8 @@ class DropoutStep(Step):
             return
         low, high = frame.key & 0xFFFFFFFF, frame.key >> 32 & 0xFFFFFFFF
         scale = np.float32(1 / (1 - self.layer.rate))
-        elementwise.dropout(b * self.target.size, address, low, high, int(self.layer.threshold), scale)
+        size = self.target.size
+        elementwise.dropout(b * size, frame.first * size, address, low, high, int(self.layer.threshold), scale)
 
 
 class FlattenStep(Step):

@@ -64,6 +64,7 @@ class ConvStep(Step):
         self.c, self.o = source.shape[2], conv.channels
         self.run = conv.kernel * self.c
         self.zeros = zeros(max(self.o, self.c))
+        self.zeros_at = self.zeros.ctypes.data  # asking for an address takes a microsecond
         source.value.need(conv.pad)
         self.phases = [(rows, columns) for rows in self._phases(0) for columns in self._phases(1)]
         if source.wanted:
@@ -107,7 +108,7 @@ class ConvStep(Step):
         )  # fmt: skip
 
     def _bias(self, frame: Frame) -> int:
-        return frame.x + self.at["bias"] if self.conv.bias else int(self.zeros.ctypes.data)
+        return frame.x + self.at["bias"] if self.conv.bias else self.zeros_at
 
     def backward(self, b: int, frame: Frame) -> None:
         self._backward_bias(b, frame)
@@ -141,7 +142,7 @@ class ConvStep(Step):
                 continue
             to = d.at(rows.first, columns.first)
             strides = d.image, stride * d.row, stride * d.pixel
-            start = (to, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
+            start = (to, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
             kernels.convolve(
                 b, rows.number, columns.number, t.at(rows.lowest, columns.lowest), t.image, t.row, t.pixel,
                 len(rows.taps), t.row, len(columns.taps) * self.o, w, self.c, *start, to, *strides, NO_FLOOR,
@@ -177,7 +178,7 @@ class PixelStep(ConvStep):
         if not self.source.wanted:
             return
         strides = d.image, d.row, d.pixel
-        start = (d.address, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
+        start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
         kernels.convolve_by_pixel(
             b, d.shape[0], d.shape[1], t.address, t.image, t.row, t.pixel, conv.kernel, conv.pad, 1, *t.shape,
             self._turn(frame), self.c, *start, d.address, *strides, NO_FLOOR,
@@ -225,7 +226,7 @@ class WinogradStep(ConvStep):
         winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters)
         winograd.convolve(
             b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, filters, self.o,
-            *self._tiles(), self.zeros.ctypes.data, self._bias(frame), 0, 0, 0,
+            *self._tiles(), self.zeros_at, self._bias(frame), 0, 0, 0,
             t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
         )  # fmt: skip
 
@@ -239,16 +240,16 @@ class WinogradStep(ConvStep):
         summed, filters = self.scratch.address("summed"), self.scratch.address("filters")
         winograd.convolve_weights(
             b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row, t.pixel,
-            self.o, *self._tiles(), self.zeros.ctypes.data, summed,
+            self.o, *self._tiles(), self.zeros_at, summed,
         )  # fmt: skip
         winograd.unpack_gradient(self.c, self.o, summed, frame.g + self.at["weight"])
         if self.source.wanted:
             winograd.pack_filters(self.o, self.c, self._turn(frame), filters)
             strides = d.image, d.row, d.pixel
-            start = (d.address, *strides) if self.accumulate else (self.zeros.ctypes.data, 0, 0, 0)
+            start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
             winograd.convolve(
                 b, height, width, self.chunk, self.o, t.at(-1, -1), t.image, t.row, filters, self.c,
-                *self._tiles(), self.zeros.ctypes.data, *start, d.address, *strides, NO_FLOOR,
+                *self._tiles(), self.zeros_at, *start, d.address, *strides, NO_FLOOR,
             )  # fmt: skip
 
 
@@ -263,6 +264,7 @@ class ConvPoolStep(Step):
         self.w = zeros(conv.channels, conv.kernel * self.run)
         self.dw = zeros(*self.w.shape)
         self.scratch = zeros(2 * self.columns * conv.channels)
+        self.w_at, self.dw_at, self.scratch_at = (array.ctypes.data for array in (self.w, self.dw, self.scratch))
         windows = prod(target.shape[:2])
         self.offsets = np.zeros(windows + 1, np.int64)
         self.values = zeros(windows + 1)
@@ -277,7 +279,7 @@ class ConvPoolStep(Step):
 
     def prepare(self, frame: Frame) -> None:
         o, size = self.w.shape
-        kernels.transpose(size, o, frame.x + self.at["weight"], self.w.ctypes.data, False)
+        kernels.transpose(size, o, frame.x + self.at["weight"], self.w_at, False)
         self.dw.fill(0)
 
     def forward(self, b: int, frame: Frame) -> None:
@@ -285,7 +287,7 @@ class ConvPoolStep(Step):
         kernels.convolve_pool(
             b, self.rows, self.columns, s.at(-conv.pad, -conv.pad), s.image, s.row, s.pixel, conv.kernel,
             s.row, self.run, frame.x + self.at["weight"], frame.x + self.at["bias"], conv.channels,
-            self.scratch.ctypes.data, t.address, t.image, t.row, self.winner,
+            self.scratch_at, t.address, t.image, t.row, self.winner[frame.first * self.target.size :],
         )  # fmt: skip
 
     def backward(self, b: int, frame: Frame) -> None:
@@ -295,13 +297,14 @@ class ConvPoolStep(Step):
             elementwise.zero(d.corner, b * d.floats)
         kernels.pool_convolve_backward(
             b, t.shape[0], t.shape[1], s.at(-pad, -pad), s.image, s.row, s.pixel, self.conv.kernel, self.run,
-            self.w.ctypes.data, self.conv.channels, t.address, t.image, t.row, self.winner, self.dw.ctypes.data,
+            self.w_at, self.conv.channels, t.address, t.image, t.row,
+            self.winner[frame.first * self.target.size :], self.dw_at,
             frame.g + self.at["bias"], d.at(-pad, -pad) if wanted else 0, self.offsets, self.values,
         )  # fmt: skip
 
     def finish(self, frame: Frame) -> None:
         o, size = self.dw.shape
-        kernels.transpose(o, size, self.dw.ctypes.data, frame.g + self.at["weight"], True)
+        kernels.transpose(o, size, self.dw_at, frame.g + self.at["weight"], True)
 
 
 class LinearStep(Step):
@@ -314,13 +317,15 @@ class LinearStep(Step):
         self.at, self.relu, self.masks = at, relu, relu
         self.inputs, self.outputs = source.size, layer.features
         self.zeros = zeros(self.inputs)
+        self.zeros_at = self.zeros.ctypes.data
         small = self.inputs * self.outputs <= self._SMALL and source.wanted
         self.transposed = zeros(self.outputs, self.inputs) if small else None
+        self.transposed_at = 0 if self.transposed is None else self.transposed.ctypes.data
 
     def prepare(self, frame: Frame) -> None:
         if self.transposed is not None:
             weight = frame.x + self.at["weight"]
-            kernels.transpose(self.inputs, self.outputs, weight, self.transposed.ctypes.data, False)
+            kernels.transpose(self.inputs, self.outputs, weight, self.transposed_at, False)
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
@@ -344,8 +349,8 @@ class LinearStep(Step):
             return
         if self.transposed is not None:
             kernels.convolve(
-                1, 1, b, t.address, 0, 0, t.image, 1, 0, self.outputs, self.transposed.ctypes.data, self.inputs,
-                self.zeros.ctypes.data, 0, 0, 0, d.address, 0, 0, d.image, NO_FLOOR,
+                1, 1, b, t.address, 0, 0, t.image, 1, 0, self.outputs, self.transposed_at, self.inputs,
+                self.zeros_at, 0, 0, 0, d.address, 0, 0, d.image, NO_FLOOR,
             )  # fmt: skip
         else:
             kernels.linear_inputs(b, self.inputs, self.outputs, t.address, frame.x + self.at["weight"], d.address)

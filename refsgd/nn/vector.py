@@ -5,28 +5,33 @@ while the inputs stream past. The compilers do not find that form by themselves,
 
 Every pointer is an address (int64, from ``array.ctypes.data`` or a plan), every stride counts bytes, and all numbers are float32.
 LLVM splits vectors that a processor does not have, so the code is right on any CPU; `LANES` and `TILE` only make it fast on this one.
-
-numba's disk cache does not see changes in this file: touch `refsgd.nn.kernels` after editing it.
 """
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
 from llvmlite import ir
+from numba import config as _config
 from numba import types as _types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic as _intrinsic
 
 # numba carries annotations for some of its functions only.
+config: Any = _config
 types: Any = _types
 cgutils: Any = _cgutils
 intrinsic: Any = _intrinsic
 
 
 def _processor() -> tuple[int, int, int]:
-    """Lanes of a vector, and rows and vectors of a tile: rows * vectors sums and some operands must fit in the registers."""
-    features = llvmlite.binding.get_host_cpu_features()
+    """Lanes of a vector, and rows and vectors of a tile: rows * vectors sums and some operands must fit in the registers.
+
+    numba's own NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say what to compile for, where it is not this processor.
+    """
+    told = config.CPU_FEATURES
+    features = llvmlite.binding.get_host_cpu_features() if told is None else dict.fromkeys(re.findall(r"\+([^,]+)", told), True)
     if features.get("avx512f"):
         return 16, 8, 2  # 32 registers of 16
     if features.get("avx"):
@@ -129,10 +134,7 @@ def make_tile(rows: int, vectors: int) -> Any:
             least = _splat(b, floor)
             for m in range(rows):
                 for v, address, mask in each_vector(b.add(c, b.mul(cm, _i64(m)))):
-                    total = b.load(sums[m][v])
-                    # Written so that a NaN passes through instead of becoming the floor.
-                    total = b.select(b.fcmp_ordered("<", total, least), least, total)
-                    _store(b, total, address, mask)
+                    _store(b, _above(b, b.load(sums[m][v]), least), address, mask)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 13, types.float32, types.int64), generate
@@ -180,6 +182,121 @@ def make_dots(rows: int, columns: int) -> Any:
         return types.void(*[types.int64] * 7), generate
 
     return dots
+
+
+_AHEAD = 4  # pixels whose sums are independent of one another, which hides the latency of an addition
+
+
+def _over_pixels(b: Any, rows: Any, columns: Any, places: list[Any], sums: int, visit: Any) -> list[Any]:
+    """Emit ``visit(addresses, totals)`` for each pixel of an image, and return the sums that it adds up in ``totals``.
+
+    ``places`` gives address, row stride and pixel stride of each array that is read or written.
+    """
+    totals = [_variables(b, sums) for _ in range(_AHEAD)]
+    for total in (total for some in totals for total in some):
+        b.store(_zero, total)
+    with cgutils.for_range(b, rows) as outer:
+        starts = [(b.add(address, b.mul(outer.index, row)), pixel) for address, row, pixel in places]
+
+        def one(index: Any, some: Any) -> None:
+            visit([b.add(start, b.mul(index, pixel)) for start, pixel in starts], some)
+
+        groups = b.udiv(columns, _i64(_AHEAD))
+        with cgutils.for_range(b, groups) as inner:
+            for k in range(_AHEAD):
+                one(b.add(b.mul(inner.index, _i64(_AHEAD)), _i64(k)), totals[k])
+        done = b.mul(groups, _i64(_AHEAD))
+        with cgutils.for_range(b, b.sub(columns, done)) as inner:
+            one(b.add(done, inner.index), totals[0])
+    found = [[b.load(some[i]) for some in totals] for i in range(sums)]
+    return [b.fadd(b.fadd(t0, t1), b.fadd(t2, t3)) for t0, t1, t2, t3 in found]
+
+
+def _add_to(b: Any, total: Any, value: Any) -> None:
+    b.store(b.fadd(b.load(total), value), total)
+
+
+def _above(b: Any, value: Any, least: Any) -> Any:
+    # Written so that a NaN passes through instead of becoming the floor.
+    return b.select(b.fcmp_ordered("<", value, least), least, value)
+
+
+@intrinsic
+def pixel_moments(context, rows, columns, x, xr, xc, pivot, s, q, lanes):  # type: ignore[no-untyped-def]
+    """``s = sum of x - pivot``, ``q = sum of (x - pivot)**2`` over the pixels of one image, for ``lanes`` channels."""
+
+    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+        rows, columns, x, xr, xc, pivot, s, q, lanes = arguments
+        mask = _mask(b, lanes)
+        middle = _load(b, pivot, mask)
+
+        def visit(addresses: Any, totals: Any) -> None:
+            d = b.fsub(_load(b, addresses[0], mask), middle)
+            _add_to(b, totals[0], d)
+            b.store(_multiply_add(b, d, d, b.load(totals[1])), totals[1])
+
+        for total, address in zip(_over_pixels(b, rows, columns, [(x, xr, xc)], 2, visit), (s, q), strict=True):
+            _store(b, total, address, mask)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), generate
+
+
+@intrinsic
+def pixel_scale(context, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes):  # type: ignore[no-untyped-def]
+    """``y = max(scale * x + shift, floor)`` over the pixels of one image, for ``lanes`` channels."""
+
+    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+        rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes = arguments
+        mask, least = _mask(b, lanes), _splat(b, floor)
+        factor, offset = _load(b, scale, mask), _load(b, shift, mask)
+
+        def visit(addresses: Any, totals: Any) -> None:
+            value = _multiply_add(b, _load(b, addresses[0], mask), factor, offset)
+            _store(b, _above(b, value, least), addresses[1], mask)
+
+        _over_pixels(b, rows, columns, [(x, xr, xc), (y, yr, yc)], 0, visit)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10, types.float32, types.int64), generate
+
+
+def make_pixel_gradient(sums: bool) -> Any:
+    """An intrinsic for the backward pass of batch norm over the pixels of one image, for ``lanes`` channels.
+
+    ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, lanes)``, with e the entries of dy where
+    ``scale * x + shift`` exceeds the floor, else 0. If ``sums``, the sums of e and of ``e * (x - mean)`` go to the addresses u and w; else
+    ``u = f0 * e + f1 * (x - mean) + f2``, the three factors of each channel lying ``uw`` apart from w on, ``uw`` being the last argument.
+    """
+
+    @intrinsic
+    def gradient(context, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes = arguments
+            mask, least = _mask(b, lanes), _splat(b, floor)
+            middle, factor, offset = (_load(b, address, mask) for address in (mean, scale, shift))
+            factors = [] if sums else [_load(b, b.add(w, b.mul(uw, _i64(i))), mask) for i in range(3)]
+
+            def visit(addresses: Any, totals: Any) -> None:
+                value, upper = _load(b, addresses[0], mask), _load(b, addresses[1], mask)
+                live = b.fcmp_ordered(">", _multiply_add(b, value, factor, offset), least)
+                e, d = b.select(live, upper, _zero), b.fsub(value, middle)
+                if sums:
+                    _add_to(b, totals[0], e)
+                    b.store(_multiply_add(b, e, d, b.load(totals[1])), totals[1])
+                else:
+                    rest = _multiply_add(b, d, factors[1], factors[2])
+                    _store(b, _multiply_add(b, e, factors[0], rest), addresses[2], mask)
+
+            places = [(x, xr, xc), (dy, gr, gc)] + ([] if sums else [(u, ur, uc)])
+            found = _over_pixels(b, rows, columns, places, 2 * sums, visit)
+            for total, address in zip(found, (u, w), strict=False):
+                _store(b, total, address, mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 11, types.float32, *[types.int64] * 6), generate
+
+    return gradient
 
 
 def make_sparse(vectors: int, inputs: bool) -> Any:
@@ -287,7 +404,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
                     value = combine(b, row, half[i])
                     if added:
                         value = b.fadd(value, _load(b, place(start, si, sj, i, j), mask))
-                        value = b.select(b.fcmp_ordered("<", value, least), least, value)
+                        value = _above(b, value, least)
                     _store(b, value, place(y, yi, yj, i, j), mask)
             return context.get_dummy_value()
 

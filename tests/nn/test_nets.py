@@ -2,6 +2,7 @@
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -313,9 +314,12 @@ def test_shallow_learns_mnist(epochs, least):
 
 @pytest.mark.long
 def test_resnet18_learns_cifar10():
-    """On 10,000 images it learns them nearly by heart, and still tells 55 % of others rightly."""
+    """On 10,000 images it learns them by heart, and still tells 55 % of others rightly; four minutes in one thread of a quiet machine."""
     net, cifar = nets.build("resnet18:16"), loaded("cifar10")
     images, labels = cifar.train_images[:10_000], cifar.train_labels[:10_000]
+    start = time.process_time()
     x = train(net, images, labels, epochs=20, batch_size=64, lr=0.05)
-    assert net.loss_and_accuracy(x, images[:2000], labels[:2000], images[:500])[1] > 0.95
-    assert net.loss_and_accuracy(x, cifar.test_images, cifar.test_labels, images[:500])[1] > 0.55
+    assert time.process_time() - start < 20 * 60
+    sample = images[:500]
+    assert net.loss_and_accuracy(x, images, labels, sample)[1] > 0.95
+    assert net.loss_and_accuracy(x, cifar.test_images, cifar.test_labels, sample)[1] > 0.55
