@@ -70,7 +70,20 @@ class Calibration:
 
 
 def throw(x: Array, times: int) -> Program[Array]:
-    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round, shape (times,)."""
+    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round, shape (times,).
+
+    Parameters
+    ----------
+    x : ndarray, (d,) float32
+        What is thrown.
+    times : int
+        Rounds.
+
+    Returns
+    -------
+    ndarray, (times,)
+        Seconds of each round.
+    """
     rounds = []
     for _ in range(times):
         x = x.copy()  # a transport may keep an array that it has carried, and carry it again for nothing
@@ -82,7 +95,18 @@ def throw(x: Array, times: int) -> Program[Array]:
 
 
 def catch(times: int) -> Program[None]:
-    """Throw back a copy of what comes."""
+    """Throw back a copy of what comes.
+
+    Parameters
+    ----------
+    times : int
+        Rounds.
+
+    Yields
+    ------
+    Recv, Send
+        Each ball, and its copy back.
+    """
     for _ in range(times):
         _, (x,) = yield Recv(Ball, src="worker0")
         yield Send("worker0", Ball(x.copy()))
@@ -123,6 +147,10 @@ def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCH
         Whose gradient time becomes the machine's law: log-normal with the measured mean and spread.
     batches : sequence of int
         Further batches to time.
+
+    Returns
+    -------
+    Calibration
     """
     import threadpoolctl
 

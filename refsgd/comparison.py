@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import DEFAULT_MACHINE, RUNTIMES, Algorithm, Result, Say, Usage, deployment_function, prepare, warn_if_slow
+from refsgd.experiment import DEFAULT_MACHINE, LOCAL_RUNTIMES, Algorithm, Result, Say, Usage, deployment_function, prepare, warn_if_slow
 from refsgd.machine import Machine
 from refsgd.result import predicted_to_json
 
@@ -24,7 +24,20 @@ HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm of a comparison: predicted, simulated and measured."""
+    """One algorithm of a comparison: predicted, simulated and measured.
+
+    Parameters
+    ----------
+    algorithm : str
+    options : dict
+        The algorithm's own.
+    predicted : dict
+        By figure, as in the public format: value, kind, terms, formula.
+    simulated, measured : Result or None
+        In virtual time; as real processes.
+    failed : str
+        Why there is no result.
+    """
 
     algorithm: str
     options: dict[str, Any]
@@ -57,7 +70,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several algorithms on one machine."""
+    """Several algorithms on one machine.
+
+    Parameters
+    ----------
+    machine : Machine
+    runtime : str
+        Where it was measured.
+    seed : int
+    rows : sequence of Row
+        One per algorithm, in the order asked for.
+    hard : Comparison, optional
+        The same algorithms where they part.
+    """
 
     machine: Machine
     runtime: str
@@ -109,8 +134,8 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
     -------
     Comparison
     """
-    if runtime not in RUNTIMES:
-        raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
+    if runtime not in LOCAL_RUNTIMES:
+        raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
     say = progress or (lambda text: None)
     experiments = [prepare(a, **{**arguments, **(options or {}).get(deployment_function(a)[0], {})}) for a in algorithms]
     rows = []

@@ -52,6 +52,15 @@ class Compute:
 
     `fn` is pure and its arguments are frozen, so the result is the one of the moment of the yield.
     Kinds: ``"gradient"``, ``"update"`` (an optimiser's step), ``"reduction"``; others cost nothing.
+
+    Parameters
+    ----------
+    fn : callable
+        What is computed; pure.
+    *args
+        Its arguments; arrays among them are read-only from now on.
+    kind : str
+        Decides the price: "gradient", "update", "reduction", or any other for nothing.
     """
 
     fn: Callable[..., Any]
@@ -72,6 +81,13 @@ class Send:
     The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
     said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools, short
     strings, tuples of these, and None: its class is its tag.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
+
+    Parameters
+    ----------
+    to : str
+        Name of the receiving node.
+    body : NamedTuple
+        The message.
     """
 
     to: str
@@ -88,6 +104,13 @@ class Recv:
     Others stay in the inbox.  Messages that arrive at one moment: lowest source, then sending order.
     In a responder it raises `RunEnded` once nothing can arrive any more.  At least one class must be
     named: the receiver builds the class that its own Recv names, nothing is looked up by a name.
+
+    Parameters
+    ----------
+    *kinds : type
+        Classes of messages, at least one.
+    src : str, optional
+        Only from this node; by default from anybody.
     """
 
     kinds: tuple[type, ...]
@@ -103,7 +126,15 @@ class Recv:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Poll(Recv):
-    """As `Recv` without waiting: ``(src, body)`` or None, which promises nothing about what is under way."""
+    """As `Recv` without waiting: ``(src, body)`` or None, which promises nothing about what is under way.
+
+    Parameters
+    ----------
+    *kinds : type
+        Classes of messages, at least one.
+    src : str, optional
+        Only from this node; by default from anybody.
+    """
 
     def __init__(self, *kinds: type, src: str | None = ANY) -> None:
         Recv.__init__(self, *kinds, src=src)
@@ -114,6 +145,13 @@ class Choose:
     """Answer one of `options`, with probabilities `p` (uniform if None): the only randomness of a program.
 
     Drawn from the program's own seeded stream; branched on by the explorer.
+
+    Parameters
+    ----------
+    options : sequence
+        At least one.
+    p : sequence of float, optional
+        Their probabilities, which sum to 1.
     """
 
     options: Sequence[Any]
@@ -133,6 +171,13 @@ class Mark:
     `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
     (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker) when a server withholds an answer to
     keep a bound; ``drop`` (worker, t, reason) when work is discarded.
+
+    Parameters
+    ----------
+    name : str
+        The fact.
+    **values
+        What belongs to it.
     """
 
     name: str
@@ -168,7 +213,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be."""
+    """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be.
+
+    Parameters
+    ----------
+    cell : Cell
+        One of the node's ``cells``.
+    part : int
+        Number of the slice.
+    """
 
     cell: Cell
     part: int
@@ -182,6 +235,17 @@ class Add:
     """Add `delta` to one part of a cell; priced as an update.
 
     ``atomic=False`` reads and writes in two steps, between which others may write: their additions are lost.
+
+    Parameters
+    ----------
+    cell : Cell
+        One of the node's ``cells``.
+    part : int
+        Number of the slice.
+    delta : ndarray
+        As long as the part.
+    atomic : bool
+        Whether no addition is ever lost.
     """
 
     cell: Cell
@@ -199,7 +263,10 @@ Program = Generator[Effect, Any, R]
 
 
 class RunEnded(Exception):
-    """Raised in a responder at its `Recv` when every main program has returned and nothing is under way."""
+    """Raised in a responder at its `Recv` when every main program has returned and nothing is under way.
+
+    After a death which the run survives also in a main program that names it and waits for what cannot come any more.
+    """
 
 
 @dataclass(slots=True)
@@ -207,6 +274,15 @@ class Node:
     """The programs of one node: a `main`, which the run waits for, and `responders`, which serve until its end.
 
     `cells` are the shared vectors that its programs use.
+
+    Parameters
+    ----------
+    main : generator
+        The program whose return ends the node's part in the run.
+    responders : sequence of generator
+        Programs that serve until the run ends.
+    cells : sequence of Cell
+        Shared vectors that `Load` and `Add` may name.
     """
 
     main: Program[Any]
@@ -219,13 +295,22 @@ Factory = Callable[[], Deployment]  #: builds a fresh deployment; calling a gene
 
 
 class Died(NamedTuple):
-    """What a program that lists it in a `Recv` is told of a death which the run survives."""
+    """What a program that lists it in a `Recv` is told, once, of a death which the run survives; the last that comes from `node`."""
 
     node: str
 
 
 def payload_bytes(body: Any) -> int:
     """Bytes of a message that count: its arrays and numpy scalars (not Python ints, floats, bools, None).
+
+    Parameters
+    ----------
+    body : iterable
+        The fields of a message.
+
+    Returns
+    -------
+    int
 
     Examples
     --------

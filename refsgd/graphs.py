@@ -38,6 +38,17 @@ def _from(n: int, neighbours: Callable[[int], set[int]]) -> Graph:
 def ring(n: int) -> Graph:
     """Each node and the two beside it (one if n = 2).
 
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+
+    Returns
+    -------
+    list of list of int
+
+    Examples
+    --------
     >>> ring(4)
     [[1, 3], [0, 2], [1, 3], [0, 2]]
     """
@@ -46,7 +57,19 @@ def ring(n: int) -> Graph:
 
 
 def torus(n: int, columns: int | None = None) -> Graph:
-    """A grid whose rows and columns are rings: node i is in row i // columns; as square as possible by default."""
+    """A grid whose rows and columns are rings: node i is in row i // columns; as square as possible by default.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+    columns : int, optional
+        Length of a row, a divisor of n.
+
+    Returns
+    -------
+    list of list of int
+    """
     _check(n)
     width = columns or max(k for k in range(1, math.isqrt(n) + 1) if n % k == 0)
     if n % width:
@@ -61,13 +84,33 @@ def torus(n: int, columns: int | None = None) -> Graph:
 
 
 def complete(n: int) -> Graph:
-    """Everybody with everybody."""
+    """Everybody with everybody.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+
+    Returns
+    -------
+    list of list of int
+    """
     _check(n)
     return _from(n, lambda i: set(range(n)))
 
 
 def star(n: int) -> Graph:
-    """Node 0 with all others."""
+    """Node 0 with all others.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+
+    Returns
+    -------
+    list of list of int
+    """
     _check(n)
     return _from(n, lambda i: {0} if i else set(range(n)))
 
@@ -75,6 +118,17 @@ def star(n: int) -> Graph:
 def exponential(n: int) -> Graph:
     """Nodes 1, 2, 4, ... apart, both ways: about 2 log2 n neighbours, and everybody is log2 n steps away.
 
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+
+    Returns
+    -------
+    list of list of int
+
+    Examples
+    --------
     >>> exponential(8)[0]
     [1, 2, 4, 6, 7]
     """
@@ -88,6 +142,20 @@ def one_peer_exponential(n: int, t: int) -> Graph:
 
     With weights 1/2 a cycle of steps averages exactly if n is a power of two.
 
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+    t : int
+        The step, >= 0.
+
+    Returns
+    -------
+    list of list of int
+        One neighbour for each node; none for n = 1.
+
+    Examples
+    --------
     >>> one_peer_exponential(4, 1)
     [[2], [3], [0], [1]]
     """
@@ -101,13 +169,33 @@ def _hops(n: int) -> list[int]:
 
 
 def bipartite(n: int) -> Graph:
-    """Complete bipartite: every even node with every odd one."""
+    """Complete bipartite: every even node with every odd one.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2.
+
+    Returns
+    -------
+    list of list of int
+    """
     _check(n, 2)
     return _from(n, lambda i: {j for j in range(n) if (i + j) % 2})
 
 
 def bipartite_ring(n: int) -> Graph:
-    """A ring of even length, whose even and odd nodes alternate."""
+    """A ring of even length, whose even and odd nodes alternate.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, an even number of at least 2.
+
+    Returns
+    -------
+    list of list of int
+    """
     if n < 2 or n % 2:
         raise ValueError(f"bipartite ring of {n} nodes; expected an even number >= 2")
     return ring(n)
@@ -118,6 +206,19 @@ def random_regular(n: int, degree: int, seed: int = 0) -> Graph:
 
     Steger and Wormald's procedure: pair free ends at random, refusing loops and double edges; start again where
     that gets stuck or leaves the graph in pieces.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 1.
+    degree : int
+        Neighbours of each node, with n * degree even.
+    seed : int
+        Of the draw, >= 0.
+
+    Returns
+    -------
+    list of list of int
 
     Raises
     ------
@@ -161,7 +262,17 @@ def _pair_free_ends(n: int, degree: int, rng: np.random.Generator) -> list[set[i
 
 
 def is_connected(graph: Graph) -> bool:
-    """Whether node 0 reaches every node along the edges."""
+    """Whether node 0 reaches every node along the edges.
+
+    Parameters
+    ----------
+    graph : list of list of int
+        The neighbours of each node.
+
+    Returns
+    -------
+    bool
+    """
     seen, todo = {0}, [0]
     while todo:
         new = set(graph[todo.pop()]) - seen
@@ -172,6 +283,11 @@ def is_connected(graph: Graph) -> bool:
 
 def uniform(graph: Graph) -> Matrix:
     """W with weight 1/(degree + 1) for each neighbour and for oneself; the graph must be regular.
+
+    Parameters
+    ----------
+    graph : list of list of int
+        The neighbours of each node.
 
     Returns
     -------
@@ -189,6 +305,11 @@ def uniform(graph: Graph) -> Matrix:
 
 def metropolis(graph: Graph) -> Matrix:
     """W with weight 1 / (1 + max(degree_i, degree_j)) on each edge, the rest on the diagonal; any undirected graph.
+
+    Parameters
+    ----------
+    graph : list of list of int
+        The neighbours of each node; undirected.
 
     Returns
     -------
@@ -209,6 +330,16 @@ def contraction(W: Matrix) -> float:
     """How much of the deviation from the mean a round of averaging can leave: the largest singular value of W - 11'/n.
 
     For symmetric W it is max(|lambda_2|, |lambda_n|), and it is reached.
+
+    Parameters
+    ----------
+    W : ndarray, (n, n) float64
+        Mixing matrix; rows and columns sum to 1.
+
+    Returns
+    -------
+    float
+        In [0, 1] for a doubly stochastic W.
     """
     n = len(W)
     return float(np.linalg.norm(W - np.full((n, n), 1 / n), 2))
@@ -217,12 +348,25 @@ def contraction(W: Matrix) -> float:
 def spectral_gap(W: Matrix) -> float:
     """1 - contraction(W): 1 for an exact average in one round, 0 where nothing is learnt.
 
+    Parameters
+    ----------
+    W : ndarray, (n, n) float64
+        Mixing matrix; rows and columns sum to 1.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+
+    Examples
+    --------
     >>> round(spectral_gap(uniform(complete(5))), 12)
     1.0
     """
     return 1 - contraction(W)
 
 
+#: by name, as options of algorithms give them: a function of the number of nodes
 GRAPHS: dict[str, Callable[[int], Graph]] = {
     "ring": ring,
     "torus": torus,

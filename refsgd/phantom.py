@@ -98,6 +98,11 @@ def phantom(d: int, batch: int = 1) -> Problem:
         Parameters, >= 0.
     batch : int
         Images per worker and iteration, for images/s.
+
+    Returns
+    -------
+    Problem
+        On which every algorithm runs in the simulator, without contents.
     """
     if d < 0:
         raise ValueError(f"phantom of {d} parameters; expected a number >= 0")

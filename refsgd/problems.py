@@ -12,7 +12,20 @@ from refsgd.effects import Array
 
 
 def one_image(rank: int, t: int) -> int:
-    """Every gradient weighs the same."""
+    """Every gradient weighs the same.
+
+    Parameters
+    ----------
+    rank : int
+        The worker, 0 to n - 1.
+    t : int
+        The step, >= 0.
+
+    Returns
+    -------
+    int
+        1.
+    """
     return 1
 
 
@@ -63,6 +76,14 @@ def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: floa
         Standard deviation of the gradient's noise, drawn from (seed, rank, t).
     curvature : float
         a > 0.
+    seed : int
+        Of the centres and of the noise.
+    dtype : data-type
+        Of the parameters and gradients; float32 in runs.
+
+    Returns
+    -------
+    Problem
     """
     centers = np.random.default_rng([seed, 1]).standard_normal((workers, d)).astype(dtype)
 
@@ -83,6 +104,17 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
     """Gradients that depend on x and are small integers, so that sums are exact in float32 in any order.
 
     With a learning rate that is a power of two every schedule of additions gives the same bits.
+
+    Parameters
+    ----------
+    d, workers : int
+        Dimension, and number of workers.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    Problem
     """
 
     def gradient(x: Array, rank: int, t: int) -> Array:
@@ -116,6 +148,10 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
         Shards sorted by label instead of identically distributed ones.
     evaluate : int
         At most so many images are used for a loss or an accuracy along the way.
+
+    Returns
+    -------
+    Problem
 
     Raises
     ------

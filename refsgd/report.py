@@ -27,7 +27,19 @@ def _cells(row: Row, pattern: str, key: str, scale: float, seen: Any) -> str:
 
 
 def residual(row: Row, against: str) -> float | None:
-    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of measured from simulated."""
+    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of measured from simulated.
+
+    Parameters
+    ----------
+    row : Row
+    against : {"predicted", "simulated"}
+        What it is compared with.
+
+    Returns
+    -------
+    float or None
+        None where one of the two is missing.
+    """
     low = row.predicted.get("seconds_per_iteration", {}).get("value") if against == "predicted" else _iteration(row.simulated)
     high = _iteration(row.simulated if against == "predicted" else row.measured)
     return high / low - 1 if low and high else None
@@ -43,7 +55,18 @@ def _residuals(row: Row) -> str:
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
-    """Why the three answers of one algorithm part, where they do by more than `large`; the term with the most to say."""
+    """Why the three answers of one algorithm part, where they do by more than `large`; the term with the most to say.
+
+    Parameters
+    ----------
+    row : Row
+    large : float
+        Relative difference in time per iteration.
+
+    Returns
+    -------
+    list of str
+    """
     out = []
     off = residual(row, "predicted")
     s, law = row.simulated, row.simulated.machine.compute if row.simulated is not None else None
@@ -78,7 +101,16 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds."""
+    """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds.
+
+    Parameters
+    ----------
+    comparison : Comparison
+
+    Returns
+    -------
+    rich.table.Table
+    """
     table = Table(title=f"{comparison.machine}", title_justify="left", caption="staleness in updates; ~ approximation, ≤ ≥ bound",
                   caption_justify="left", show_lines=True)
     for name in ("algorithm", "", "test\naccuracy", "ms per\niteration", "images/s", "residual", "staleness\nmean", "\nmax", "idle", "MB sent"):
@@ -101,7 +133,16 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def prediction_table(predictions: Mapping[str, Any]) -> Table:
-    """One line per figure: value, kind, its terms, the formula."""
+    """One line per figure: value, kind, its terms, the formula.
+
+    Parameters
+    ----------
+    predictions : mapping of str to Prediction
+
+    Returns
+    -------
+    rich.table.Table
+    """
     table = Table(show_lines=True)
     for name in ("figure", "value", "kind", "terms", "formula"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
@@ -112,7 +153,18 @@ def prediction_table(predictions: Mapping[str, Any]) -> Table:
 
 
 def time_to(result: Result, accuracy: float) -> float | None:
-    """Seconds until the test accuracy first reached a value, None if it never did."""
+    """Seconds until the test accuracy first reached a value, None if it never did.
+
+    Parameters
+    ----------
+    result : Result
+    accuracy : float
+        In [0, 1].
+
+    Returns
+    -------
+    float or None
+    """
     for seconds, _, _, _, reached in result.history:
         if reached >= accuracy:
             return float(seconds)
@@ -120,7 +172,16 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the comparison shows, in a few plain sentences."""
+    """What the comparison shows, in a few plain sentences.
+
+    Parameters
+    ----------
+    comparison : Comparison
+
+    Returns
+    -------
+    list of str
+    """
     seen = comparison.results
     out = []
     many = {name: r for name, r in seen.items() if r.workers > 1}

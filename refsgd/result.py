@@ -17,19 +17,45 @@ from refsgd.machine import Machine
 from refsgd.trace import Run, Trace
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from refsgd.player import Player
 
 FORMAT = 1  #: version of the JSON format
+#: pictures that `Result.plot` draws, and whether from the trace
+PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False, "staleness_histogram": False,
+         "timeline": True, "staleness_over_time": True, "communication": True, "replica_spread": False}
 UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
 
 
 def parameters_sha256(x: Array) -> str:
-    """SHA-256 of parameters as little-endian float32: equal hashes mean equal bits."""
+    """SHA-256 of parameters as little-endian float32: equal hashes mean equal bits.
+
+    Parameters
+    ----------
+    x : ndarray, (d,)
+        Of any float type.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
     return hashlib.sha256(np.ascontiguousarray(x, "<f4").tobytes()).hexdigest()
 
 
 def schedule_sha256(trace: Trace) -> str:
-    """SHA-256 of the schedule: for each node which of its programs acted when, and what it received or chose."""
+    """SHA-256 of the schedule: for each node which of its programs acted when, and what it received or chose.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
     digests = {node: hashlib.sha256() for node in trace.nodes}
     for e in trace.events:
         what = (e.program, e.kind, e.data.get("src"), e.data.get("number"), e.data.get("ticket"), str(e.data.get("option")))
@@ -38,7 +64,18 @@ def schedule_sha256(trace: Trace) -> str:
 
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
-    """What servers and what workers returned, as vectors; a returned object stands for its attribute ``x``."""
+    """What servers and what workers returned, as vectors; a returned object stands for its attribute ``x``.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    (list of ndarray, list of ndarray)
+        Of the servers, and of the workers.
+    """
     servers: list[Array] = []
     workers: list[Array] = []
     for node in run.trace.nodes:  # slices are joined in server order, not in the order in which servers ended
@@ -49,7 +86,17 @@ def replicas(run: Run) -> tuple[list[Array], list[Array]]:
 
 
 def average(vectors: Sequence[Array]) -> Array:
-    """The mean of replicas, as x_0 + mean(x_i - x_0): equal replicas give the same bits."""
+    """The mean of replicas, as x_0 + mean(x_i - x_0): equal replicas give the same bits.
+
+    Parameters
+    ----------
+    vectors : sequence of ndarray, (d,)
+        At least one.
+
+    Returns
+    -------
+    ndarray, (d,)
+    """
     first = vectors[0]
     if len(vectors) == 1:
         return first
@@ -57,7 +104,17 @@ def average(vectors: Sequence[Array]) -> Array:
 
 
 def final_parameters(run: Run) -> Array:
-    """The parameters that are evaluated: the servers' slices joined, else the mean of the replicas; (d,)."""
+    """The parameters that are evaluated: the servers' slices joined, else the mean of the replicas; (d,).
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    ndarray, (d,)
+    """
     servers, workers = replicas(run)
     if servers:
         return np.concatenate(servers)
@@ -67,7 +124,18 @@ def final_parameters(run: Run) -> Array:
 
 
 def measure(trace: Trace, batch: int) -> dict[str, Any]:
-    """The figures of a trace under the keys of the public JSON format."""
+    """The figures of a trace under the keys of the public JSON format.
+
+    Parameters
+    ----------
+    trace : Trace
+    batch : int
+        Images per worker and iteration.
+
+    Returns
+    -------
+    dict
+    """
     taus = [tau for _, tau in trace.staleness]
     rate = trace.iteration_rate  # of all workers together, each until its own end
     overrun = [t.get("overrun_ratio", 0.0) for t in trace.lateness.values()]
@@ -155,7 +223,17 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Read what `to_json` wrote; raises ValueError naming what was found otherwise."""
+        """Read what `to_json` wrote; raises ValueError naming what was found otherwise.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Result
+            Without trace and parameters.
+        """
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -231,10 +309,50 @@ class Result:
             found.save(path)
         return found
 
+    def plot(self, kind: str, ax: Axes | None = None, **options: Any) -> Axes:
+        """One of the pictures of `refsgd.plots` of this run.
+
+        Parameters
+        ----------
+        kind : str
+            A key of `PLOTS`, e.g. "timeline", "idle_by_cause", "staleness_over_time".
+        ax : Axes, optional
+            Where to draw; by default on pyplot's current axes, which notebooks show.
+        **options
+            Of the function of that name, e.g. ``end=0.2, causes=True`` of `refsgd.plots.timeline`.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            For another kind, and where the picture needs a trace and the result was read from JSON.
+        """
+        if kind not in PLOTS:
+            raise ValueError(f"plot {kind!r}; expected one of {', '.join(PLOTS)}")
+        from refsgd import plots
+
+        of_trace = PLOTS[kind]
+        if of_trace and self.trace is None:
+            raise ValueError(f"plot {kind!r} of a result read from JSON, which has no trace; expected one that run() or replay() returned")
+        drawn: Axes = getattr(plots, kind)(self.trace if of_trace else {self.algorithm: self}, ax, **options)
+        return drawn
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
 
 
 def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions as JSON values."""
+    """Predictions as JSON values.
+
+    Parameters
+    ----------
+    predicted : mapping of str to Prediction
+
+    Returns
+    -------
+    dict
+    """
     return {key: prediction.to_json() for key, prediction in predicted.items()}

@@ -29,7 +29,12 @@ Target = str | Callable[[Event], bool]
 
 
 class Places(list[Where]):
-    """Where each program stands, as a list that prints readably."""
+    """Where each program stands, as a list that prints readably.
+
+    Parameters
+    ----------
+    iterable : iterable of Where
+    """
 
     def __repr__(self) -> str:
         from refsgd.player.listing import title
@@ -126,6 +131,16 @@ class Stepper:
     def choose(self, pick: int) -> Stepper:
         """Let enabled action number `pick` happen, as `actions` lists them.
 
+        Parameters
+        ----------
+        pick : int
+            Number of an action, from 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+
         Raises
         ------
         ValueError
@@ -148,7 +163,18 @@ class Stepper:
         return self
 
     def step(self, n: int = 1) -> Stepper:
-        """Let the first enabled action happen, n times; at the end of the run nothing changes."""
+        """Let the first enabled action happen, n times; at the end of the run nothing changes.
+
+        Parameters
+        ----------
+        n : int
+            How many actions, >= 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+        """
         for _ in range(n):
             if self._enabled:
                 self.choose(0)
@@ -162,6 +188,11 @@ class Stepper:
         target : str or callable
             The name of a mark (``"update"``, ``"clock"``, ``"block"``), a kind of event (``"receive"``, ``"send"``,
             ``"compute"``, ...), or ``event -> bool``.
+
+        Returns
+        -------
+        Stepper
+            Itself.
 
         Raises
         ------
@@ -191,7 +222,18 @@ class Stepper:
         return self
 
     def back(self, n: int = 1) -> Stepper:
-        """Undo the last n actions, by running those before them again; at most to the start."""
+        """Undo the last n actions, by running those before them again; at most to the start.
+
+        Parameters
+        ----------
+        n : int
+            How many actions, >= 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+        """
         if n < 0:
             raise Usage(f"back {n}; expected a number of actions >= 0")
         self._begin(self._picks[:max(0, len(self.schedule) - n)])
@@ -259,7 +301,17 @@ class Stepper:
         return Trace(self.world.events, self.world.nodes, float(self.world.clock))
 
     def player(self, path: str | Path | None = None) -> Player:
-        """What happened so far in the step player, opened at its end; also written to `path` if one is given."""
+        """What happened so far in the step player, opened at its end; also written to `path` if one is given.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to write the page.
+
+        Returns
+        -------
+        Player
+        """
         from refsgd.player import Player, player_html
 
         arrived = {(m.src, node, m.number): m.arrival for node, box in self.world.boxes.items() for m in box.letters}

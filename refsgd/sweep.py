@@ -43,7 +43,17 @@ class Sweep:
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``workers=1,2,4``."""
+    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``workers=1,2,4``.
+
+    Parameters
+    ----------
+    text : str
+        A quantity and its range.
+
+    Returns
+    -------
+    (str, tuple of float)
+    """
     name, _, rest = text.partition("=")
     if name not in QUANTITIES:
         raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")
@@ -85,6 +95,10 @@ def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float
         A key of the predictions.
     **arguments
         As `refsgd.predict`.
+
+    Returns
+    -------
+    Sweep
     """
     curves: dict[str, list[float | None]] = {}
     unit = ""
@@ -112,7 +126,20 @@ def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:
-    """Where two curves cross strictly; those that coincide over a stretch do not."""
+    """Where two curves cross strictly; those that coincide over a stretch do not.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Of the quantity, ascending.
+    curves : dict of str to list
+        A value for each, None where there is no prediction.
+
+    Returns
+    -------
+    list of (str, str, float)
+        Two labels, and where they cross, by linear interpolation.
+    """
     out = []
     for (a, ya), (b, yb) in itertools.combinations(curves.items(), 2):
         last: tuple[float, float] | None = None

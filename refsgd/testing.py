@@ -38,7 +38,17 @@ Deploy = Callable[..., Deployment]
 
 
 def forgotten_yields(tree: ast.AST) -> list[int]:
-    """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without ``yield from``."""
+    """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without ``yield from``.
+
+    Parameters
+    ----------
+    tree : ast.AST
+        Of a module.
+
+    Returns
+    -------
+    list of int
+    """
     generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
                   and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
     lines = []
@@ -63,7 +73,17 @@ def _deploys(function: ast.FunctionDef) -> bool:
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its name, whether it held (None: does not apply), and what was seen."""
+    """One check: its name, whether it held (None: does not apply), and what was seen.
+
+    Parameters
+    ----------
+    name : str
+        Of the check.
+    held : bool or None
+        None: it does not apply.
+    text : str
+        What was seen.
+    """
 
     name: str
     held: bool | None
@@ -76,6 +96,11 @@ class Finding:
 
 def ledger(run: Run) -> None:
     """Every gradient that was computed is applied once to each slice, or marked as dropped; none is from the future.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
 
     Raises
     ------
@@ -100,7 +125,13 @@ def ledger(run: Run) -> None:
 
 
 def finite(run: Run) -> None:
-    """The final parameters are finite numbers."""
+    """The final parameters are finite numbers.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+    """
     if not np.all(np.isfinite(final_parameters(run))):
         raise AssertionError("the final parameters have NaN or infinite entries")
 
@@ -111,7 +142,17 @@ def constant_gradients() -> Problem:
 
 
 def zero_problem(d: int = 5) -> Problem:
-    """Gradients are zero and all replicas start equal: nothing may change, bit for bit."""
+    """Gradients are zero and all replicas start equal: nothing may change, bit for bit.
+
+    Parameters
+    ----------
+    d : int
+        Dimension.
+
+    Returns
+    -------
+    Problem
+    """
     x0 = np.linspace(-1, 1, d, dtype=np.float32) / np.float32(3)
     return Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
 
@@ -260,7 +301,17 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
 
 
 def server_lead(run: Run) -> int:
-    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest worker's."""
+    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest worker's.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    int
+    """
     widest = 0
     for node in run.trace.updates:
         clocks = dict.fromkeys(run.trace.workers, 0)
@@ -275,6 +326,25 @@ def server_lead(run: Run) -> int:
 def explore_algorithm(name: str, *, workers: int = 2, servers: int = 1, steps: int = 2, max_runs: int = 20_000,
                       walks: int | None = None, seed: int = 0, **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
+
+    Parameters
+    ----------
+    name : str
+        Of the catalogue.
+    workers, servers, steps : int
+        Sizes; three workers and three steps are the practical limit.
+    max_runs : int
+        Stop after so many schedules.
+    walks : int, optional
+        Draw so many schedules instead of following all.
+    seed : int
+        Of the random schedules.
+    **options
+        The algorithm's own.
+
+    Returns
+    -------
+    str
 
     Raises
     ------
@@ -345,6 +415,15 @@ def play(text: str) -> str:
     state                      where each program stands
     parameters                 the final parameters
     ========================== =========================================================================
+
+    Parameters
+    ----------
+    text : str
+        An interaction file.
+
+    Returns
+    -------
+    str
     """
     head, *blocks = text.split("\n\ndeploy ", 1)
     if not blocks:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
+#: why a worker waits, see `refsgd.waiting`
 CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
 
 
@@ -57,7 +60,17 @@ class Transit(NamedTuple):
 
 
 def is_worker(node: str) -> bool:
-    """Whether a node counts as a worker: every node that is not a server."""
+    """Whether a node counts as a worker: every node that is not a server.
+
+    Parameters
+    ----------
+    node : str
+        Its name.
+
+    Returns
+    -------
+    bool
+    """
     return not node.startswith("server")
 
 
@@ -74,6 +87,8 @@ class Trace:
         When the last main program returned.
     latency, bandwidth : float
         Of the emulated link [s, bytes/s], to tell transfer from queueing; 0 and inf where nothing is emulated.
+    lateness : dict of str to dict
+        How late each node's real process was, by figure; empty in virtual time.
     """
 
     events: list[Event]
@@ -84,7 +99,20 @@ class Trace:
     lateness: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def of(self, kind: str, node: str | None = None) -> list[Event]:
-        """Events of one kind, of all nodes or of one."""
+        """Events of one kind, of all nodes or of one.
+
+        Parameters
+        ----------
+        kind : str
+            See `Event`.
+        node : str, optional
+            Its name.
+
+        Returns
+        -------
+        list of Event
+            In order of time.
+        """
         return [e for e in self._by_kind.get(kind, ()) if node is None or e.node == node]
 
     @cached_property
@@ -95,7 +123,18 @@ class Trace:
         return kinds
 
     def marks(self, name: str) -> list[Event]:
-        """Marks of one name."""
+        """Marks of one name.
+
+        Parameters
+        ----------
+        name : str
+            Of the mark.
+
+        Returns
+        -------
+        list of Event
+            In order of time.
+        """
         return [e for e in self.of("mark") if e.data["name"] == name]
 
     @property
@@ -198,6 +237,26 @@ class Trace:
         """Largest difference of *completed* iterations between two workers at one time (SSP: at most s + 1)."""
         return self._gaps[1]
 
+    @cached_property
+    def replica_spread(self) -> list[tuple[float, float]]:
+        """(seconds, consensus distance) at the iterations whose replicas were kept; see `Thinner`.
+
+        The distance is the mean squared distance (1/n) sum_i |x_i - mean|^2 of the workers' parameters after an iteration t,
+        from the marks of workers that carry ``t`` and ``x``; the time is that of the last worker.  Empty where fewer than two
+        workers mark a replica.
+        """
+        rows: dict[int, dict[str, Event]] = defaultdict(dict)
+        for e in self.of("mark"):
+            if is_worker(e.node) and "x" in e.data and "t" in e.data:
+                rows[e.data["t"]][e.node] = e
+        most = max(map(len, rows.values()), default=0)
+        out = []
+        for _, found in sorted(rows.items()):
+            if len(found) == most > 1:
+                x = np.stack([e.data["x"] for e in found.values()]).astype(float)
+                out.append((max(e.time for e in found.values()), float(np.sum((x - x.mean(axis=0)) ** 2) / most)))
+        return out
+
     # -- waiting -------------------------------------------------------------------------------------------
 
     @cached_property
@@ -269,7 +328,17 @@ class Trace:
 
 
 def merge(streams: Iterable[list[Event]]) -> list[Event]:
-    """Join the events of several nodes in order of time, each node's own order kept."""
+    """Join the events of several nodes in order of time, each node's own order kept.
+
+    Parameters
+    ----------
+    streams : iterable of list of Event
+        One for each node, in its order.
+
+    Returns
+    -------
+    list of Event
+    """
     every = [e for stream in streams for e in stream]
     every.sort(key=lambda e: e.time)
     return every
@@ -316,6 +385,13 @@ class Thinner:
 def thin(events: Iterable[Event], limit: int = 64) -> None:
     """Drop `x` from all but `limit` evenly spaced marks of each name of each node; see `Thinner`.
 
+    Parameters
+    ----------
+    events : iterable of Event
+        Changed in place.
+    limit : int
+        Most `x` kept of each (node, name).
+
     Examples
     --------
     >>> marks = [Event(0.0, "server0", 0, "mark", {"name": "update", "version": v, "x": v}) for v in range(100)]
@@ -330,7 +406,14 @@ def thin(events: Iterable[Event], limit: int = 64) -> None:
 
 @dataclass
 class Run:
-    """What a runtime gives back: the trace and what every main program returned."""
+    """What a runtime gives back: the trace and what every main program returned.
+
+    Parameters
+    ----------
+    trace : Trace
+    values : dict of str to object
+        What main programs returned, by node.
+    """
 
     trace: Trace
     values: dict[str, Any]

@@ -98,7 +98,22 @@ def _transit(e: Event, s: Event | None) -> Transit | None:
 
 
 def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[float, float, str]]:
-    """Pieces (start, end, cause) that cover one wait of `node`, in no order."""
+    """Pieces (start, end, cause) that cover one wait of `node`, in no order.
+
+    Parameters
+    ----------
+    history : object
+        A trace arranged for walking back.
+    node : str
+        Who waits.
+    wait : Activity
+        One of its waits.
+
+    Yields
+    ------
+    (float, float, str)
+        Start [s], end [s], one of `CAUSES`.
+    """
     m = wait.message
     assert m is not None
     yield from history.wire(m)
@@ -157,6 +172,10 @@ class Wait(NamedTuple):
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
     """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration.
+
+    Parameters
+    ----------
+    trace : Trace
 
     Returns
     -------

@@ -20,6 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 ARROWS = {
     "effects": set(),
     "graphs": set(),
+    "architectures": set(),
     "machine": set(),
     "trace": {"waiting"},
     "waiting": {"trace"},
@@ -31,10 +32,10 @@ ARROWS = {
     "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "machine", "trace"},
     "theory": {"theory", "machine"},
-    "result": {"effects", "machine", "trace", "player", ""},
+    "result": {"effects", "machine", "trace", "player", "plots", ""},
 }
 FREE = {
-    "experiment", "comparison", "calibration", "sweep", "cli", "report", "plots", "player", "stepper",
+    "experiment", "advice", "comparison", "lives", "outcomes", "calibration", "sweep", "checkpoint", "doctor", "cli", "report", "plots", "player", "stepper",
     "terminal", "studies", "testing", "check", "__init__", "__main__",
 }
 

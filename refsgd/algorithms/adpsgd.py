@@ -46,7 +46,7 @@ from typing import NamedTuple
 from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 from refsgd.graphs import Graph
 
 
@@ -91,8 +91,11 @@ def train(rank: int, me: str, passive: Sequence[str], replica: Replica, problem:
         read = replica.version
         g: Array = yield Compute(problem.gradient, replica.x, rank, t)
         if passive:
-            _, answer = yield Recv(Answer, src=j)
-            replica.become(answer.x)
+            _, answer = yield Recv(Answer, Died, src=j)
+            if isinstance(answer, Died):  # nothing was averaged on either side
+                passive = [i for i in passive if i != j]
+            else:
+                replica.become(answer.x)
         x, v = sgd.step(replica.x, v, g, t)
         replica.become(x)
         yield Mark("update", slice=0, version=replica.version - 1, reads=((me, read),), t=t, x=x)

@@ -40,6 +40,7 @@ synchronous parallel, the significance filter, a threshold that falls as 1 / sqr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ import numpy.typing as npt
 
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 class Significant(NamedTuple):
@@ -80,22 +81,23 @@ def server(k: int, other: str | None, mine: slice, x: Array, pushes: int, remote
            threshold: float) -> Program[Array]:
     """Apply `pushes` of own workers and `remote` messages of the other centre; returns slice `mine` of the copy."""
     v, unsent, done = sgd.start(x), np.zeros_like(x), 0  # done: own pushes
-    for version in range(pushes + remote):  # counts all pushes that the copy knows of
-        w, message = yield Recv(Push, Significant)
-        if isinstance(message, Significant):
-            x = yield Compute(add, x, message.entries, message.change, kind="update")
-            yield Mark("update", slice=k, version=version, reads=((message.worker, message.version),), x=x[mine])
-            continue
-        old = x
-        x, v = yield Compute(sgd.step, x, v, message.grad, done, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x[mine])
-        unsent, done = unsent + (x - old), done + 1
-        limit = threshold / (1 + (done - 1) // per_iteration) ** 0.5 if done < pushes else 0.0
-        if other is not None:
-            entries, rest = filtered(x, unsent, limit)
-            yield Send(other, Significant(entries, unsent[entries], w, message.version))
-            unsent = rest
-        yield Send(w, Model(x, version + 1))
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for version in range(pushes + remote):  # counts all pushes that the copy knows of
+            w, message = yield Recv(Push, Significant)
+            if isinstance(message, Significant):
+                x = yield Compute(add, x, message.entries, message.change, kind="update")
+                yield Mark("update", slice=k, version=version, reads=((message.worker, message.version),), x=x[mine])
+                continue
+            old = x
+            x, v = yield Compute(sgd.step, x, v, message.grad, done, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x[mine])
+            unsent, done = unsent + (x - old), done + 1
+            limit = threshold / (1 + (done - 1) // per_iteration) ** 0.5 if done < pushes else 0.0
+            if other is not None:
+                entries, rest = filtered(x, unsent, limit)
+                yield Send(other, Significant(entries, unsent[entries], w, message.version))
+                unsent = rest
+            yield Send(w, Model(x, version + 1))
     return x[mine]
 
 

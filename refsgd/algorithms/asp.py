@@ -34,19 +34,22 @@ Lian et al., "Asynchronous parallel stochastic gradient for nonconvex optimizati
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 def server(k: int, x: Array, pushes: int, sgd: SGD) -> Program[Array]:
     """Apply each of `pushes` gradients to slice k as it comes and answer its sender; returns the slice."""
     v = sgd.start(x)
-    for version in range(pushes):
-        w, push = yield Recv(Push)
-        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
-        yield Send(w, Model(x, version + 1))
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for version in range(pushes):
+            w, push = yield Recv(Push)
+            x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
+            yield Send(w, Model(x, version + 1))
     return x
 
 

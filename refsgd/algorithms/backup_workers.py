@@ -40,11 +40,12 @@ algorithms 3 (worker) and 4 (server).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from refsgd.algorithms import bsp
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 def worker(rank: int, server: str, problem: Objective, steps: int) -> Program[Array]:
@@ -63,26 +64,27 @@ def server(workers: Sequence[str], x: Array, steps: int, sgd: SGD, needed: int) 
     """Step with the first `needed` gradients of each step, drop the others; returns the parameters, shape (d,)."""
     v, t, pushes = sgd.start(x), 0, dict[str, Push]()
     outstanding = set(workers) if steps else set()  # they compute, or their push is under way
-    while outstanding:
-        w, push = yield Recv(Push)
-        if push.version < t:
-            yield Mark("drop", worker=w, t=push.version, reason="late")
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        while outstanding:
+            w, push = yield Recv(Push)
+            if push.version < t:
+                yield Mark("drop", worker=w, t=push.version, reason="late")
+                if t == steps:
+                    outstanding.remove(w)
+                yield Send(w, Model(x, t))
+                continue
+            pushes[w] = push
+            if len(pushes) < needed:
+                continue
+            first = [w for w in workers if w in pushes]
+            # In worker order: floating-point addition must not depend on the network.
+            x, v = yield Compute(bsp.update, sgd, x, v, [pushes[w] for w in first], t, "mean", kind="update")
+            yield Mark("update", slice=0, version=t, reads=tuple((w, t) for w in first), x=x)
+            t, pushes = t + 1, {}
             if t == steps:
-                outstanding.remove(w)
-            yield Send(w, Model(x, t))
-            continue
-        pushes[w] = push
-        if len(pushes) < needed:
-            continue
-        first = [w for w in workers if w in pushes]
-        # In worker order: floating-point addition must not depend on the network.
-        x, v = yield Compute(bsp.update, sgd, x, v, [pushes[w] for w in first], t, "mean", kind="update")
-        yield Mark("update", slice=0, version=t, reads=tuple((w, t) for w in first), x=x)
-        t, pushes = t + 1, {}
-        if t == steps:
-            outstanding -= set(first)
-        for w in first:
-            yield Send(w, Model(x, t))
+                outstanding -= set(first)
+            for w in first:
+                yield Send(w, Model(x, t))
     return x
 
 

@@ -40,12 +40,13 @@ algorithms 1 (worker) and 2 (server): DC-ASGD-c with a constant lambda (0.04), D
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 def compensated(g: Array, drift: Array, mean_square: Array, compensation: float, adaptive: bool) -> tuple[Array, Array]:
@@ -69,13 +70,14 @@ def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, comp
     """Compensate and apply each of `pushes` gradients to slice k as it comes; returns the slice."""
     v, mean_square = sgd.start(x), np.zeros_like(x)
     backup = dict.fromkeys(workers, x)  # what each worker has read
-    for version in range(pushes):
-        w, push = yield Recv(Push)
-        x, v, mean_square = yield Compute(update, sgd, x, v, mean_square, push.grad, backup[w], version, compensation,
-                                          adaptive, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
-        backup[w] = x
-        yield Send(w, Model(x, version + 1))
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for version in range(pushes):
+            w, push = yield Recv(Push)
+            x, v, mean_square = yield Compute(update, sgd, x, v, mean_square, push.grad, backup[w], version, compensation,
+                                              adaptive, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
+            backup[w] = x
+            yield Send(w, Model(x, version + 1))
     return x
 
 

@@ -39,13 +39,14 @@ Duchi, Hazan and Singer, "Adaptive subgradient methods", JMLR 12, 2011: the rule
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from refsgd.algorithms.parameter_server import Model, Objective, names, rotate, slices
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 class Accrued(NamedTuple):
@@ -108,17 +109,18 @@ def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[
 def server(k: int, x: Array, messages: int, sgd: SGD, adagrad: bool) -> Program[Array]:
     """Apply pushes to slice k and answer fetches, `messages` of both together; returns the slice."""
     v, version = sgd.start(x), 0  # velocity, or AdaGrad's squares
-    for _ in range(messages):
-        w, message = yield Recv(Accrued, Fetch)
-        if isinstance(message, Fetch):
-            yield Send(w, Model(x, version))
-            continue
-        if adagrad:
-            x, v = yield Compute(adagrad_step, sgd, x, v, message.grad, version, kind="update")
-        else:
-            x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
-        yield Mark("update", slice=k, version=version, reads=tuple((w, read) for read in message.versions), x=x)
-        version += 1
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for _ in range(messages):
+            w, message = yield Recv(Accrued, Fetch)
+            if isinstance(message, Fetch):
+                yield Send(w, Model(x, version))
+                continue
+            if adagrad:
+                x, v = yield Compute(adagrad_step, sgd, x, v, message.grad, version, kind="update")
+            else:
+                x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
+            yield Mark("update", slice=k, version=version, reads=tuple((w, read) for read in message.versions), x=x)
+            version += 1
     return x
 
 

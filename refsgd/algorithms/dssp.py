@@ -40,7 +40,7 @@ from collections.abc import Sequence
 
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 
 
 def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> int:
@@ -59,7 +59,7 @@ def grant(w: str, clock: dict[str, int], pushed: dict[str, tuple[int, int]], upp
     slowest, (before, now) = min(clock.values()), pushed[w]
     next_push = {}  # of those that hold the slowest clock back, with the interval
     for other, (previous, last) in pushed.items():
-        if clock[other] == slowest:
+        if clock.get(other) == slowest:
             interval = max(last - previous, now - last)
             next_push[last + interval] = last, interval
     return extra(now, now - before, *next_push[max(next_push)], upper + 1 - clock[w] + slowest)
@@ -71,23 +71,28 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, lower
     waiting = set()
     pushed = dict.fromkeys(workers, (0, 0))  # when the last two of each came, counted in pushes
     granted, bound = dict.fromkeys(workers, 0), dict.fromkeys(workers, lower)
-    for version in range(steps * len(workers)):
-        w, push = yield Recv(Push)
-        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
-        clock[w] += 1
-        pushed[w] = pushed[w][1], version + 1
-        waiting.add(w)
-        slowest = min(clock.values())
-        if not granted[w] and clock[w] > slowest + lower:
-            granted[w] = grant(w, clock, pushed, upper)
-        bound[w] = max(lower, clock[w] - slowest - (not granted[w]))
-        granted[w] = max(0, granted[w] - 1)
-        if clock[w] > slowest + bound[w]:
-            yield Mark("block", worker=w)
-        for w in [w for w in workers if w in waiting and clock[w] <= slowest + bound[w]]:
+    version = 0
+    while min(clock.values(), default=steps) < steps:
+        w, message = yield Recv(Push, Died)
+        if isinstance(message, Died):
+            clock.pop(w, None)  # the others wait for it no more
+            slowest = min(clock.values(), default=steps)
+        else:
+            x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+            clock[w], version = clock[w] + 1, version + 1
+            pushed[w] = pushed[w][1], version
+            waiting.add(w)
+            slowest = min(clock.values())
+            if not granted[w] and clock[w] > slowest + lower:
+                granted[w] = grant(w, clock, pushed, upper)
+            bound[w] = max(lower, clock[w] - slowest - (not granted[w]))
+            granted[w] = max(0, granted[w] - 1)
+            if clock[w] > slowest + bound[w]:
+                yield Mark("block", worker=w)
+        for w in [w for w in clock if w in waiting and clock[w] <= slowest + bound[w]]:
             waiting.remove(w)
-            yield Send(w, Model(x, version + 1))
+            yield Send(w, Model(x, version))
     return x
 
 

@@ -42,7 +42,7 @@ import numpy as np
 
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 
 
 def revise(sgd: SGD, x: Array, v: Array, mean: Array, g: Array, share: float, c: int) -> tuple[Array, Array, Array]:
@@ -54,24 +54,27 @@ def revise(sgd: SGD, x: Array, v: Array, mean: Array, g: Array, share: float, c:
 def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, staleness: float) -> Program[Array]:
     """Keep slice k at the sum of the clocks' means; answer a worker within the bound, as SSP; returns the slice."""
     v, clock = sgd.start(x), dict.fromkeys(workers, 0)  # gradients received from each worker
-    waiting = set()
+    waiting, version = set(), 0
     mean, images = dict[int, Array](), dict[int, int]()  # of each clock that some have pushed
-    for version in range(steps * len(workers)):
-        w, push = yield Recv(Push)
-        c = clock[w]
-        images[c] = images.get(c, 0) + push.images
-        share = push.images / max(1, images[c])
-        x, v, mean[c] = yield Compute(revise, sgd, x, v, mean.get(c, np.zeros_like(x)), push.grad, share, c, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
-        clock[w] += 1
-        waiting.add(w)
-        slowest = min(clock.values())
+    while min(clock.values(), default=steps) < steps:
+        w, message = yield Recv(Push, Died)
+        if isinstance(message, Died):
+            clock.pop(w, None)  # the others wait for it no more
+        else:
+            c = clock[w]
+            images[c] = images.get(c, 0) + message.images
+            share = message.images / max(1, images[c])
+            x, v, mean[c] = yield Compute(revise, sgd, x, v, mean.get(c, np.zeros_like(x)), message.grad, share, c, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+            clock[w], version = c + 1, version + 1
+            waiting.add(w)
+        slowest = min(clock.values(), default=steps)
         mean = {c: m for c, m in mean.items() if c >= slowest}
-        if clock[w] > slowest + staleness:
+        if clock.get(w, 0) > slowest + staleness:
             yield Mark("block", worker=w)
-        for w in [w for w in workers if w in waiting and clock[w] <= slowest + staleness]:
+        for w in [w for w in clock if w in waiting and clock[w] <= slowest + staleness]:
             waiting.remove(w)
-            yield Send(w, Model(x, version + 1))
+            yield Send(w, Model(x, version))
     return x
 
 

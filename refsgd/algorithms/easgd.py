@@ -41,6 +41,7 @@ rule; algorithm 1: asynchronous EASGD; algorithm 2: EAMSGD; beta = 0.9, alpha = 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ import numpy as np
 from refsgd.algorithms.downpour import Fetch, fetch
 from refsgd.algorithms.parameter_server import Model, Objective, names, rotate, slices
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 Mode = Literal["async", "sync"]
 
@@ -83,7 +84,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sg
             x = x - e
         g: Array = yield Compute(problem.gradient, z, rank, t)
         x, v = yield Compute(nesterov, sgd, x, v, z, g, t, kind="update")
-        yield Mark("clock", t=t)
+        yield Mark("clock", t=t, x=x)
     return x
 
 
@@ -97,14 +98,15 @@ def add(center: Array, forces: Sequence[Array]) -> Array:
 def async_server(k: int, x: Array, exchanges: int) -> Program[Array]:
     """Answer requests and add each of `exchanges` forces to slice k of the centre as it comes; returns the slice."""
     version = 0
-    while version < exchanges:
-        w, message = yield Recv(Fetch, Elastic)
-        if isinstance(message, Fetch):
-            yield Send(w, Model(x, version))
-        else:
-            x = yield Compute(add, x, [message.force], kind="update")
-            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
-            version += 1
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        while version < exchanges:
+            w, message = yield Recv(Fetch, Elastic)
+            if isinstance(message, Fetch):
+                yield Send(w, Model(x, version))
+            else:
+                x = yield Compute(add, x, [message.force], kind="update")
+                yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+                version += 1
     return x
 
 

@@ -45,7 +45,7 @@ from typing import NamedTuple
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 
 
 class Pull(NamedTuple):
@@ -76,9 +76,12 @@ def train(rank: int, me: str, others: Sequence[str], replica: Replica, problem: 
         read = version
         g: Array = yield Compute(problem.gradient, replica.x, rank, t)
         if others:
-            _, theirs = yield Recv(Model, src=j)
-            # (x + x_j) / 2, written so that the mean of equal replicas is the same bits.
-            replica.x, version = replica.x + (theirs.x - replica.x) / 2, version + 1
+            _, theirs = yield Recv(Model, Died, src=j)
+            if isinstance(theirs, Died):
+                others = [i for i in others if i != j]
+            else:
+                # (x + x_j) / 2, written so that the mean of equal replicas is the same bits.
+                replica.x, version = replica.x + (theirs.x - replica.x) / 2, version + 1
         replica.x, v = yield Compute(sgd.step, replica.x, v, g, t, kind="update")
         yield Mark("update", slice=0, version=version, reads=((me, read),), t=t, x=replica.x)
         version += 1

@@ -40,6 +40,20 @@ class Model(NamedTuple):
 def slices(d: int, servers: int) -> list[slice]:
     """Cut range(d) into contiguous parts of equal length to within one.
 
+    Parameters
+    ----------
+    d : int
+        Length of the parameters.
+    servers : int
+        K, at least 1.
+
+    Returns
+    -------
+    list of slice
+        One for each server, in their order.
+
+    Examples
+    --------
     >>> slices(10, 3)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
     """
@@ -48,13 +62,38 @@ def slices(d: int, servers: int) -> list[slice]:
 
 
 def rotate(items: Sequence[str], first: int) -> list[str]:
-    """The items starting with number `first`: where all servers are collocated, no two start at the same one."""
+    """The items starting with number `first`: where all servers are collocated, no two start at the same one.
+
+    Parameters
+    ----------
+    items : sequence of str
+        At least one.
+    first : int
+        Taken modulo their number.
+
+    Returns
+    -------
+    list of str
+    """
     k = first % len(items)
     return [*items[k:], *items[:k]]
 
 
 def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
-    """Names of the nodes; raises ValueError where there is no worker or no server."""
+    """Names of the nodes; raises ValueError where there is no worker or no server.
+
+    Parameters
+    ----------
+    workers : int
+        n, at least 1.
+    servers : int
+        K, at least 1.
+
+    Returns
+    -------
+    (list of str, list of str)
+        Of the workers, and of the servers.
+    """
     if workers < 1:
         raise ValueError(f"workers {workers}; expected at least 1")
     if servers < 1:
@@ -64,6 +103,18 @@ def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, rotated: bool = False) -> Program[Array]:
     """Compute a gradient, push it slice by slice, wait for every slice of the new model.
+
+    Parameters
+    ----------
+    rank : int
+        This worker, 0 to n - 1.
+    servers : sequence of str
+        Their names, by slice.
+    problem : Objective
+    steps : int
+        Iterations, >= 0.
+    rotated : bool
+        Whether it begins with the server of its own number.
 
     Returns
     -------

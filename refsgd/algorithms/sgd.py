@@ -28,7 +28,18 @@ Schedule = Callable[[int], float]
 
 
 def constant(t: int) -> float:
-    """The learning rate never changes."""
+    """The learning rate never changes.
+
+    Parameters
+    ----------
+    t : int
+        Updates of these parameters so far, >= 0.
+
+    Returns
+    -------
+    float
+        1.
+    """
     return 1.0
 
 
@@ -38,6 +49,13 @@ class StepDecay:
 
     Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
     synchronous one.  Source: the adaptive rate "based on the number of weight updates" of Jia et al., IPCCC 2020.
+
+    Parameters
+    ----------
+    every : int
+        Updates, at least 1.
+    factor : float
+        In (0, 1].
     """
 
     every: int
@@ -52,7 +70,17 @@ class StepDecay:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Read ``constant`` or ``step(every,factor)``; raises ValueError on anything else."""
+    """Read ``constant`` or ``step(every,factor)``; raises ValueError on anything else.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    callable
+        ``t -> float``, the factor of the learning rate at update t.
+    """
     if text == "constant":
         return constant
     if text.startswith("step(") and text.endswith(")"):
@@ -103,15 +131,52 @@ class SGD:
             raise ValueError(f"weight decay {self.weight_decay}; expected a finite number >= 0")
 
     def rate(self, t: int) -> np.float32:
-        """The learning rate at update t."""
+        """The learning rate at update t.
+
+        Parameters
+        ----------
+        t : int
+            Updates of these parameters so far, >= 0.
+
+        Returns
+        -------
+        float32
+        """
         return np.float32(self.lr * self.schedule(t))
 
     def start(self, x: Array) -> Array:
-        """The velocity before the first update: zeros of the shape of `x`."""
+        """The velocity before the first update: zeros of the shape of `x`.
+
+        Parameters
+        ----------
+        x : ndarray, (d,)
+            Parameters.
+
+        Returns
+        -------
+        ndarray, (d,)
+        """
         return np.zeros_like(x)
 
     def step(self, x: Array, v: Array, g: Array, t: int) -> tuple[Array, Array]:
-        """Parameters and velocity after update t with gradient g; all of shape (d,)."""
+        """Parameters and velocity after update t with gradient g; all of shape (d,).
+
+        Parameters
+        ----------
+        x : ndarray, (d,)
+            Parameters.
+        v : ndarray, (d,)
+            Velocity.
+        g : ndarray, (d,)
+            Gradient.
+        t : int
+            Updates of these parameters so far, >= 0.
+
+        Returns
+        -------
+        (ndarray, ndarray)
+            Fresh arrays; the velocity is `v` itself where there is no momentum.
+        """
         if self.weight_decay:
             g = g + np.float32(self.weight_decay) * x
         if not self.momentum:
@@ -125,6 +190,17 @@ def weights(images: Sequence[int]) -> tuple[list[int], int]:
 
     So a lone gradient keeps its bits, and equal shares cost no rounding.
 
+    Parameters
+    ----------
+    images : sequence of int
+        Of each share, at least one share.
+
+    Returns
+    -------
+    (list of int, int)
+
+    Examples
+    --------
     >>> weights([16, 16]), weights([16, 15])
     (([1, 1], 2), ([16, 15], 31))
     """
@@ -138,6 +214,17 @@ def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
 
     The plain mean of means is wrong whenever the shares b_i differ.  The order is the workers', never that
     of arrival: floating-point addition must not depend on the network.
+
+    Parameters
+    ----------
+    gradients : sequence of ndarray, (d,)
+        One of each share, in the order of workers.
+    images : sequence of int
+        Of each share.
+
+    Returns
+    -------
+    ndarray, (d,)
     """
     share, total = weights(images)
     weighted = np.float32(share[0]) * gradients[0]

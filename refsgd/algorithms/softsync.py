@@ -39,25 +39,27 @@ ICDM 2016, arXiv:1509.04210: the protocols hardsync and n-softsync.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from refsgd.algorithms import bsp
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 
 def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, size: int) -> Program[Array]:
     """Step slice k with the mean of `size` gradients at a time, answer each push at once; returns the slice."""
     v, version, kept = sgd.start(x), 0, list[tuple[str, Push]]()
-    for left in reversed(range(pushes)):
-        w, push = yield Recv(Push)
-        kept.append((w, push))
-        if len(kept) == size or not left:
-            kept.sort(key=lambda pair: workers.index(pair[0]))
-            x, v = yield Compute(bsp.update, sgd, x, v, [push for _, push in kept], version, "mean", kind="update")
-            yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
-            version, kept = version + 1, []
-        yield Send(w, Model(x, version))
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for left in reversed(range(pushes)):
+            w, push = yield Recv(Push)
+            kept.append((w, push))
+            if len(kept) == size or not left:
+                kept.sort(key=lambda pair: workers.index(pair[0]))
+                x, v = yield Compute(bsp.update, sgd, x, v, [push for _, push in kept], version, "mean", kind="update")
+                yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
+                version, kept = version + 1, []
+            yield Send(w, Model(x, version))
     return x
 
 

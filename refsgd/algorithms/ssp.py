@@ -43,7 +43,7 @@ import numpy as np
 
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Poll, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Died, Mark, Node, Poll, Program, Recv, Send
 
 Refresh = Literal["fresh", "lazy", "eager"]
 
@@ -66,19 +66,22 @@ class Row(NamedTuple):
 def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, staleness: float) -> Program[Array]:
     """Fresh: answer a worker once it is at most `staleness` clocks ahead of the slowest."""
     v, clock = sgd.start(x), dict.fromkeys(workers, 0)  # gradients received from each worker
-    waiting = set()
-    for version in range(steps * len(workers)):
-        w, push = yield Recv(Push)
-        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
-        yield Mark("update", slice=k, version=version, reads=((w, push.version),), x=x)
-        clock[w] += 1
-        waiting.add(w)
-        slowest = min(clock.values())
-        if clock[w] > slowest + staleness:
+    waiting, version = set(), 0
+    while min(clock.values(), default=steps) < steps:
+        w, message = yield Recv(Push, Died)
+        if isinstance(message, Died):
+            clock.pop(w, None)  # the others wait for it no more
+        else:
+            x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
+            yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
+            clock[w], version = clock[w] + 1, version + 1
+            waiting.add(w)
+        slowest = min(clock.values(), default=steps)
+        if clock.get(w, 0) > slowest + staleness:
             yield Mark("block", worker=w)
-        for w in [w for w in workers if w in waiting and clock[w] <= slowest + staleness]:
+        for w in [w for w in clock if w in waiting and clock[w] <= slowest + staleness]:
             waiting.remove(w)
-            yield Send(w, Model(x, version + 1))
+            yield Send(w, Model(x, version))
     return x
 
 
@@ -86,10 +89,12 @@ def row_server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, e
     """Lazy: answer reads when the slowest clock allows; eager: send rows to all when it advances."""
     v, clock, version = sgd.start(x), dict.fromkeys(workers, 0), 0
     parked: dict[str, float] = {}
-    while version < steps * len(workers):
-        w, message = yield Recv(Push, Read)
+    while min(clock.values(), default=steps) < steps:
+        w, message = yield Recv(Push, Read, Died)
         before = min(clock.values())
-        if isinstance(message, Push):
+        if isinstance(message, Died):
+            clock.pop(w, None)  # the others wait for it no more
+        elif isinstance(message, Push):
             x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
             yield Mark("update", slice=k, version=version, reads=((w, message.version),), x=x)
             clock[w], version = clock[w] + 1, version + 1
@@ -97,8 +102,8 @@ def row_server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, e
             parked[w] = message.clock
             if message.clock > before:
                 yield Mark("block", worker=w)
-        slowest = min(clock.values())
-        ready = workers if eager and slowest > before else [w for w in workers if parked.get(w, np.inf) <= slowest]
+        slowest = min(clock.values(), default=steps)
+        ready = list(clock) if eager and slowest > before else [w for w in clock if parked.get(w, np.inf) <= slowest]
         for w in ready:
             parked.pop(w, None)
             yield Send(w, Row(x, version, slowest, clock[w]))

@@ -38,6 +38,7 @@ Odena, "Faster asynchronous SGD", arXiv:1601.04033, 2016: the rule `odena`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -46,7 +47,7 @@ from refsgd.algorithms import bsp
 from refsgd.algorithms.parameter_server import Model, Objective, Push, names, slices, worker
 from refsgd.algorithms.sgd import SGD
 from refsgd.algorithms.softsync import gradients_per_update
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
 Rule = Literal["zhang", "odena"]
 Moments = tuple[Array, Array, Array]  # moving averages of g, of g^2, and of their deviation
@@ -77,15 +78,16 @@ def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, size
     """Step slice k with the mean of `size` divided gradients at a time; returns the slice."""
     v, version, kept = sgd.start(x), 0, list[tuple[str, Push]]()
     moments = np.zeros_like(x), np.zeros_like(x), np.ones_like(x)
-    for left in reversed(range(pushes)):
-        w, push = yield Recv(Push)
-        kept.append((w, push))
-        if len(kept) == size or not left:
-            kept.sort(key=lambda pair: workers.index(pair[0]))
-            x, v, moments = yield Compute(update, sgd, x, v, moments, [push for _, push in kept], version, rule, kind="update")
-            yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
-            version, kept = version + 1, []
-        yield Send(w, Model(x, version))
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for left in reversed(range(pushes)):
+            w, push = yield Recv(Push)
+            kept.append((w, push))
+            if len(kept) == size or not left:
+                kept.sort(key=lambda pair: workers.index(pair[0]))
+                x, v, moments = yield Compute(update, sgd, x, v, moments, [push for _, push in kept], version, rule, kind="update")
+                yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
+                version, kept = version + 1, []
+            yield Send(w, Model(x, version))
     return x
 
 

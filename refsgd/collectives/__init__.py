@@ -36,6 +36,7 @@ from refsgd.collectives.root import pscpu_allreduce, root_allreduce
 from refsgd.collectives.tree import broadcast, reduce, tree_allreduce
 from refsgd.effects import Array, Program
 
+#: by name, as options of algorithms give them
 ALLREDUCE: dict[str, Callable[..., Program[Array]]] = {
     "ring": ring_allreduce,
     "rings": rings_allreduce,

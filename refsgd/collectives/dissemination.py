@@ -20,7 +20,20 @@ class Here(NamedTuple):
 
 
 def barrier(me: int, peers: Sequence[str]) -> Program[None]:
-    """Tell the rank 1, 2, 4, ... further on, hear from the one as far behind: ceil(log2 n) alpha seconds."""
+    """Tell the rank 1, 2, 4, ... further on, hear from the one as far behind: ceil(log2 n) alpha seconds.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+
+    Yields
+    ------
+    Send, Recv
+        ceil(log2 n) messages without payload to ranks further on, as many from ranks behind.
+    """
     n = len(peers)
     for k in range((n - 1).bit_length()):
         yield Send(peers[(me + (1 << k)) % n], Here(k))

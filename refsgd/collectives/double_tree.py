@@ -31,6 +31,20 @@ class Place(NamedTuple):
 def parent(i: int, n: int) -> int | None:
     """The rank above i in the first tree, whose root is 0: in-order, so that odd ranks are leaves.
 
+    Parameters
+    ----------
+    i : int
+        The rank, 0 to n - 1.
+    n : int
+        Number of ranks, at least 1.
+
+    Returns
+    -------
+    int or None
+        None for the root.
+
+    Examples
+    --------
     >>> [parent(i, 8) for i in range(8)]
     [None, 2, 4, 2, 0, 6, 4, 6]
     """
@@ -42,6 +56,20 @@ def parent(i: int, n: int) -> int | None:
 def places(me: int, n: int) -> list[Place]:
     """The places of rank `me` in both trees.
 
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    n : int
+        Number of ranks, at least 1.
+
+    Returns
+    -------
+    list of Place
+        The parent and the children in each of the two trees.
+
+    Examples
+    --------
     >>> places(2, 4)
     [Place(parent=0, children=[1, 3]), Place(parent=1, children=[])]
     """
@@ -55,7 +83,22 @@ def places(me: int, n: int) -> list[Place]:
 
 
 def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Add what the children send and pass it on to the parent."""
+    """Add what the children send and pass it on to the parent.
+
+    Parameters
+    ----------
+    place : Place
+        This rank's place in the tree.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray
+        This rank's piece.
+
+    Returns
+    -------
+    ndarray
+        The sum over this rank's subtree.
+    """
     for child in place.children:
         _, (other,) = yield Recv(Part, src=peers[child])
         x = yield Compute(np.add, x, other, kind="reduction")
@@ -65,7 +108,22 @@ def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def descend(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Take the sum from the parent and pass it on to the children."""
+    """Take the sum from the parent and pass it on to the children.
+
+    Parameters
+    ----------
+    place : Place
+        This rank's place in the tree.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray
+        The sum, at the root; ignored elsewhere.
+
+    Returns
+    -------
+    ndarray
+        The sum.
+    """
     if place.parent is not None:
         _, (x,) = yield Recv(Total, src=peers[place.parent])
     for child in place.children:
@@ -77,6 +135,22 @@ def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int =
     """The sum over ranks: each half of the vector goes up and down its own tree, in `pieces` pieces.
 
     About 2 ceil(log2 n) (alpha + m beta) + 2 w seconds for pieces of m bytes, if gamma = 0.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    pieces : int
+        Into how many pieces each half is cut, at least 1.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     halves = [[x[half][piece] for piece in chunks(x[half].size, pieces)] for half in chunks(x.size, 2)]
     trees = zip(places(me, len(peers)), halves, strict=True)

@@ -22,7 +22,24 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def folded(me: int, peers: Sequence[str], x: Array, core: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
-    """Run `core` on q = 2^floor(log2 n) ranks: of the first 2 (n-q), the even ones fold into their neighbours."""
+    """Run `core` on q = 2^floor(log2 n) ranks: of the first 2 (n-q), the even ones fold into their neighbours.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    core : callable
+        The all-reduce of q = 2^k ranks: ``(rank, names, vector)`` to a program that returns the sum.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     n = len(peers)
     extra = n - (1 << n.bit_length() - 1)
     pair = me < 2 * extra
@@ -44,6 +61,20 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """Exchange whole sums with partners 1, 2, 4, ... apart; n = 2^k.
 
     Partners compute a + b and b + a, which floating-point addition gives the same bits.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     distance = 1
     while distance < len(peers):
@@ -56,7 +87,22 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Split the work with the partner n/2 away, sum my half with the ranks on my side, swap finished halves; n = 2^k."""
+    """Split the work with the partner n/2 away, sum my half with the ranks on my side, swap finished halves; n = 2^k.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     if len(peers) == 1:
         return x
     half, middle = len(peers) // 2, x.size // 2
@@ -73,10 +119,40 @@ def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def recursive_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks in log2 q exchanges of the whole vector (and two more messages if n > q)."""
+    """The sum over ranks in log2 q exchanges of the whole vector (and two more messages if n > q).
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     return (yield from folded(me, peers, x, double))
 
 
 def halving_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q)."""
+    """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q).
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     return (yield from folded(me, peers, x, halve_and_double))

@@ -21,6 +21,22 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array, per_node: in
     """The sum over ranks: a star inside each node, a ring of the nodes' leaders, the star back.
 
     `per_node` consecutive ranks form a node, the last one perhaps with fewer; X of `factors` by default.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    per_node : int, optional
+        Ranks of one node, at least 1.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     g = per_node or factors(len(peers))[0]
     node, seat = divmod(me, g)
@@ -37,6 +53,22 @@ def torus_allreduce(me: int, peers: Sequence[str], x: Array, columns: int | None
     """The sum over ranks on X columns x Y rows: reduce-scatter along the row, ring along the column, all-gather.
 
     As many bytes as the flat ring in 2 (X-1) + 2 (Y-1) steps instead of 2 (XY - 1).  `columns` divides n.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    columns : int, optional
+        X, a divisor of n; as square as possible by default.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     width = columns or factors(len(peers))[0]
     y, x_ = divmod(me, width)

@@ -23,6 +23,19 @@ class Total(NamedTuple):
 def chunks(d: int, count: int) -> list[slice]:
     """Cut range(d) into `count` contiguous chunks of equal length to within one; some are empty if d < count.
 
+    Parameters
+    ----------
+    d : int
+        Length of the vector, >= 0.
+    count : int
+        Number of chunks, at least 1.
+
+    Returns
+    -------
+    list of slice
+
+    Examples
+    --------
     >>> chunks(7, 3)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
     """
@@ -33,6 +46,18 @@ def chunks(d: int, count: int) -> list[slice]:
 def factors(n: int) -> tuple[int, int]:
     """X >= Y with X Y = n, as square as possible.
 
+    Parameters
+    ----------
+    n : int
+        At least 1.
+
+    Returns
+    -------
+    (int, int)
+        X and Y.
+
+    Examples
+    --------
     >>> factors(12), factors(7)
     ((4, 3), (7, 1))
     """

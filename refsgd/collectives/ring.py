@@ -20,7 +20,22 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Chunk number `me` of the sum over ranks, shape (d/n,) to within one; n-1 messages to the right."""
+    """Chunk number `me` of the sum over ranks, shape (d/n,) to within one; n-1 messages to the right.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d/n,)
+        This rank's chunk of the sum.
+    """
     n = len(peers)
     part = [x[chunk] for chunk in chunks(x.size, n)]
     for step in range(n - 1):
@@ -32,7 +47,22 @@ def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def all_gather(me: int, peers: Sequence[str], chunk: Array) -> Program[Array]:
-    """Every rank's chunk, joined in rank order (lengths may differ); n-1 messages to the right."""
+    """Every rank's chunk, joined in rank order (lengths may differ); n-1 messages to the right.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    chunk : ndarray
+        What this rank contributes.
+
+    Returns
+    -------
+    ndarray, (d,)
+        All chunks, joined.
+    """
     n = len(peers)
     total = [chunk] * n
     for step in range(n - 1):
@@ -45,6 +75,20 @@ def ring_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """The sum over ranks in 2 (n-1) steps of 1/n of the vector each.
 
     With m the bytes of the largest chunk: 2 (n-1) (alpha + m beta) + (n-1) m gamma seconds.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     chunk = yield from reduce_scatter(me, peers, x)
     return (yield from all_gather(me, peers, chunk))
@@ -55,6 +99,22 @@ def rings_allreduce(me: int, peers: Sequence[str], x: Array, count: int = 2) -> 
 
     While a piece of one ring is under way, those of the others keep the link busy: the latency is hidden.
     Every link carries the rings' pieces in one order, so first-in first-out tells them apart.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    count : int
+        How many rings, at least 1.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     n = len(peers)
     if n == 1:

@@ -21,7 +21,22 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The root's part: after the last arrival add all in rank order, so that the sum does not depend on the network."""
+    """The root's part: after the last arrival add all in rank order, so that the sum does not depend on the network.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum.
+    """
     part = [x] * len(peers)
     for i, peer in enumerate(peers):
         if i != me:
@@ -33,20 +48,61 @@ def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def hand_in(root: str, x: Array) -> Program[Array]:
-    """The others' part: send my vector to the root and wait for the sum."""
+    """The others' part: send my vector to the root and wait for the sum.
+
+    Parameters
+    ----------
+    root : str
+        Name of the root's node.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum.
+    """
     yield Send(root, Part(x))
     _, (x,) = yield Recv(Total, src=root)
     return x
 
 
 def answer(others: Sequence[str], total: Array) -> Program[None]:
-    """Send the finished sum to all who wait for it."""
+    """Send the finished sum to all who wait for it.
+
+    Parameters
+    ----------
+    others : sequence of str
+        Names of the nodes that wait.
+    total : ndarray, (d,)
+        The sum.
+
+    Yields
+    ------
+    Send
+        The sum to each of them.
+    """
     for peer in others:
         yield Send(peer, Total(total))
 
 
 def root_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks by rank 0: 2 alpha + 2 (n-1) w + (n-1) M gamma seconds."""
+    """The sum over ranks by rank 0: 2 alpha + 2 (n-1) w + (n-1) M gamma seconds.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     if me:
         return (yield from hand_in(peers[0], x))
     total = yield from collect(me, peers, x)
@@ -58,6 +114,22 @@ def pscpu_allreduce(me: int, peers: Sequence[str], x: Array, slices: int | None 
     """The sum over ranks, slice k at root k mod n; one slice per rank by default.
 
     Even slices, one per rank: 2 alpha + 2 (n-1)/n w + (n-1)/n M gamma seconds.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    slices : int, optional
+        How many slices, at least 1.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
     """
     n = len(peers)
     part = [x[cut] for cut in chunks(x.size, slices or n)]

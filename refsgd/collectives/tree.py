@@ -21,6 +21,19 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 def children(i: int, n: int) -> list[int]:
     """The ranks that hand in at rank i of n, nearest and smallest subtree first; the root is 0.
 
+    Parameters
+    ----------
+    i : int
+        The rank, 0 to n - 1.
+    n : int
+        Number of ranks, at least 1.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
     >>> children(0, 6), children(4, 6), children(5, 6)
     ([1, 2, 4], [5], [])
     """
@@ -32,6 +45,21 @@ def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Ar
     """The sum over ranks at `root`; the others return the sum of their subtree.
 
     At most ceil(log2 n) (alpha + w + M gamma) seconds, exactly so for n = 2^k.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+    root : int
+        The rank that gets the sum.
+
+    Returns
+    -------
+    ndarray, (d,)
     """
     n = len(peers)
     i = (me - root) % n
@@ -44,7 +72,24 @@ def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Ar
 
 
 def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Array]:
-    """The root's vector on every rank, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w seconds."""
+    """The root's vector on every rank, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w seconds.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        The vector, at the root; elsewhere any array.
+    root : int
+        The rank that has the vector.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The root's vector.
+    """
     n = len(peers)
     i = (me - root) % n
     if i:
@@ -55,6 +100,21 @@ def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program
 
 
 def tree_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks: reduce to rank 0, then broadcast."""
+    """The sum over ranks: reduce to rank 0, then broadcast.
+
+    Parameters
+    ----------
+    me : int
+        This rank, 0 to n - 1.
+    peers : sequence of str
+        Names of all n nodes, by rank; the same on every rank.
+    x : ndarray, (d,)
+        This rank's vector, of any float type; not modified. All ranks have the same d.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The sum, the same bits on every rank.
+    """
     x = yield from reduce(me, peers, x)
     return (yield from broadcast(me, peers, x))

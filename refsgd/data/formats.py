@@ -86,6 +86,11 @@ def read_cifar(path: Path, records: int) -> tuple[Bytes, Bytes]:
 def read_digits(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Read scikit-learn's gzipped digits: a line of 64 pixels (0 to 16) and a label for each image.
 
+    Parameters
+    ----------
+    path : Path
+        Of ``digits.csv.gz``.
+
     Returns
     -------
     images : float32, shape (n, 8, 8, 1), values 0 to 16

@@ -31,7 +31,17 @@ NAMES = ("digits", *_IDX_SCALE, "cifar10", "synthetic")
 
 
 def files(name: str) -> list[str]:
-    """The published files that a data set is read from; none for one that needs no files of its own."""
+    """The published files that a data set is read from; none for one that needs no files of its own.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+
+    Returns
+    -------
+    list of str
+    """
     if name in _IDX_SCALE:
         return [f"{part}-{kind}-ubyte.gz" for part in _IDX_COUNTS for kind in ("images-idx3", "labels-idx1")]
     if name == "cifar10":
@@ -80,7 +90,17 @@ class Dataset:
 
 
 def folders(name: str) -> list[Path]:
-    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache."""
+    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+
+    Returns
+    -------
+    list of Path
+    """
     roots = [Path(os.environ["REFSGD_DATA"])] if os.environ.get("REFSGD_DATA") else []
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return [root / name for root in (*roots, Path(cache) / "refsgd")]
@@ -88,6 +108,17 @@ def folders(name: str) -> list[Path]:
 
 def find(name: str, wanted: list[str]) -> Path:
     """The first folder that holds one of the files.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+    wanted : list of str
+        Names of its files.
+
+    Returns
+    -------
+    Path
 
     Raises
     ------
@@ -116,6 +147,10 @@ def load(name: str) -> Dataset:
         "digits" (1,437 + 360 images of 8x8, comes with scikit-learn), "mnist" or "fashion-mnist"
         (60,000 + 10,000 of 28x28), "cifar10" (50,000 + 10,000 of 32x32x3; fewer if some of its files are missing,
         which ``note`` then says), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------

@@ -108,7 +108,16 @@ class Player:
         self.html, self.height = html, height
 
     def save(self, path: str | Path) -> Path:
-        """Write the page; returns its path."""
+        """Write the page; returns its path.
+
+        Parameters
+        ----------
+        path : path
+
+        Returns
+        -------
+        Path
+        """
         target = Path(path)
         target.write_text(self.html, encoding="utf-8")
         return target

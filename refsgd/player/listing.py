@@ -16,7 +16,16 @@ EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
 
 def title(filename: str) -> str:
-    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its last part."""
+    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its last part.
+
+    Parameters
+    ----------
+    filename : str
+
+    Returns
+    -------
+    str
+    """
     parts = PurePath(filename).parts
     if "refsgd" in parts:
         return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
@@ -49,6 +58,15 @@ def colour(lines: list[str]) -> list[str]:
     """Each line as HTML with a span around what has a class.
 
     Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name ``d``.
+
+    Parameters
+    ----------
+    lines : list of str
+        Of one file, with their line ends.
+
+    Returns
+    -------
+    list of str
 
     Examples
     --------

@@ -22,6 +22,16 @@ def shown(value: Any, depth: int = 0) -> str | None:
 
     Arrays of up to four numbers are written out; of larger ones the type and the shape.
 
+    Parameters
+    ----------
+    value : object
+    depth : int
+        How deep in containers it lies.
+
+    Returns
+    -------
+    str or None
+
     Examples
     --------
     >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
@@ -119,7 +129,16 @@ class States:
         self._events: list[Event] = trace.events
 
     def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
-        """Look at a node after `done` of its steps: the observer of a replay."""
+        """Look at a node after `done` of its steps: the observer of a replay.
+
+        Parameters
+        ----------
+        node : str
+        done : int
+            Steps of the node so far.
+        programs : sequence of (generator, effect)
+            Its programs, and where each stands.
+        """
         k = 0 if not done else self._of_node[node][done - 1] + 1
         if done:
             self._done[node, self._events[k - 1].program] += 1
@@ -169,7 +188,16 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
 
 
 def waits_for(effect: Any) -> str:
-    """What a program does or waits for, in a reader's words."""
+    """What a program does or waits for, in a reader's words.
+
+    Parameters
+    ----------
+    effect : Effect
+
+    Returns
+    -------
+    str
+    """
     if isinstance(effect, Compute):
         return f"computes: {effect.kind}"
     if isinstance(effect, Send):
@@ -190,6 +218,18 @@ def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> Stat
     """Replay the first `last` events of a trace and keep where the programs stood from event `first` on.
 
     Without a factory, or where the trace cannot be replayed, the states are empty and `States.note` says why.
+
+    Parameters
+    ----------
+    trace : Trace
+    factory : callable, optional
+        Builds the programs.
+    first, last : int
+        Numbers of events.
+
+    Returns
+    -------
+    States
     """
     states = States(trace, first, last)
     if factory is None:

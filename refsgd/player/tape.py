@@ -295,7 +295,16 @@ def _rank(name: str) -> int:
 
 
 def kind_of(e: Event) -> str:
-    """An event's kind; of a mark its name, where the page knows it."""
+    """An event's kind; of a mark its name, where the page knows it.
+
+    Parameters
+    ----------
+    e : Event
+
+    Returns
+    -------
+    str
+    """
     return str(e.data["name"]) if e.kind == "mark" else e.kind
 
 

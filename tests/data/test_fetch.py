@@ -61,18 +61,42 @@ def test_wrong_bytes_are_refused_in_one_line(server, monkeypatch, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.gz"))
 
 
+def archive(folder, inside):
+    """An archive of the published files of CIFAR-10, in a folder inside it, with things that are not wanted."""
+    source = folder / "source"
+    source.mkdir()
+    for file in [*sets.files("cifar10"), "readme.html", "._test_batch.bin"]:
+        (source / file).write_bytes(file.encode())
+    with tarfile.open(folder / "made.tar.gz", "w:gz") as tar:
+        tar.add(source, inside)
+    return (folder / "made.tar.gz").read_bytes()
+
+
 def test_an_archive_gives_its_published_files_and_no_others(server, monkeypatch, tmp_path):
     pytest.importorskip("pooch")
-    source = tmp_path / "cifar-10-batches-bin"
-    source.mkdir()
-    for file in [*sets.files("cifar10"), "readme.html"]:
-        (source / file).write_bytes(file.encode())
-    with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as tar:
-        tar.add(source, source.name)
-    served(server, "cifar10", {"cifar-10-binary.tar.gz": (tmp_path / "made.tar.gz").read_bytes()}, monkeypatch)
+    served(server, "cifar10", {"cifar-10-binary.tar.gz": archive(tmp_path, "cifar-10-batches-bin")}, monkeypatch)
     folder = data.fetch("cifar10")
     assert (folder / "test_batch.bin").read_bytes() == b"test_batch.bin"
     assert not (folder / "readme.html").exists()
+
+
+def test_a_mirror_may_pack_the_same_files_in_its_own_way(server, monkeypatch, tmp_path):
+    pytest.importorskip("pooch")
+    packed = archive(tmp_path, ".")
+    (server / "cifar-10-binary.tar.gz").write_bytes(packed)
+    address = published.ADDRESSES["cifar10"][0]
+    monkeypatch.setitem(published.ADDRESSES, "cifar10", (address + "gone/", address))
+    with pytest.raises(data.DataError, match="cannot fetch cifar-10-binary"):
+        data.fetch("cifar10")  # another archive than the published one, from an address that is not known to have its own
+    monkeypatch.setitem(published.REPACKED, address, f"sha1:{hashlib.sha1(packed).hexdigest()}")
+    folder = data.fetch("cifar10")
+    assert (folder / "test_batch.bin").read_bytes() == b"test_batch.bin"
+    (server / "cifar-10-binary.tar.gz").unlink()
+    assert data.fetch("cifar10") == folder  # what is here is not fetched again
+
+
+def test_every_set_has_a_mirror():
+    assert all(len(addresses) > 1 for addresses in published.ADDRESSES.values())
 
 
 def test_what_cannot_be_fetched_is_said(monkeypatch):

@@ -11,7 +11,7 @@ from refsgd.algorithms import adpsgd, pair_averaging, sequential
 from refsgd.algorithms.adpsgd import Answer, Ask, Replica
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Choose, Compute, Mark, Node, Recv, Send
+from refsgd.effects import Choose, Compute, Died, Mark, Node, Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
@@ -39,7 +39,7 @@ def test_an_active_peer_sends_before_it_computes_and_applies_the_gradient_to_the
     assert send.to == "peer0" and np.array_equal(send.body.x, ONE)
     compute = program.send(None)
     assert isinstance(compute, Compute) and compute.args[0] is replica.x
-    assert program.send(2 * ONE) == Recv(Answer, src="peer0")
+    assert program.send(2 * ONE) == Recv(Answer, Died, src="peer0")
     mark = program.send(("peer0", Answer(5 * ONE)))
     assert np.array_equal(replica.x, 4 * ONE)
     assert mark.values["version"] - mark.values["reads"][0][1] == 1, "one average since the read"

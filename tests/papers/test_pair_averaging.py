@@ -9,7 +9,7 @@ from refsgd.algorithms import adpsgd, pair_averaging, sequential
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.pair_averaging import Model, Pull, Replica
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
+from refsgd.effects import Choose, Compute, Died, Mark, Node, Poll, Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
@@ -30,7 +30,7 @@ def test_only_the_puller_averages():
     train = pair_averaging.train(0, "peer0", ["peer1"], puller, quadratic(d=2), 1, SGD(1.0))
     assert train.send(None) == Choose(["peer1"]) and train.send("peer1") == Send("peer1", Pull())
     assert isinstance(train.send(None), Compute), "while the answer travels"
-    assert train.send(ONE) == Recv(Model, src="peer1")
+    assert train.send(ONE) == Recv(Model, Died, src="peer1")
     update = train.send(("peer1", answer.body))
     assert np.array_equal(puller.x, 3 * ONE) and np.array_equal(update.fn(*update.args)[0], 2 * ONE)
 

@@ -47,10 +47,10 @@ def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
     found = page("ssp", staleness=0)
     server = len(found.data["programs"]) - 1
     assert line_at(found, server, 0)[0] == "refsgd/algorithms/ssp.py"
-    assert text_at(found, server, 0) == "w, push = yield Recv(Push)"
+    assert text_at(found, server, 0) == "w, message = yield Recv(Push, Died)"
     blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark" and e.data["name"] == "block")
     assert text_at(found, server, blocked) == 'yield Mark("block", worker=w)'
-    assert column(found.data["programs"][server]["stands"], 0)[2] == "waits: Recv(Push)"
+    assert column(found.data["programs"][server]["stands"], 0)[2] == "waits: Recv(Push or Died)"
 
 
 def test_locals_follow_the_program_and_constants_stand_apart():
@@ -205,10 +205,11 @@ def test_json_has_no_nan():
 def test_a_death_is_shown_and_the_others_go_on():
     from refsgd.experiment import prepare
     from refsgd.player import player_html
-    from refsgd.runtimes.faults import Kill, simulate
+    from refsgd.runtimes.faults import Fault
+    from refsgd.runtimes.faulty import simulate
 
     experiment = prepare("gosgd", quadratic(3, 3), workers=3, steps=4, machine=Machine(compute="fixed(0.01)", latency=0.001))
-    run = simulate(experiment.deploy, experiment.machine, kills=[Kill("peer1", 2)])
+    run = simulate(experiment.deploy, experiment.machine, faults=[Fault("kill", "peer1", 2)])
     data = data_of(player_html(run.trace, experiment.deploy))
     assert data["note"] == "" and [e.kind for e in run.trace.events if e.node == "peer1"][-1] == "died"
     for program in data["programs"]:

@@ -97,8 +97,8 @@ def test_wrong_use_is_one_line(act, expected):
 def test_where_says_line_wait_and_locals():
     s = Stepper("ssp", staleness=1, workers=2).run_until("update")
     server = s.where()[-1]
-    assert server.node == "server0" and server.locals["version"] == 0 and server.locals["clock"] == {"worker0": 1, "worker1": 0}
-    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(x, version + 1))" in repr(s.where())
+    assert server.node == "server0" and server.locals["version"] == 1 and server.locals["clock"] == {"worker0": 1, "worker1": 0}
+    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(x, version))" in repr(s.where())
     assert "next:" in repr(s) and "worker0" in s.diagram()
 
 
@@ -203,7 +203,7 @@ def test_a_conversation():
     said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "r", "q", "1")
     assert "* worker1 gradient" in said and "* worker0 gradient" in said
     assert "* server0 * update version=0 reads=(('worker0', 0),)" in said
-    assert any("yield Send(w, Model(x, version + 1))" in line for line in said)
+    assert any("yield Send(w, Model(x, version))" in line for line in said)
     assert "worker0           | worker1           | server0" in "\n".join(said)
     assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d or q" in said
     assert any(line.startswith("action 42; expected 0 to") for line in said)

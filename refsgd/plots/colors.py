@@ -1,0 +1,59 @@
+"""Which colour means what, the same everywhere."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+
+from refsgd.algorithms import CATALOGUE
+
+#: Okabe and Ito's palette for the algorithms that are compared most.
+COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
+          "allreduce": "#E69F00", "gosgd": "#56B4E9", "adpsgd": "#7B4173"}
+#: Tol's muted palette for the others; lines that share a colour differ in style.
+MORE = ("#332288", "#999933", "#882255", "#44AA99", "#8C6D31", "#AA4499", "#117733", "#CC6677", "#637939")
+CAUSE_COLORS = {"transfer": "#56B4E9", "queueing": "#E69F00", "straggling": "#D55E00", "slack": "#009E73",
+                "partner": "#CC79A7", "update": "#999999"}
+WORK_COLOR = "#0072B2"
+LINES = ("-", "--", "-.", ":")
+MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay": "D"}
+
+
+def color_of(algorithm: str) -> str:
+    """The colour of an algorithm, the same in every picture.
+
+    Parameters
+    ----------
+    algorithm : str
+        A name of the catalogue; another name has the first of the further colours.
+
+    Returns
+    -------
+    str
+        As ``#rrggbb``.
+
+    Examples
+    --------
+    >>> color_of("bsp"), color_of("bsp") == color_of("asp")
+    ('#0072B2', False)
+    """
+    others = [name for name in CATALOGUE if name not in COLORS]
+    return COLORS.get(algorithm) or MORE[others.index(algorithm) % len(MORE) if algorithm in others else 0]
+
+
+def axes_or_current(ax: Axes | None) -> Axes:
+    """`ax`, or pyplot's current axes where none are given: those that a notebook shows.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; by default on pyplot's current axes.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.gca()

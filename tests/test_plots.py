@@ -1,0 +1,163 @@
+"""Pictures show what the traces say: positions and heights are read back from the axes."""
+
+import matplotlib.colors
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import refsgd
+from refsgd import plots
+from refsgd.algorithms import CATALOGUE
+from refsgd.comparison import DEFAULT_ALGORITHMS
+from refsgd.result import PLOTS
+from refsgd.sweep import sweep
+
+MACHINE = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e4)
+
+
+@pytest.fixture(scope="module")
+def asp():
+    return refsgd.run("asp", data="quadratic", steps=40, workers=4, lr=0.05, machine=MACHINE)
+
+
+@pytest.fixture(scope="module")
+def gossip():
+    return refsgd.run("gosgd", data="quadratic", steps=40, workers=4, lr=0.05, p=0.3, machine=MACHINE)
+
+
+@pytest.fixture
+def ax():
+    return Figure().subplots()
+
+
+def lightness(color: str) -> float:
+    return float(np.dot(matplotlib.colors.to_rgb(color), (0.2126, 0.7152, 0.0722)))
+
+
+def test_an_algorithm_has_one_colour_and_those_compared_most_have_different_ones():
+    assert len({plots.color_of(name) for name in DEFAULT_ALGORITHMS}) == len(DEFAULT_ALGORITHMS)
+    others = set(CATALOGUE) - set(plots.COLORS)
+    assert not {plots.color_of(name) for name in others} & set(plots.COLORS.values())
+
+
+@pytest.mark.parametrize("a,b", [("bsp", "asp"), ("asp", "ssp"), ("bsp", "allreduce"), ("gosgd", "adpsgd")])
+def test_neighbours_in_the_comparison_differ_to_the_colour_blind(a, b):
+    # Without one kind of cone red and green fall together: what is left to tell colours apart is lightness and blue.
+    (ra, ga, ba), (rb, gb, bb) = (matplotlib.colors.to_rgb(plots.color_of(n)) for n in (a, b))
+    assert abs(ba - bb) + abs(lightness(plots.color_of(a)) - lightness(plots.color_of(b))) > 0.15
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_picture_of_a_result_draws_on_the_axes_it_is_given_and_returns_them(kind, asp, ax):
+    assert asp.plot(kind, ax) is ax
+    assert ax.get_xlabel()
+    ax.figure.canvas.draw()
+
+
+def test_a_wrong_picture_and_a_missing_trace_are_named(asp):
+    with pytest.raises(ValueError, match="plot 'pie'; expected one of accuracy_against_time"):
+        asp.plot("pie")
+    with pytest.raises(ValueError, match="has no trace"):
+        refsgd.Result.from_json(asp.to_json()).plot("timeline")
+
+
+def test_a_timeline_colours_exactly_the_waiting_and_the_computing(asp, ax):
+    plots.timeline(asp.trace, ax, causes=True)
+    seconds = dict.fromkeys([plots.WORK_COLOR, *plots.CAUSE_COLORS.values()], 0.0)
+    for bars in ax.collections:
+        color = matplotlib.colors.to_hex(bars.get_facecolor()[0]).upper()
+        seconds[color] += sum(path.get_extents().width for path in bars.get_paths())
+    total = asp.trace.seconds * 4
+    assert seconds[plots.WORK_COLOR] == pytest.approx(sum(asp.trace.busy.values()))
+    for cause in ("transfer", "queueing"):
+        assert seconds[plots.CAUSE_COLORS[cause]] / total == pytest.approx(asp.measured["idle_by_cause"][cause], abs=1e-9)
+
+
+def test_a_window_of_a_timeline_begins_at_its_start_and_keeps_within(asp, ax):
+    plots.timeline(asp.trace, ax, 0.1, 0.2, nodes=["worker1"])
+    extents = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
+    assert min(e.x0 for e in extents) >= 0 and max(e.x1 for e in extents) <= 0.1 + 1e-12
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["worker1"]
+
+
+def test_staleness_over_time_has_the_mean_of_the_histogram(asp, ax):
+    plots.staleness_over_time(asp.trace, ax, bins=1)
+    (_, mean), = [line.get_xydata()[0] for line in ax.lines]
+    assert mean == pytest.approx(asp.measured["staleness"]["mean"])
+    heights = list(np.asarray(ax.collections[0].get_array()).ravel())
+    counts = asp.measured["staleness"]["histogram"]
+    assert heights == pytest.approx([100 * counts.get(str(k), 0) / 160 for k in range(len(heights))])
+
+
+def test_the_communication_pattern_sums_to_the_bytes_sent(asp, gossip, ax):
+    for result, unit in ((asp, 1e3), (gossip, 1.0)):
+        table = plots.communication(result.trace, Figure().subplots()).images[0].get_array()
+        assert list(table.sum(axis=1) * unit) == pytest.approx(list(result.measured["bytes_sent"].values()))
+        assert not np.diag(table).any()
+
+
+def test_the_spread_of_replicas_is_computed_from_what_they_were(gossip):
+    from refsgd.result import final_parameters
+    from refsgd.runtimes.simulator import simulate
+
+    found = refsgd.run("independent", data="quadratic", steps=5, workers=3, lr=0.1)
+    (*_, (seconds, distance)) = found.trace.replica_spread
+    run = simulate(found.deploy, found.machine, 0)
+    x = [np.asarray(run.values[n], float) for n in run.trace.nodes]
+    assert distance == pytest.approx(np.mean([np.sum((one - final_parameters(run)) ** 2) for one in x]), rel=1e-6)
+    assert distance == pytest.approx(found.consensus_distance) and seconds == found.measured["seconds"]
+    assert [t for t, _ in gossip.trace.replica_spread] == sorted(t for t, _ in gossip.trace.replica_spread)
+
+
+def test_the_spread_of_elastic_replicas_is_seen_and_that_of_a_parameter_servers_workers_is_none(asp, ax):
+    elastic = refsgd.run("easgd", data="quadratic", steps=12, workers=3, lr=0.05)
+    assert len(elastic.trace.replica_spread) == 12
+    plots.replica_spread({"easgd": elastic, "asp": asp}, ax)
+    assert [line.get_label() for line in ax.lines] == ["easgd"]
+
+
+def test_throughput_stands_beside_its_formula_and_the_ideal(ax):
+    runs = [refsgd.run("bsp", data="quadratic", steps=10, workers=n, machine=refsgd.Machine(compute="fixed(0.02)")) for n in (1, 2, 4)]
+    plots.throughput_against_workers(runs, ax)
+    formula, points, ideal = ax.lines
+    assert formula.get_ydata() == pytest.approx(points.get_ydata())  # nobody waits where all are equally fast
+    assert ideal.get_ydata()[-1] == pytest.approx(points.get_ydata()[-1])
+    assert points.get_color() == plots.color_of("bsp")
+
+
+def test_predicted_against_measured_leaves_out_what_has_no_formula_and_hollows_bounds(asp, ax):
+    bound, none = (refsgd.Result.from_json(asp.to_json()) for _ in range(2))
+    bound.predicted["seconds_per_iteration"]["kind"] = "bound"
+    none.predicted.clear()
+    plots.predicted_against_measured({"asp": asp, "bound": bound, "none": none}, ax)
+    full, hollow, diagonal = ax.lines
+    assert (full.get_label(), hollow.get_label()) == ("asp", "bound")
+    assert (full.get_markerfacecolor(), hollow.get_markerfacecolor()) == (plots.color_of("asp"), "none")
+    assert list(full.get_xdata()) == [asp.predicted["seconds_per_iteration"]["value"]]
+    assert list(full.get_ydata()) == [asp.measured["seconds_per_iteration"]]
+    assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
+
+
+def test_updates_and_seconds_are_the_columns_of_the_history(asp):
+    by_time, by_updates = (draw({"asp": asp}, Figure().subplots()).lines[0] for draw in (plots.accuracy_against_time, plots.accuracy_against_updates))
+    assert list(by_time.get_xdata()) == [h[0] for h in asp.history]
+    assert list(by_updates.get_xdata()) == [h[1] for h in asp.history]
+
+
+def test_whole_figures_draw(asp, gossip, tmp_path):
+    plots.save(plots.run(asp), tmp_path / "run.png")
+    plots.save(plots.sweep_figure(sweep(["bsp", "asp"], "workers", (1, 2, 4), data="quadratic", machine=MACHINE)), tmp_path / "sweep.png")
+    found = refsgd.compare(["bsp", "gosgd"], runtime="simulator", data="quadratic", steps=5)
+    plots.save(plots.comparison(found), tmp_path / "comparison.png")
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("run", "sweep", "comparison"))
+
+
+def test_without_axes_the_current_ones_of_pyplot_are_used(asp):
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots()
+    assert asp.plot("staleness_histogram") is ax
+    plt.close(figure)
