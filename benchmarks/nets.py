@@ -14,6 +14,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ NETS = ("tiny", "shallow", "resnet18:16", "inception:16", "vgg16", "resnet18")
 MUST = {"tiny": 1.9, "shallow": 1.8, "resnet18:16": 1.2, "resnet18": 1.2, "vgg16": 1.2, "inception:16": 1.0}
 MUST_ELSE = {("shallow", 2): 1.4}  # by threads
 MUST_512 = {"tiny": 1.5}  # from that batch on
+BLOCK = 1 << 15  # parameters updated at a time: four passes over what is in the cache
 LR, MOMENTUM = np.float32(1e-3), np.float32(0.9)
 
 
@@ -58,14 +61,24 @@ def ours(name: str, data: Data, threads: int) -> Callable[[], None]:
     net = nets.build(name)
     worker: Any = net if threads == 1 else Parallel([net, *(nets.build(name) for _ in range(threads - 1))])
     x, v = net.init(0), np.zeros(net.parameters, np.float32)
+    blocks = [slice(k, k + BLOCK) for k in range(0, net.parameters, BLOCK)]
+    shares = [blocks[k::threads] for k in range(threads)] if len(blocks) > 64 else [blocks]
+    pool = ThreadPoolExecutor(len(shares))
+
+    def update(g: np.ndarray, share: list[slice]) -> None:
+        for block in share:
+            np.multiply(v[block], MOMENTUM, out=v[block])
+            np.add(v[block], g[block], out=v[block])
+            np.multiply(v[block], LR, out=g[block])
+            np.subtract(x[block], g[block], out=x[block])
 
     def step() -> None:
         part = data.next()
         _, g = worker.gradient(x, data.images[part], data.labels[part])
-        np.multiply(v, MOMENTUM, out=v)
-        np.add(v, g, out=v)
-        np.multiply(v, LR, out=g)
-        np.subtract(x, g, out=x)
+        if len(shares) == 1:
+            update(g, blocks)
+        else:
+            list(pool.map(partial(update, g), shares))
 
     return step
 

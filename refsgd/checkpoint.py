@@ -208,8 +208,10 @@ class Plan:
     written: list[Path] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Make the folder; number new checkpoints behind those that are there."""
+        """Make the folder, remove what a killed run has left unfinished; number new checkpoints behind those that are there."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in [*self.folder.glob(".part-*"), *self.folder.glob(".checkpoint-*")]:
+            unfinished.unlink(missing_ok=True)
         self._number = max((int(path.name[-6:]) for path in files(self.folder)), default=-1) + 1
 
     def request(self) -> None:

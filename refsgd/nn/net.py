@@ -170,6 +170,10 @@ class Net:
         FloatingPointError
             If the loss is not finite; names the first layer where that is so.
         """
+        return self._weighted(x, images, labels, 1.0, key)
+
+    def _weighted(self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None) -> tuple[float, Vector]:
+        """`gradient` times ``weight``: what these images contribute to a larger batch."""
         images, labels = self._checked(x, images, labels)
         g = np.zeros(self.parameters, np.float32)
         b = len(images)
@@ -179,7 +183,7 @@ class Net:
         frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
         chunk = plan.chunk or b
         plan.reserve(min(b, chunk))
-        share, loss = np.float32(1 / b), 0.0
+        share, loss = np.float32(weight / b), 0.0
         for step in plan.steps:
             step.prepare(frame)
         for k in range(0, b, chunk):
@@ -191,7 +195,7 @@ class Net:
             step.finish(frame)
         if not np.isfinite(loss):
             raise FloatingPointError(self._diagnosis(x, images, loss / b))
-        return loss / b, g
+        return loss * weight / b, g
 
     def backward_by_layer(
         self, x: Array, images: Array, labels: Array, key: int | None = None

@@ -19,15 +19,20 @@ class Parallel:
     ----------
     replicas : sequence of Net
         Net objects of the same layers, one per thread.
+    least : float
+        Floating-point operations of a part below which fewer threads share a batch: to hand over a part takes some tens of microseconds, and
+        so do two threads that both want the interpreter between their kernels.
 
     Notes
     -----
     The parts are contiguous and as equal as possible, and are added in order: the bits depend on the number of
-    replicas, not on timing. Batch norm takes its statistics of each part, as workers of a distributed run do.
+    replicas and on ``least``, not on timing. Batch norm takes its statistics of each part, as workers of a distributed run do.
     """
 
-    def __init__(self, replicas: Sequence[Net]) -> None:
+    def __init__(self, replicas: Sequence[Net], least: float = 3e8) -> None:
         self.replicas = list(replicas)
+        # A backward pass takes twice as many as the forward pass.
+        self._least, self._flops = least, 3 * sum(row.flops for row in self.replicas[0].describe())
         self._jobs: list[SimpleQueue[Any]] = [SimpleQueue() for _ in self.replicas[1:]]
         self._done: SimpleQueue[Any] = SimpleQueue()
         for k, jobs in enumerate(self._jobs, 1):
@@ -35,27 +40,26 @@ class Parallel:
 
     def gradient(self, x: Array, images: Array, labels: Array) -> tuple[float, Vector]:
         """Mean loss over a batch and its gradient; arguments and errors as `Net.gradient`."""
-        b, n = len(images), len(self.replicas)
+        b = len(images)
+        n = min(len(self.replicas), max(1, int(self._flops * b // self._least))) if self._least else len(self.replicas)
         bounds = [b * k // n for k in range(n + 1)]
-        parts = [slice(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
-        for jobs, part in zip(self._jobs, parts[1:], strict=True):
-            jobs.put((x, images[part], labels[part]))
-        answers: dict[int, Any] = {0: self._attempt(0, x, images[parts[0]], labels[parts[0]])}
-        for _ in self._jobs:
+        jobs = [
+            (x, images[low:high], labels[low:high], (high - low) / max(b, 1))
+            for low, high in zip(bounds, bounds[1:], strict=False)
+        ]
+        for queue, job in zip(self._jobs, jobs[1:], strict=False):
+            queue.put(job)
+        answers: dict[int, Any] = {0: self._attempt(0, *jobs[0])}
+        for _ in jobs[1:]:
             k, answer = self._done.get()
             answers[k] = answer
         for answer in answers.values():
             if isinstance(answer, BaseException):
                 raise answer
-        loss, g = 0.0, answers[0][1]
-        for k, part in enumerate(parts):
-            weight = (part.stop - part.start) / max(b, 1)
-            loss += weight * answers[k][0]
-            if k == 0:
-                g *= np.float32(weight)
-            else:
-                answers[k][1][:] *= np.float32(weight)
-                g += answers[k][1]
+        loss, g = answers[0]
+        for k in range(1, n):
+            loss += answers[k][0]
+            g += answers[k][1]
         return loss, g
 
     def close(self) -> None:
@@ -64,9 +68,9 @@ class Parallel:
             jobs.put(None)
         self._jobs = []
 
-    def _attempt(self, k: int, x: Array, images: Array, labels: Array) -> Any:
+    def _attempt(self, k: int, x: Array, images: Array, labels: Array, weight: float) -> Any:
         try:
-            return self.replicas[k].gradient(x, images, labels)
+            return self.replicas[k]._weighted(x, images, labels, weight)
         except Exception as error:
             return error
 

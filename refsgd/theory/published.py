@@ -84,17 +84,6 @@ def pulled(link: str, batch: int, nodes: int) -> float:
     Returns
     -------
     float
-    
-
-    Parameters
-    ----------
-    link : str
-        A key of `LINKS`.
-    batch, nodes : int
-
-    Returns
-    -------
-    float
     """
     wire = communication.pull(nodes, RESNET50, communication.Link(0.0, LINKS[link]), collocated=True)
     return (ALONE["F", link, batch] + wire.time.value) / nodes
@@ -113,18 +102,6 @@ def served(link: str, batch: int, nodes: int, duplex: str) -> float:
         n, each with a worker.
     duplex : {"full", "half", "serial"}
         How links are used, see `refsgd.theory.iteration.bsp_duplex`.
-
-    Returns
-    -------
-    float
-    
-
-    Parameters
-    ----------
-    link : str
-        A key of `LINKS`.
-    batch, nodes : int
-    duplex : {"full", "half", "serial"}
 
     Returns
     -------
@@ -149,16 +126,6 @@ def ceiling(duplex: str, batch: int = 32, nodes: int = 10_000) -> float:
     Returns
     -------
     float
-    
-
-    Parameters
-    ----------
-    duplex : {"full", "half", "serial"}
-    batch, nodes : int
-
-    Returns
-    -------
-    float
     """
     return batch / served("Ethernet", batch, nodes, duplex)
 
@@ -172,15 +139,6 @@ def ringed(batch: int, nodes: int) -> float:
         Images of one batch.
     nodes : int
         n, each with a worker.
-
-    Returns
-    -------
-    float
-    
-
-    Parameters
-    ----------
-    batch, nodes : int
 
     Returns
     -------

@@ -232,7 +232,8 @@ def _draw(laws: Sequence[Law], network: Network, clocks: int, replicas: int, mak
     low, high = clocks // 4, max(3 * clocks // 4, clocks // 4 + 1)
     spent = np.maximum((gate.ends[:, high - 1] - gate.ends[:, low - 1]) / (high - low), 1e-300) if low else gate.ends[:, -1] / clocks
     each = float(n) / np.sum(1 / spent, axis=1)
-    return _Run(each, np.maximum(last, gate.final.max(axis=1)), age / (n * gate.read_for), reads / (n * clocks), at.queued / (n * clocks))
+    end = np.maximum(np.maximum(last, gate.final.max(axis=1)), gate.ends.max(axis=(1, 2)))
+    return _Run(each, end, age / (n * gate.read_for), reads / (n * clocks), at.queued / (n * clocks))
 
 
 class _Fresh:

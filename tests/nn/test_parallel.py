@@ -8,7 +8,7 @@ from refsgd.nn.parallel import Parallel
 
 @pytest.fixture
 def three():
-    parallel = Parallel([nets.build("tiny") for _ in range(3)])
+    parallel = Parallel([nets.build("tiny") for _ in range(3)], least=0)
     yield parallel
     parallel.close()
 
@@ -34,3 +34,16 @@ def test_an_error_in_a_thread_reaches_the_caller(three):
         three.gradient(nets.build("tiny").init(0), images, labels)
     labels[5] = 0
     assert three.gradient(nets.build("tiny").init(0), images, labels)[0] > 0
+
+
+def test_a_small_batch_is_one_part():
+    """With parts too small to pay for their hand-over, the bits are those of one thread."""
+    net, random = nets.build("tiny"), np.random.default_rng(0)
+    parallel = Parallel([nets.build("tiny"), nets.build("tiny")])
+    x = net.init(0)
+    for b, alone in ((8, True), (2000, False)):
+        images, labels = random.standard_normal((b, 8, 8, 1)).astype(np.float32), random.integers(0, 10, b)
+        loss, g = parallel.gradient(x, images, labels)
+        wanted_loss, wanted = net.gradient(x, images, labels)
+        assert (loss == wanted_loss and np.array_equal(g, wanted)) == alone
+    parallel.close()

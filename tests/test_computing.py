@@ -1,0 +1,25 @@
+"""Where a process computes: beside its driver what takes long, on the spot what does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from refsgd.effects import Compute
+from refsgd.runtimes.computing import LONG, Computing, Job, Task
+
+
+def test_what_was_long_only_once_is_computed_on_the_spot_again():
+    """The first Compute of a kind compiles or touches fresh memory; that must not cost thread switches for ever."""
+    rung, nobody = threading.Event(), Any
+    computing, task = Computing(rung.set, False), Task("server0", 0, nobody, nobody)  # type: ignore[arg-type]
+    job = Job(task, "update", 0.0, 0.0, True)
+    first = computing.do(job, Compute(time.sleep, 2 * LONG))
+    assert first is not None and first.took > LONG
+    for seconds, beside in ((2 * LONG, True), (2 * LONG, True), (0, True), (0, False), (0, False)):
+        rung.clear()
+        done = computing.do(job, Compute(time.sleep, seconds))
+        assert (done is None) == beside
+        assert not beside or rung.wait(5)
+    assert len(computing.finished) == 3
