@@ -1,19 +1,22 @@
 """Formulas beside the simulator, the simulator beside real processes, formulas beside published figures.
 
 ``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies and
-bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine, ten minutes; in
-pieces with ``--part 1/3``) runs four OS processes beside the simulation; ``page`` writes docs/validation.md and its
-pictures from what the two have left in benchmarks/results/validation.json.  All but the paced runs are deterministic.
+bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine) runs four OS
+processes beside the simulation; both in pieces with ``--part 1/3``, which may run at once.  ``page`` writes
+docs/validation.md and its pictures from what the two have left in benchmarks/results/validation.json.  All but the
+paced runs are deterministic.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +82,14 @@ class Case:
 class Row:
     """A figure that formula and simulator give; times in seconds.
 
-    `deviation`: predicted - simulated over the standard error of both.
+    `error`: standard error of the simulation; `deviation`: predicted - simulated over the standard error of both.
     """
 
-    case: dict[str, Any]
     label: str
+    workers: int
+    law: str
+    latency: float
+    transfer: float
     figure: str
     kind: str
     side: str
@@ -92,7 +98,11 @@ class Row:
     error: float
     deviation: float
     runs: int
-    bound: float | None = field(default=None)
+
+    @property
+    def machine(self) -> tuple[int, str, float, float]:
+        """What the algorithm ran on."""
+        return self.workers, self.law, self.latency, self.transfer
 
     @property
     def relative(self) -> float:
@@ -167,25 +177,22 @@ def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
         both = math.hypot(error, p.terms.get("standard error", 0.0))
         away = p.value - mean
         deviation = 0.0 if abs(away) <= 1e-6 * max(abs(mean), 1e-9) + 1e-12 else away / both if both else math.inf
-        rows.append(Row({**asdict(case)}, case.label, name, p.kind, p.bound, p.value, mean, error, deviation, seeds, p.lower))
+        rows.append(Row(case.label, case.workers, case.law, case.latency, case.transfer, name, p.kind, p.bound,
+                        *(float(f"{v:.8g}") for v in (p.value, mean, error, deviation)), seeds))
     return rows
 
 
 def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS, links: Iterable[tuple[float, float]] = LINKS,
           configurations: Iterable[tuple[str, dict[str, Any]]] = CONFIGURATIONS) -> Iterator[Case]:
-    """The grid."""
+    """The grid: algorithms as they come on all of it, their options and their twins on 4 workers; log-normal times with 4 workers only."""
     for name, given in configurations:
         options = {k: v for k, v in given.items() if k != "servers"}
-        for n in (1,) if name == "sequential" else set(workers) & {4} if name in TWINS else workers:
+        plain = not given and name not in TWINS
+        for n in (1,) if name == "sequential" else workers if plain else set(workers) & {4}:
             for law in laws:
                 for latency, transfer in links:
-                    if backups_fit(options, n):
+                    if (not law.startswith("lognormal") or (plain and n == 4)) and n > options.get("backups", 0):
                         yield Case(name, options, n, law, latency, transfer, given.get("servers", 1))
-
-
-def backups_fit(options: dict[str, Any], n: int) -> bool:
-    """Whether somebody is left to wait for."""
-    return n > options.get("backups", 0)
 
 
 def tolerance(rows: int, runs: int, level: float = 0.99) -> float:
@@ -259,13 +266,28 @@ def paced(part: tuple[int, int], steps: int = 60) -> Iterator[dict[str, Any]]:
 # -- the page ----------------------------------------------------------------------------------------------
 
 def load() -> dict[str, Any]:
-    """What earlier parts have found."""
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    """What earlier parts have found; rows are stored as lists."""
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {**found, "grid": [Row(*values) for values in found.get("grid", [])], "paced": found.get("paced", [])}
 
 
-def save(**found: Any) -> None:
-    """Add to what earlier parts have found."""
-    RESULTS.write_text(json.dumps({**load(), **found}, indent=1, default=str) + "\n")
+def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = ()) -> None:
+    """Put rows and runs in the place of earlier ones of the same label; other parts may be doing so too."""
+    directory = os.open(RESULTS.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        found, new, runs = load(), list(grid), list(paced)
+        labels, known = {r.label for r in new}, {_machine(r) for r in runs}
+        rows = in_order([r for r in found["grid"] if r.label not in labels] + new)
+        kept = sorted([r for r in found["paced"] if _machine(r) not in known] + runs, key=_machine)
+        text = ",\n".join(json.dumps(astuple(r)) for r in rows)
+        RESULTS.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"grid": [\n{text}],\n"paced": {json.dumps(kept, indent=1)}}}\n')
+    finally:
+        os.close(directory)
+
+
+def _machine(run: dict[str, Any]) -> str:
+    return json.dumps([run[k] for k in ("algorithm", "options", "law", "latency", "bandwidth")])
 
 
 def percent(value: float) -> str:
@@ -278,10 +300,10 @@ def unit(r: Row, value: float) -> str:
     return f"{value:+.3f}" if r.figure == "idle_ratio" else percent(value)
 
 
-def in_order(found: list[dict[str, Any]]) -> list[Row]:
+def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows in the order of the grid, however many parts have made them."""
-    place = {case.label: i for i, case in enumerate(cases())}
-    return sorted((Row(**r) for r in found), key=lambda r: place[r.label])
+    place = {label: i for i, label in enumerate(dict.fromkeys(case.label for case in cases()))}
+    return sorted(rows, key=lambda r: place[r.label])
 
 
 def page(found: dict[str, Any]) -> str:
@@ -420,16 +442,14 @@ def main() -> None:
     if arguments.what == "grid":
         first, _, count = arguments.part.partition("/")
         for configuration in CONFIGURATIONS[int(first) - 1:: int(count)]:
-            rows = [asdict(r) for case in cases(configurations=(configuration,)) for r in check(case)]
-            save(grid=[r for r in load().get("grid", []) if r["label"] != rows[0]["label"]] + rows)
-            print(f"{rows[0]['label']}: {len(rows)} figures", flush=True)
+            rows = [r for case in cases(configurations=(configuration,)) for r in check(case)]
+            save(grid=rows)
+            print(f"{rows[0].label}: {len(rows)} figures", flush=True)
     elif arguments.what == "paced":
         first, _, count = arguments.part.partition("/")
-        known = {json.dumps([r[k] for k in ("algorithm", "law", "latency")]): r for r in load().get("paced", [])}
-        for r in paced((int(first), int(count))):
-            known[json.dumps([r[k] for k in ("algorithm", "law", "latency")])] = r
-            print(r["algorithm"], r["law"], {k: (r["simulator"][k], r["processes"][k]) for k in r["simulator"]}, flush=True)
-        save(paced=list(known.values()))
+        for run in paced((int(first), int(count))):
+            save(paced=[run])
+            print(run["algorithm"], run["law"], {k: (run["simulator"][k], run["processes"][k]) for k in run["simulator"]}, flush=True)
     else:
         found = load()
         draw(found)

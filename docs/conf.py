@@ -44,6 +44,7 @@ exclude_patterns = ["_build", "_ext", "_templates", "inventories", "**.ipynb_che
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+myst_ref_domains = ["std"]  # [BSP](bsp) is the page, never a function of the same name
 nb_execution_mode = "auto"
 nb_execution_timeout = 120
 nb_execution_in_temp = True

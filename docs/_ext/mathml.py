@@ -1,21 +1,37 @@
 """Formulas as MathML, made when the pages are built: every browser shows them, without a script and without the network."""
 
+import html
+
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
+
+LOG = logging.getLogger(__name__)
+
+
+def mathml(node: nodes.math | nodes.math_block) -> str:
+    """A formula as MathML; what docutils does not know is shown as it was written, with a warning."""
+    text = node.astext().replace(r"\dots", r"\ldots")
+    try:
+        return tex2mathml(text, as_block=isinstance(node, nodes.math_block))
+    except MathError as error:
+        LOG.warning("formula %s: %s", text, error, location=node)
+        return f"<code>{html.escape(text)}</code>"
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
     """A formula in a sentence."""
-    self.body.append(tex2mathml(node.astext()))
+    self.body.append(mathml(node))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
     """A formula on lines of its own."""
     self.body.append(self.starttag(node, "div", CLASS="formula"))
-    self.body.append(tex2mathml(node.astext(), as_block=True))
+    self.body.append(mathml(node))
     self.body.append("</div>\n")
     raise nodes.SkipNode
 

@@ -109,7 +109,7 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
 
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
-    """``run --preset NAME ...`` as ``run ALGORITHM ... `` with the flags that the update architecture stands for.
+    """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands for.
 
     Examples
     --------

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from refsgd.nn.layers import Array
 from refsgd.nn.net import Net, Vector
 

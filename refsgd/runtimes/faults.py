@@ -31,6 +31,7 @@ from refsgd.effects import Array, Deployment
 from refsgd.runtimes.programs import counts_steps
 from refsgd.trace import Run
 
+#: what can befall a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
 KEEP = 8  # newest parameters that every node holds where the run may be halted and go on from them

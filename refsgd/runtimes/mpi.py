@@ -18,7 +18,7 @@ import numpy as np
 
 from refsgd.effects import Deployment, Factory
 from refsgd.machine import Machine
-from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board
+from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board, keep_memory
 from refsgd.runtimes.launcher import LEAD
 from refsgd.runtimes.node import Aborted, Driver
 from refsgd.runtimes.pause import Beginning, Pause
@@ -334,6 +334,7 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
     if beginning is not None:
         driver.go_on(beginning)
     failed: tuple[float, str, str, BaseException | None] | None = None
+    keep_memory()
     comm.Barrier()
     began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
     time.sleep(max(0.0, began - time.monotonic()))

@@ -30,6 +30,7 @@ from refsgd.runtimes.board import (
     READY,
     START,
     Standing,
+    keep_memory,
     prctl,
 )
 from refsgd.runtimes.faults import POLICIES, Fault, check
@@ -172,6 +173,7 @@ def child(launch: Launch, host: str, out: int, parent: int) -> None:
     os.close(launch.death[1])  # or our own copy would keep the pipe open
     for fd in launch.readers:
         os.close(fd)
+    keep_memory()
     gc.freeze()  # else the first collection touches, and so copies, every page of the parent
     if launch.records == "pipe":
         logs.to_parent(lambda record: _tell(out, pickle.dumps(("record", record))))

@@ -302,7 +302,7 @@ def _ages(ends: Values, reads: Values) -> Values:
             between = np.searchsorted(every, ends[:, r, i], side="left") - np.searchsorted(every, reads[:, r, i], side="right")
             own = np.arange(steps) - np.searchsorted(mine[:, i], reads[:, r, i], side="right")
             total[r] += float(np.sum(np.maximum(between - own, 0)))
-    return total / (n * steps)
+    return np.asarray(total / (n * steps))
 
 
 def ssp(laws: Sequence[Law], staleness: float, *, exchange: float | Sequence[float] = 0.0, steps: int = 1000, refresh: str = "fresh",

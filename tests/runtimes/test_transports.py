@@ -6,7 +6,10 @@ import contextlib
 import gc
 import logging
 import os
+import platform
 import socket
+import subprocess
+import sys
 import threading
 from functools import partial
 from typing import Any, NamedTuple
@@ -324,3 +327,29 @@ def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, cap
     close(slow, found, *out)
     listener.close()
     assert list(found) == [1] and any("has not proved itself within 0.3 s" in r.getMessage() for r in caplog.records)
+
+
+FAULTS = """
+import resource
+import numpy as np
+from refsgd.effects import Compute, Node
+from refsgd.runtimes import processes
+
+def main():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        yield Compute(lambda: [np.ones(1 << 18, np.float32) for _ in range(4)])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(processes.run({"worker0": Node(main())}).values["worker0"])
+processes.keep_memory = lambda: None
+print(processes.run({"worker0": Node(main())}).values["worker0"])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what is freed, or not, as they like")
+def test_fresh_vectors_use_memory_that_is_there():
+    """Four of 1 MB have 1,024 pages, which without `keep_memory` are faulted in each of 20 times."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=60)
+    kept, given_back = map(int, done.stdout.split())
+    assert kept < 5 * 1024 and given_back > 10 * 1024
