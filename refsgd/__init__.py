@@ -7,9 +7,10 @@ time, and run as real OS processes, with closed-form models beside the measureme
 from typing import TYPE_CHECKING, Any
 
 from refsgd.comparison import Comparison, compare
-from refsgd.experiment import Result, predict, replay, run
+from refsgd.experiment import Result, predict
 from refsgd.machine import Law, Machine
 from refsgd.problems import Problem
+from refsgd.running import replay, run
 
 if TYPE_CHECKING:
     from refsgd.stepper import Stepper

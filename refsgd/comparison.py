@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import DEFAULT_MACHINE, LOCAL_RUNTIMES, Algorithm, Result, Say, Usage, deployment_function, prepare, warn_if_slow
+from refsgd.experiment import DEFAULT_MACHINE, LOCAL_RUNTIMES, Algorithm, Result, Say, Usage, deployment_function, prepare
 from refsgd.machine import Machine
 from refsgd.result import predicted_to_json
+from refsgd.running import warn_if_slow
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
 

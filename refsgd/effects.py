@@ -40,10 +40,17 @@ Array = npt.NDArray[np.float32]
 ANY: str | None = None  #: the `src` of a receive that takes messages from everybody
 
 
-class _Built:
+class _Count:
     """Counts effects, so that a runtime notices one that was built and never yielded."""
 
-    count = 0
+    __slots__ = ("count",)  # of an instance: to write a class's attribute takes several times as long
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+_Built = _Count()
+_set = object.__setattr__  # how effects, which are frozen, set their own fields
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -69,12 +76,12 @@ class Compute:
 
     def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
         _Built.count += 1
-        object.__setattr__(self, "fn", fn)
-        object.__setattr__(self, "args", args)
-        object.__setattr__(self, "kind", kind)
+        _set(self, "fn", fn)
+        _set(self, "args", args)
+        _set(self, "kind", kind)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Send:
     """Hand a message over; never waits for the receiver.
 
@@ -93,8 +100,10 @@ class Send:
     to: str
     body: Any
 
-    def __post_init__(self) -> None:
+    def __init__(self, to: str, body: Any) -> None:
         _Built.count += 1
+        _set(self, "to", to)
+        _set(self, "body", body)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -120,8 +129,8 @@ class Recv:
         _Built.count += 1
         if not kinds:
             raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
-        object.__setattr__(self, "kinds", kinds)
-        object.__setattr__(self, "src", src)
+        _set(self, "kinds", kinds)
+        _set(self, "src", src)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -185,8 +194,8 @@ class Mark:
 
     def __init__(self, name: str, **values: Any) -> None:
         _Built.count += 1
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "values", values)
+        _set(self, "name", name)
+        _set(self, "values", values)
 
 
 class Cell:
@@ -211,7 +220,7 @@ class Cell:
         return Cell, (np.array(self.x), len(self.cut))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Load:
     """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be.
 
@@ -226,8 +235,10 @@ class Load:
     cell: Cell
     part: int
 
-    def __post_init__(self) -> None:
+    def __init__(self, cell: Cell, part: int) -> None:
         _Built.count += 1
+        _set(self, "cell", cell)
+        _set(self, "part", part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,4 +328,8 @@ def payload_bytes(body: Any) -> int:
     >>> payload_bytes((np.zeros(10, np.float32), 3, np.float32(0.5)))
     44
     """
-    return sum(getattr(value, "nbytes", 0) for value in body)
+    total = 0
+    for value in body:
+        if type(value) is not int:  # the commonest field by far
+            total += getattr(value, "nbytes", 0)
+    return total

@@ -547,6 +547,7 @@ class Draws:
         self._machine, self._node = machine, node
         self._key = [seed, zlib.crc32(node.encode()), program]
         self._pending: dict[str, list[float]] = {}
+        self._constant: dict[str, float] = {}  # kinds whose durations are not drawn
         self._streams: dict[str, np.random.Generator] = {}
 
     def _stream(self, purpose: str) -> np.random.Generator:
@@ -573,14 +574,15 @@ class Draws:
         if kind == "reduction":
             return self._machine.reduction * nbytes
         pending = self._pending.get(kind)
-        if not pending:
+        if pending:
+            return pending.pop()
+        if kind not in self._constant:
             law = self._machine.law(self._node, kind)
-            if law is None:
-                return 0.0
-            if law.family == "fixed":
-                return law.parameters[0]
-            self._pending[kind] = pending = law.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
-        return pending.pop()
+            if law is not None and law.family != "fixed":
+                self._pending[kind] = pending = law.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
+                return pending.pop()
+            self._constant[kind] = law.parameters[0] if law is not None else 0.0
+        return self._constant[kind]
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
         """One of the options, with probabilities `p` or uniformly.

@@ -35,8 +35,8 @@ ARROWS = {
     "result": {"effects", "machine", "trace", "player", "plots", ""},
 }
 FREE = {
-    "experiment", "advice", "comparison", "lives", "outcomes", "calibration", "sweep", "checkpoint", "doctor", "cli", "report", "plots", "player", "stepper",
-    "terminal", "studies", "testing", "check", "__init__", "__main__",
+    "experiment", "running", "comparison", "advice", "lives", "outcomes", "checkpoint", "calibration", "sweep", "report", "doctor",
+    "cli", "plots", "player", "stepper", "terminal", "studies", "testing", "check", "__init__", "__main__",
 }
 
 

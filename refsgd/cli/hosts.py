@@ -11,9 +11,10 @@ from typing import Any
 from refsgd import __version__
 from refsgd.cli.options import compile_kernels, explicit
 from refsgd.effects import Deployment
-from refsgd.experiment import Experiment, Usage, prepare, recording
+from refsgd.experiment import Experiment, Usage, prepare
 from refsgd.machine import Machine
 from refsgd.result import Result
+from refsgd.running import recording
 from refsgd.runtimes.simulator import RunFailed
 
 SHORTEST_SECRET = 16

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Iterator
 
 from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, compile_kernels, explicit
-from refsgd.experiment import Usage, deployment_function, has_servers, run
+from refsgd.experiment import Usage, deployment_function, has_servers
 from refsgd.result import Result
+from refsgd.running import run
 from refsgd.runtimes import mpi
 
 

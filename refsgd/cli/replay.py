@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.cli.options import show
-from refsgd.experiment import Usage, replay
+from refsgd.experiment import Usage
+from refsgd.running import replay
 
 
 def add(commands: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from refsgd.cli import hosts
 from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, compile_kernels, each_algorithm, explicit, progress, show, writing
 from refsgd.cli.ranks import run_over_mpi
-from refsgd.experiment import run
 from refsgd.result import Result
+from refsgd.running import run
 from refsgd.runtimes.faults import POLICIES
 
 

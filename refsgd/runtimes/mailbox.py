@@ -14,10 +14,11 @@ def tag_of(kind: type) -> int:
 
     The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the wire.
     """
-    if kind not in _tags:
+    tag = _tags.get(kind)
+    if tag is None:
         names = ",".join(getattr(kind, "_fields", ()))
-        _tags[kind] = zlib.crc32(f"{kind.__qualname__}({names})".encode())
-    return _tags[kind]
+        tag = _tags[kind] = zlib.crc32(f"{kind.__qualname__}({names})".encode())
+    return tag
 
 
 class Letter(NamedTuple):
@@ -47,13 +48,18 @@ class Mailbox:
 
     def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Letter, Any] | None:
         """The earliest letter of one of these classes from `src` (None: anybody) and its body, or None."""
-        for i, letter in enumerate(self.letters):
+        letters = self.letters
+        for i, letter in enumerate(letters):
             if src is not None and letter.src != src:
                 continue
+            tag, body = letter.tag, letter.body
             for kind in kinds:
-                if letter.tag == tag_of(kind):
-                    del self.letters[i]
-                    return letter, letter.body if type(letter.body) is kind else kind._make(letter.body)  # type: ignore[attr-defined]
+                if tag == tag_of(kind):
+                    if i:
+                        del letters[i]
+                    else:
+                        letters.popleft()
+                    return letter, body if type(body) is kind else kind._make(body)  # type: ignore[attr-defined]
         return None
 
     def has(self, kinds: tuple[type, ...], src: str | None) -> bool:

@@ -25,11 +25,12 @@ class Where(NamedTuple):
 def freeze(values: Any) -> None:
     """Make the arrays in `values` read-only: they have crossed a yield."""
     for value in values:
-        if type(value) is np.ndarray:
+        kind = type(value)
+        if kind is np.ndarray:
             value.flags.writeable = False
-        elif type(value) in (list, tuple):
+        elif kind is list or kind is tuple:
             freeze(value)
-        elif type(value) is dict:
+        elif kind is dict:
             freeze(value.values())
 
 

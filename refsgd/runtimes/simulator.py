@@ -8,6 +8,7 @@ lower rank (a node's place in the deployment), then to the earlier one.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, p
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
+_event = tuple.__new__  # an Event of its five fields in half the time that its own constructor takes
 
 
 class ForgottenYield(RuntimeError):
@@ -65,10 +67,12 @@ class RunFailed(RuntimeError):
 class _Process:
     """One program with its place in the world."""
 
-    __slots__ = ("draws", "index", "name", "node", "program", "since", "waiting")
+    __slots__ = ("box", "draws", "host", "index", "name", "node", "numbers", "program", "rank", "since", "waiting")
 
-    def __init__(self, node: str, index: int, program: Program[Any], draws: Draws) -> None:
+    def __init__(self, world: Simulator, node: str, index: int, program: Program[Any], draws: Draws) -> None:
         self.node, self.index, self.program, self.draws = node, index, program, draws
+        self.rank, self.host, self.box = world.rank[node], world.host[node], world.boxes[node]
+        self.numbers = world._numbers[node]
         self.waiting: Any = None  # the effect that is not answered yet
         self.since = 0.0
         self.name = getattr(program, "__name__", "program")
@@ -126,14 +130,15 @@ class Simulator:
         self._byte_time = 1 / machine.bandwidth
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence, self._read = 0, 0
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[str, dict[str, int]] = defaultdict(dict)  # messages by sender and receiver
         self._current: tuple[_Process, Any] | None = None
         self._closing = False
+        self._steps = self._go_on()
         self.dead: list[str] = []  #: nodes that a planned fault has killed, see `refsgd.runtimes.faults`
         self.processes: list[_Process] = []
         for name, node in deployment.items():
             for index, program in enumerate([node.main, *node.responders]):
-                process = _Process(name, index, program, Draws(machine, seed, name, index))
+                process = _Process(self, name, index, program, Draws(machine, seed, name, index))
                 self.processes.append(process)
                 self._at(0.0, RESUME, self.rank[name], self._resume, process, None)
         self.cells = [cell for node in deployment.values() for cell in node.cells]
@@ -145,20 +150,26 @@ class Simulator:
         self._sequence += 1
         heapq.heappush(self._heap, (time, order, rank, self._sequence, call, args))
 
+    def _go_on(self) -> Iterator[bool]:
+        """Each step performs one effect or one happening; ends with the run."""
+        heap, pop = self._heap, heapq.heappop
+        while True:
+            if self._current is not None:
+                process, value = self._current
+                self._current = None
+                self._perform(process, value)
+            elif heap:
+                self.now, _, _, _, call, args = pop(heap)
+                call(*args)
+            elif not self._closing:
+                self._close()
+            else:
+                return
+            yield True
+
     def advance(self) -> bool:
         """Perform one effect or one happening; False when the run is over."""
-        if self._current is not None:
-            process, value = self._current
-            self._current = None
-            self._perform(process, value)
-        elif self._heap:
-            self.now, _, _, _, call, args = heapq.heappop(self._heap)
-            call(*args)
-        elif not self._closing:
-            self._close()
-        else:
-            return False
-        return True
+        return next(self._steps, False)
 
     def step(self) -> Event | None:
         """The next event, or None when the run is over."""
@@ -176,8 +187,7 @@ class Simulator:
 
     def run(self) -> Run:
         """Run to the end; the trace and the values that the main programs returned."""
-        while self.advance():
-            pass
+        deque(self._steps, maxlen=0)
         self._read = len(self.events)
         return Run(self.trace(), self.values)
 
@@ -206,9 +216,10 @@ class Simulator:
     # -- programs ------------------------------------------------------------------------------------------
 
     def _record(self, process: _Process, kind: str, data: dict[str, Any]) -> None:
-        self.events.append(Event(self.now, process.node, process.index, kind, data))
+        event = _event(Event, (self.now, process.node, process.index, kind, data))
+        self.events.append(event)
         if self.journal is not None:
-            self.journal(self.events[-1])
+            self.journal(event)
 
     def _resume(self, process: _Process, value: Any) -> None:
         self._current = (process, value)
@@ -252,13 +263,14 @@ class Simulator:
             self._send(process, effect)
         elif kind is Recv:
             process.since = self.now
-            self._receive(process)
+            self._receive(process, effect)
         elif kind is Poll:
             self._poll(process, effect)
         elif kind is Mark:
             freeze(effect.values.values())
             self._record(process, "mark", {"name": effect.name, **effect.values})
-            self._thin(self.events[-1])
+            if "x" in effect.values:
+                self._thin(self.events[-1])
             self._current = (process, None)
         elif kind is Choose:
             option = process.draws.choose(effect.options, effect.p)
@@ -272,7 +284,7 @@ class Simulator:
             freeze((effect.delta,))
             seen = effect.cell.x[effect.cell.cut[effect.part]].copy()
             due = self.now + self._duration(process, "update")
-            self._at(due, RESUME, self.rank[process.node], self._finish_add, process, effect, seen)
+            self._at(due, RESUME, process.rank, self._finish_add, process, effect, seen)
         else:
             raise TypeError(f"{process.node}: {line_of(process.program)} yielded {effect!r}; expected an effect "
                             "(a sub-program needs `yield from`)")
@@ -294,10 +306,10 @@ class Simulator:
         duration = self._duration(process, effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
         start = self.now
         if self.machine.cores:
-            free = self._cores[self.host[process.node]]
+            free = self._cores[process.host]
             start = max(start, heapq.heappop(free))
             heapq.heappush(free, start + duration)
-        self._at(start + duration, RESUME, self.rank[process.node], self._finish_compute, process, start, effect.kind, result)
+        self._at(start + duration, RESUME, process.rank, self._finish_compute, process, start, effect.kind, result)
 
     def _duration(self, process: _Process, kind: str, nbytes: int = 0) -> float:
         return process.draws.duration(kind, nbytes)
@@ -311,24 +323,23 @@ class Simulator:
         src, to = process.node, effect.to
         if to not in self.boxes:
             raise ValueError(f"{src}: {line_of(process.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
-        freeze(effect.body)
-        nbytes = payload_bytes(effect.body)
-        number = self._numbers.get((src, to), 0)
-        self._numbers[src, to] = number + 1
-        here, there, start = self.host[src], self.host[to], self.now
-        rank = self.rank[src]
-        if here == there:
-            self._at(start, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
+        body, start, rank = effect.body, self.now, process.rank
+        freeze(body)
+        nbytes = payload_bytes(body)
+        number = process.numbers.get(to, 0)
+        process.numbers[to] = number + 1
+        here = process.host
+        if here == self.host[to]:
+            self._at(start, ARRIVE, rank, self._arrive, src, body, number, to, nbytes)
         else:
             start = max(start, self._out_free[here])
             self._out_free[here] = start + nbytes * self._byte_time
             head = start + self._latency(src, to)
             if self._byte_time:
-                self._at(head, HEAD, rank, self._head, src, effect.body, number, to, nbytes)
+                self._at(head, HEAD, rank, self._head, src, body, number, to, nbytes)
             else:
-                self._at(head, ARRIVE, rank, self._arrive, src, effect.body, number, to, nbytes)
-        self._record(process, "send", {"to": to, "message": type(effect.body).__name__, "number": number,
-                                       "bytes": nbytes, "start": start})
+                self._at(head, ARRIVE, rank, self._arrive, src, body, number, to, nbytes)
+        self._record(process, "send", {"to": to, "message": type(body).__name__, "number": number, "bytes": nbytes, "start": start})
         self._current = (process, None)
 
     def _head(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
@@ -340,12 +351,11 @@ class Simulator:
     def _arrive(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
         self.boxes[to].put(Letter(src, tag_of(type(body)), body, number, self.now, nbytes))
         for process in self._of_node[to]:
-            if type(process.waiting) is Recv and self._receive(process):
+            if type(process.waiting) is Recv and self._receive(process, process.waiting):
                 break
 
-    def _receive(self, process: _Process) -> bool:
-        effect = process.waiting
-        hit = self.boxes[process.node].take(effect.kinds, effect.src)
+    def _receive(self, process: _Process, effect: Recv) -> bool:
+        hit = process.box.take(effect.kinds, effect.src)
         if hit is None:
             if self._closing:
                 self._current = (process, RunEnded())
@@ -358,7 +368,7 @@ class Simulator:
         return True
 
     def _poll(self, process: _Process, effect: Poll) -> None:
-        hit = self.boxes[process.node].take(effect.kinds, effect.src)
+        hit = process.box.take(effect.kinds, effect.src)
         data: dict[str, Any] = {"src": None}
         if hit is not None:
             letter, body = hit

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import refsgd
 from refsgd.effects import Deployment
-from refsgd.experiment import Result, default_net, run
+from refsgd.experiment import Result, default_net
 from refsgd.machine import Machine
+from refsgd.running import run
 
 Look = Callable[[Result], dict[str, Any]]
 

@@ -149,8 +149,7 @@ def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction
     terms = {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update, "queueing": queue}
     if path.error:
         terms["standard error"] = path.error
-    ties = refresh == "lazy" and all(law.family == "fixed" for law in c.laws)  # rounding then decides who comes first
-    return Prediction(path.seconds, "s", "exact" if c.servers == 1 and not ties else "approximation", terms,
+    return Prediction(path.seconds, "s", "exact" if c.servers == 1 else "approximation", terms,
                       "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
                       "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower), path
 

@@ -68,8 +68,7 @@ class _Stations:
     """Incoming link, processor and outgoing link of the servers, in `replicas` runs at once."""
 
     def __init__(self, network: Network, replicas: int, workers: int, messages: int, asking: int, rng: np.random.Generator) -> None:
-        self.g, self.transfer, self.latency = network.transfer / network.servers, network.transfer, network.latency
-        self.late = self.latency + (network.servers - 1) * self.g  # from the end of an answer's first slice to the last one's arrival
+        self.g, self.transfer, self.latency, self.servers = network.transfer / network.servers, network.transfer, network.latency, network.servers
         self.update, self.rng, self.rows = network.update, rng, np.arange(replicas)
         self.heads = np.full((replicas, workers, 2), math.inf)  # when each worker's push, request reaches the incoming link
         self.line = np.full((replicas, messages + 1), math.inf)  # when those that have passed it are with the servers, in order
@@ -111,12 +110,15 @@ class _Stations:
         return live, which // 2, push
 
     def answer(self, released: Mask) -> Values:
-        """When each released worker has its answer; they leave in worker order."""
+        """When each released worker has its answer; they leave in worker order.
+
+        Summed as a link sums: with fixed times messages tie, and the last digit of each sum decides who comes first.
+        """
         place = np.cumsum(released, axis=1)
         leaves, count = np.maximum(self.outgoing, self.busy), place[:, -1]
         self.queued += count * (leaves - self.busy) + self.g * count * (count - 1) / 2
         self.outgoing = np.where(released.any(axis=1), leaves + self.g * count, self.outgoing)
-        return np.asarray(leaves[:, None] + self.g * place + self.late)
+        return np.asarray(leaves[:, None] + self.g * (place - 1) + self.latency + self.g * self.servers)
 
 
 def _size(n: int, steps: int, random: bool) -> tuple[int, int]:
@@ -146,7 +148,7 @@ def parameter_server(laws: Sequence[Law], network: Network, staleness: float, st
         pushes reach one is taken for all.
     """
     s = check_slack(staleness)
-    return _path(laws, network, steps, lambda at, times: _GATES[refresh](s, at, times), asking=refresh == "lazy")
+    return _path(laws, network, steps, lambda at, times, _: _GATES[refresh](s, at, times), asking=refresh == "lazy")
 
 
 def fetching(laws: Sequence[Law], network: Network, steps: int, *, fetch_every: int = 1, push_every: int = 1, elastic: bool = False,
@@ -170,10 +172,10 @@ def fetching(laws: Sequence[Law], network: Network, steps: int, *, fetch_every: 
         Its staleness counts all updates between fetch and application, own ones too; mean over gradients (elastic: forces).
     """
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
-    return _path(laws, network, steps, lambda at, times: _Fetching(at, times, f, p, elastic), asking=True, own=own)
+    return _path(laws, network, steps, lambda at, times, after: _Fetching(at, times, after, f, p, elastic), asking=True, own=own)
 
 
-def _path(laws: Sequence[Law], network: Network, steps: int, make: Callable[[_Stations, Values], _Fresh], *, asking: bool,
+def _path(laws: Sequence[Law], network: Network, steps: int, make: Callable[[_Stations, Values, Values], _Fresh], *, asking: bool,
           own: Sequence[Law | None] = ()) -> Path:
     n = check_count("workers", len(laws))
     check_count("steps", steps)
@@ -203,16 +205,17 @@ class _Run:
     queued: Values
 
 
-def _draw(laws: Sequence[Law], network: Network, clocks: int, replicas: int, make: Callable[[_Stations, Values], _Fresh], asking: bool,
+def _draw(laws: Sequence[Law], network: Network, clocks: int, replicas: int, make: Callable[[_Stations, Values, Values], _Fresh], asking: bool,
           own: Sequence[Law | None]) -> _Run:
     """Serve message by message; all arrays are (replicas, workers) unless said otherwise."""
     n, rng = len(laws), np.random.default_rng(1983)
     at = _Stations(network, replicas, n, (1 + asking) * (n * clocks + n), int(asking), rng)
     times = np.stack([law.sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
+    after = np.zeros_like(times)
     for i, law in enumerate(own):
         if law is not None:
-            times[:, :, i] += law.sample(rng, replicas * clocks).reshape(replicas, clocks)
-    gate = make(at, times)
+            after[:, :, i] = law.sample(rng, replicas * clocks).reshape(replicas, clocks)
+    gate = make(at, times, after)
     age, reads, last = np.zeros(replicas), np.zeros(replicas), np.zeros(replicas)
     while True:
         while (found := at.heads_first()) is not None:
@@ -360,14 +363,13 @@ class _Eager(_Fresh):
 class _Fetching(_Fresh):
     """A worker asks now and then and pushes now and then; only the fetch makes it wait."""
 
-    def __init__(self, at: _Stations, times: Values, fetch_every: int, push_every: int, elastic: bool) -> None:
-        clocks = times.shape[1]
+    def __init__(self, at: _Stations, times: Values, after: Values, fetch_every: int, push_every: int, elastic: bool) -> None:
+        clocks, self.after = times.shape[1], after  # own updates
         self.fetch_every, self.elastic = fetch_every, elastic
         self.pushes = np.array([not elastic and (t % push_every == 0 or t == clocks - 1) for t in range(clocks)])
         halts = self.pushes | np.array([(t + 1) % fetch_every == 0 or t == clocks - 1 for t in range(clocks)])
         self.halt = np.array([t + int(np.argmax(halts[t:])) for t in range(clocks)])  # the gradient after which something is to be done
         self.window = np.concatenate([[0], np.nonzero(self.pushes)[0] + 1])  # first gradient of each push
-        self.sums = np.concatenate([np.zeros((len(times), 1, times.shape[2])), np.cumsum(times, axis=1)], axis=1)
         super().__init__(math.inf, at, times)
         if elastic:
             self.read_for = -(-clocks // fetch_every)
@@ -383,9 +385,11 @@ class _Fetching(_Fresh):
         first = self.made[row, col]
         last = self.halt[first] if len(row) else first
         self.made[row, col] = last + 1
+        clock = start
         for ahead in range(int((last - first).max(initial=-1)) + 1):
             t = np.minimum(first + ahead, last)
-            self.ends[row, t, col] = start + self.sums[row, t + 1, col] - self.sums[row, first, col]
+            clock = np.where(first + ahead <= last, clock + self.times[row, t, col] + self.after[row, t, col], clock)
+            self.ends[row, t, col] = clock
             self.known[row, t, col] = self.read[row, col]
         push = self.pushes[last] if len(row) else last.astype(bool)
         self.send(row[push], col[push], self.ends[row, last, col][push])

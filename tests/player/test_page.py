@@ -10,11 +10,11 @@ import pytest
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Compute, Node, Recv, Send
-from refsgd.experiment import run
 from refsgd.machine import Machine
 from refsgd.player.listing import colour, title
 from refsgd.problems import quadratic
 from refsgd.result import Result
+from refsgd.running import run
 from tests.player.pages import column, data_of, line_at, page, text_at
 
 AT = {"compute": "yield Compute", "send": "yield Send", "receive": "yield Recv", "mark": "yield Mark", "choose": "yield Choose",

@@ -5,8 +5,8 @@ import pytest
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.cli import main
-from refsgd.experiment import run
 from refsgd.machine import Machine
+from refsgd.running import run
 from refsgd.studies import Lab, perform
 from refsgd.studies.graur2019 import forward_only
 from refsgd.theory import published

@@ -1,0 +1,343 @@
+"""Runs experiments: `run` in every runtime, with faults, records and checkpoints, and `replay` of a record."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from refsgd import checkpoint as checkpoints
+from refsgd.experiment import RUNTIMES, Algorithm, Experiment, Say, Usage, deployment_function, prepare
+from refsgd.machine import Machine
+from refsgd.problems import Problem
+from refsgd.result import Result
+from refsgd.runtimes import replay as replaying
+from refsgd.runtimes.faults import Fault
+from refsgd.runtimes.journal import Journal, read
+from refsgd.trace import Run, is_worker
+
+__all__ = ["replay", "run"]
+
+
+def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
+        faults: Iterable[str | Fault] = (), on_death: str = "stop", checkpoint: str | Path | None = None,
+        checkpoint_every: float = 1.0, resume: str | Path | None = None, **arguments: Any) -> Result:
+    """Train with one algorithm and return everything that was seen.
+
+    Parameters
+    ----------
+    algorithm : str or callable
+        A name of the catalogue, or a deployment function ``f(problem, workers, steps, sgd, *, options)``.
+    problem : Problem, optional
+        Your own problem; else one is built from `data`, `net`, `batch` and `shards`.
+    runtime : {"simulator", "processes", "tcp", "mpi"}
+        Virtual time, OS processes over shared memory, OS processes over TCP on this machine, or the ranks that
+        mpiexec has started, each of which calls this with the same arguments and gets the result.
+    workers, servers : int
+        n (4) and K (1).
+    steps, epochs : int, float
+        Iterations of each worker, or passes over the data (4 if neither is given).
+    batch : int
+        Images per worker and iteration (16).
+    data, net : str
+        Data set ("digits") and net (the one that fits it).
+    lr, momentum, weight_decay, schedule
+        The update rule, see `refsgd.algorithms.sgd.SGD`; schedule is ``"constant"`` or ``"step(every,factor)"``.
+    shards : {"iid", "by-label"}
+    machine : Machine, optional
+        What the run takes place on; see `refsgd.machine.Machine`.
+    seed : int
+        Of the initial parameters, the data's order, durations and choices.
+    record : path, optional
+        Write what every receive, poll and choice returns, as it does; `replay` reproduces the run from it bit for
+        bit, and the beginning of a run that has crashed.
+    faults : iterable of str
+        What is to befall whom and when, e.g. ``["kill worker 2 at step 10", "random 3 seed 7"]``; see `refsgd.runtimes.faults`.
+    on_death : {"stop", "continue", "shrink", "restart"}
+        What follows when a node dies: an error that names it; the others go on, if the algorithm waits for nobody in
+        particular; those that wait for the dead start again without it; all start again from the newest parameters.
+    checkpoint : path, optional
+        Folder to which checkpoints are written, every `checkpoint_every` epochs and when the process gets SIGUSR1; see
+        `refsgd.checkpoint`.
+    checkpoint_every : float
+        Epochs (of 100 steps, where the problem has none) between two checkpoints; 0: only on request.
+    resume : path, optional
+        A checkpoint or a folder of them: go on from the newest.  What is trained, where, and for how long is as it was;
+        arguments that are given too must say the same.
+    **options
+        The algorithm's own, e.g. ``staleness=3``.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError
+        Wrong use: what was found and what was expected.
+    CheckpointError
+        If the checkpoint is damaged, or the programs do not arrive where it was made.
+
+    Examples
+    --------
+    >>> result = run("bsp", data="quadratic", steps=50, lr=0.5)
+    >>> result.measured["updates"], result.measured["staleness"]["max"]
+    (50, 0)
+    """
+    if runtime not in RUNTIMES:
+        raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
+    start = None
+    if resume is None:
+        experiment = prepare(algorithm, problem, **arguments)
+    else:
+        start, experiment = resumed(algorithm, runtime, resume, arguments)
+    if runtime == "mpi":
+        check_ranks(experiment)
+    saves = checkpoint is not None or start is not None
+    if saves and (on_death != "stop" or list(faults)):
+        raise Usage("checkpoints of a run with planned faults or another on_death than stop; expected one or the other")
+    if record is not None and on_death != "stop":
+        raise Usage(f"a record of a run with on_death {on_death}; expected stop, since a replay knows no deaths")
+    if runtime != "simulator":
+        warn_if_slow(experiment)
+    with recording(experiment, runtime, record) as journal:
+        if saves:
+            plan = checkpoint_plan(experiment, runtime, checkpoint, checkpoint_every)
+            finished = checkpoints.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal)
+        else:
+            finished = experiment.perform(runtime, journal, faults, on_death)
+        result = experiment.result(runtime, finished)
+        if journal is not None:
+            journal.finish(finished.trace, result.parameters_sha256)
+    return result
+
+
+def check_ranks(experiment: Experiment) -> None:
+    """Refuse to run over another number of MPI ranks than the experiment has processes.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    """
+    from refsgd.runtimes import mpi
+
+    needed, found = len(set(experiment.machine.hosts(experiment.deploy()).values())), mpi.world().size
+    if needed > found:
+        raise Usage(f"{experiment.name} with {experiment.workers} workers needs {needed} ranks and MPI has started {found}; "
+                    f"use mpiexec -n {needed}, or another --workers")
+
+
+def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | None, every: float) -> checkpoints.Plan | None:
+    """When and where the run writes checkpoints; None without a folder.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    runtime : str
+        One of `RUNTIMES`.
+    folder : path, optional
+        Where they are written.
+    every : float
+        Iterations or seconds between two of them, as in `run`.
+
+    Returns
+    -------
+    Plan or None
+    """
+    from refsgd import __version__
+
+    if folder is None:
+        return None
+    if experiment.arguments is None:
+        raise Usage("a checkpoint needs an algorithm of the catalogue and a problem built from --data and --net")
+    if not 0 <= every < float("inf"):
+        raise Usage(f"checkpoint_every {every}; expected a number of epochs >= 0")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise Usage(f"checkpoint {folder}; expected a folder")
+    header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime,
+              "nodes": list(experiment.deploy())}
+    steps = every * experiment.problem.describe.get("steps_per_epoch", 100)
+    return checkpoints.Plan(Path(folder), header, max(1, round(steps)) if every else 0)
+
+
+def resumed(algorithm: Algorithm, runtime: str, place: str | Path, arguments: dict[str, Any]) -> tuple[checkpoints.Checkpoint, Experiment]:
+    """The newest checkpoint at `place` and the experiment that it is of; refuses arguments that say something else.
+
+    Parameters
+    ----------
+    algorithm : str or callable
+        As `run`.
+    runtime : str
+        One of `RUNTIMES`.
+    place : path
+        A checkpoint, or a folder of them.
+    arguments : dict
+        What `run` was told.
+
+    Returns
+    -------
+    (Checkpoint, Experiment)
+    """
+    if not Path(place).exists():
+        raise Usage(f"no checkpoint at {place}; expected a folder that --checkpoint wrote to, or a file in it")
+    start = checkpoints.newest(place)
+    name, made = deployment_function(algorithm)[0], start.header["runtime"]
+    if start.header["algorithm"] not in (name, algorithm):
+        raise Usage(f"the checkpoint at {place} is of {start.header['algorithm']}; expected one of {name}")
+    if (runtime == "simulator") != (made == "simulator"):
+        raise Usage(f"the checkpoint at {place} was made by the runtime {made}; expected --runtime {made}")
+    stored = {**start.header["arguments"], "machine": Machine.from_json(start.header["arguments"]["machine"])}
+    if "epochs" in arguments:
+        stored.pop("steps")
+    experiment = prepare(algorithm, **{**stored, **arguments})
+    for key, value in start.header["arguments"].items():
+        asked = (experiment.arguments or {}).get(key)
+        if asked != value:
+            raise Usage(f"the checkpoint at {place} was made with {key} {value}, and {asked} is asked for; expected the same, or nothing")
+    return start, experiment
+
+
+@contextmanager
+def recording(experiment: Experiment, runtime: str, path: str | Path | None) -> Iterator[Journal | None]:
+    """A record at `path` while the block runs, None without a path.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    runtime : str
+        One of `RUNTIMES`.
+    path : path, optional
+        Of the record.
+
+    Yields
+    ------
+    Journal or None
+    """
+    from refsgd import __version__
+
+    if path is None:
+        yield None
+        return
+    if experiment.arguments is None:
+        raise Usage("a record needs an algorithm of the catalogue and a problem built from --data and --net; "
+                    "for your own use refsgd.runtimes.replay with your factory")
+    header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime}
+    nodes = list(experiment.deploy())
+    if runtime == "mpi":
+        from refsgd.runtimes import mpi
+
+        journal = mpi.in_order(lambda first: Journal(path, header, nodes, made=not first))
+    else:
+        journal = Journal(path, header, nodes)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def replay(record: str | Path) -> Result:
+    """Reproduce a recorded run in the simulator.
+
+    Parameters
+    ----------
+    record : path
+        A file that ``run(..., record=path)`` or ``refsgd run --record`` wrote.  If the run crashed, what was
+        recorded until then is reproduced, with a warning that says how much, and the result's parameters are
+        those of the last update (the starting point, if a server had made none).
+
+    Returns
+    -------
+    Result
+        Its runtime is "replay".
+
+    Raises
+    ------
+    ReplayError
+        The file is no record or altered, the record and the programs do not fit, or the parameters differ from the
+        recorded hash.
+    """
+    data = read(record)
+    experiment = recorded_experiment(data.header)
+    if data.end is None:
+        finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
+        warnings.warn(f"{record}: the recorded run crashed; this replays {done} of {data.size} steps until then", stacklevel=2)
+        finished = with_parameters(finished, experiment.problem)
+    else:
+        finished = replaying.replay(experiment.deploy, data.steps)
+    finished.trace.latency, finished.trace.bandwidth = experiment.machine.latency, experiment.machine.bandwidth
+    result = experiment.result("replay", finished)
+    expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
+    if result.parameters_sha256 != expected:
+        raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, the record says "
+                                    f"{expected[:16]}; expected equal bits: same library version, data and CPU kind?")
+    return result
+
+
+def recorded_experiment(header: dict[str, Any]) -> Experiment:
+    """The experiment that the first line of a record describes.
+
+    Parameters
+    ----------
+    header : dict
+        The first line of a record.
+
+    Returns
+    -------
+    Experiment
+    """
+    arguments = dict(header["arguments"])
+    arguments["machine"] = Machine.from_json(arguments["machine"])
+    return prepare(header["algorithm"], **arguments)
+
+
+def with_parameters(run: Run, problem: Problem) -> Run:
+    """The beginning of a run with parameters to evaluate: those of all who hold some, else the starting point.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+    problem : Problem
+
+    Returns
+    -------
+    Run
+    """
+    servers = [node for node in run.trace.nodes if not is_worker(node)]
+    holders = servers or run.trace.workers
+    if all(node in run.values for node in holders):
+        return run
+    return Run(run.trace, {holders[0]: problem.x0})
+
+
+def warn_if_slow(experiment: Experiment, say: Say | None = None) -> None:
+    """Warn before a paced run whose real computing cannot keep up with its drawn durations, or is drawn too short.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    say : callable, optional
+        Told the warning; by default it is raised as a Python warning.
+    """
+    law = experiment.machine.compute
+    if law is None or not experiment.steps:
+        return
+    say = say or (lambda text: warnings.warn(text, stacklevel=3))
+    if 0 < law.mean < 0.002:
+        say(f"mean compute time {law.mean * 1e3:g} ms: below 2 ms real processes are late by a few percent; "
+            "choose a longer one or the simulator")
+    gradient, x = experiment.problem.gradient, experiment.problem.x0
+    gradient(x, 0, 0)
+    started = time.perf_counter()
+    for t in range(3):
+        gradient(x, 0, t)
+    real = (time.perf_counter() - started) / 3
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if experiment.workers * real > 0.8 * cores * law.mean:
+        say(f"{experiment.workers} workers with {real * 1e3:.1f} ms of real computing on {cores} cores cannot keep a drawn mean of "
+            f"{law.mean * 1e3:g} ms; expected at most {0.8 * cores * law.mean / experiment.workers * 1e3:.1f} ms: use a longer "
+            "--compute, fewer workers or the simulator")
