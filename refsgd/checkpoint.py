@@ -436,7 +436,7 @@ def _beginning(factory: Factory, start: Checkpoint) -> tuple[Beginning, Constant
 
 
 def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: Plan | None, start: Checkpoint | None,
-            journal: Callable[[Event], None] | None = None) -> Run:
+            journal: Callable[[Event], None] | None = None, on_start: Callable[[dict[str, int]], None] | None = None) -> Run:
     """Run in virtual time or as OS processes, writing checkpoints or going on from one.
 
     Parameters
@@ -450,6 +450,8 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
         Go on from it.
     journal : callable, optional
         Told each event, also those before `start`.
+    on_start : callable, optional
+        Gets the process number of each node when local processes have been started.
 
     Raises
     ------
@@ -477,7 +479,7 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
             run = mpi.run(meeting.deployment, machine, seed, everywhere=True, journal=tell, pause=meeting.pause, beginning=meeting.beginning)
             assert run is not None
             return run
-        return processes.run(meeting.deployment, machine, seed, transport="shm" if runtime == "processes" else runtime,
+        return processes.run(meeting.deployment, machine, seed, transport="shm" if runtime == "processes" else runtime, on_start=on_start,
                              journal=tell, pause=meeting.pause, beginning=meeting.beginning)
 
 

@@ -41,6 +41,7 @@ DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
 
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
+OnStart = Callable[[dict[str, int]], None]
 
 
 class Usage(ValueError):
@@ -208,7 +209,7 @@ class Experiment:
             batch=self.batch, steps=self.steps, options={**defaults, **self.options}))
 
     def perform(self, runtime: str, journal: Callable[[Event], None] | None = None, faults: Iterable[str | Fault] = (),
-                on_death: str = "stop") -> Run:
+                on_death: str = "stop", on_start: OnStart | None = None) -> Run:
         """Run the programs to their end in one of `RUNTIMES`; `journal` is told every event at once.
 
         `faults` and `on_death` as in `run`; raises `Usage` where the algorithm or the runtime does not know them.
@@ -223,6 +224,8 @@ class Experiment:
             As `run`.
         on_death : str
             As `run`.
+        on_start : callable, optional
+            Gets the process number of each node when local processes have been started.
 
         Returns
         -------
@@ -236,8 +239,8 @@ class Experiment:
         self._check_policy(runtime, deployment, on_death, bool(plan))
         first = Life(self.deploy, self.machine, self.seed, plan, {})
         if on_death in ("shrink", "restart"):
-            return go_on(self, plan, on_death, lambda life: self._live(runtime, life, on_death, journal))
-        return self._live(runtime, first, on_death, journal)
+            return go_on(self, plan, on_death, lambda life: self._live(runtime, life, on_death, journal, on_start))
+        return self._live(runtime, first, on_death, journal, on_start)
 
     def _check_policy(self, runtime: str, deployment: Deployment, on_death: str, planned: bool) -> None:
         """Refuse before anything runs what this algorithm or runtime cannot do about a death."""
@@ -252,7 +255,7 @@ class Experiment:
                 raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop or restart")
             replace(self, workers=self.workers - 1).deploy()  # refuses options that do not fit fewer workers
 
-    def _live(self, runtime: str, life: Life, on_death: str, journal: Callable[[Event], None] | None) -> Run:
+    def _live(self, runtime: str, life: Life, on_death: str, journal: Callable[[Event], None] | None, on_start: OnStart | None) -> Run:
         """One life of the run, in one of `RUNTIMES`."""
         if runtime == "simulator":
             simulator = Faulty(life.deploy, life.machine, life.seed, faults=life.faults, on_death=on_death)
@@ -269,7 +272,7 @@ class Experiment:
         from refsgd.runtimes import processes
 
         return processes.run(life.deploy, life.machine, life.seed, transport="shm" if runtime == "processes" else runtime,
-                             journal=journal, faults=life.faults, on_death=on_death)
+                             journal=journal, faults=life.faults, on_death=on_death, on_start=on_start)
 
     def result(self, runtime: str, run: Run, evaluate: bool = True) -> Result:
         """Figures, history and hashes of a finished run.

@@ -274,6 +274,9 @@ class Result:
             f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all",
             f"parameters {self.parameters_sha256[:16]}, schedule {self.schedule_sha256[:16]}",
         ]
+        if "resources" in m:
+            lines.append("resources  " + "; ".join(f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, {r['written'] / 1e6:.3g} MB written"
+                                                 for node, r in m["resources"].items()))
         return "\n".join(lines)
 
     def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None, limit: int = 500) -> Player:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from refsgd.result import Result
 from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.journal import Journal, read
+from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
 
 __all__ = ["replay", "run"]
@@ -25,7 +27,7 @@ __all__ = ["replay", "run"]
 
 def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
         faults: Iterable[str | Fault] = (), on_death: str = "stop", checkpoint: str | Path | None = None,
-        checkpoint_every: float = 1.0, resume: str | Path | None = None, **arguments: Any) -> Result:
+        checkpoint_every: float = 1.0, resume: str | Path | None = None, monitor: bool = False, **arguments: Any) -> Result:
     """Train with one algorithm and return everything that was seen.
 
     Parameters
@@ -68,6 +70,9 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     resume : path, optional
         A checkpoint or a folder of them: go on from the newest.  What is trained, where, and for how long is as it was;
         arguments that are given too must say the same.
+    monitor : bool
+        Also sample what each process uses (processes and tcp): ``measured["resources"]``, see `refsgd.runtimes.monitor`.
+        "launcher" is this process, which writes checkpoints and records.
     **options
         The algorithm's own, e.g. ``staleness=3``.
 
@@ -102,18 +107,23 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         raise Usage("checkpoints of a run with planned faults or another on_death than stop; expected one or the other")
     if record is not None and on_death != "stop":
         raise Usage(f"a record of a run with on_death {on_death}; expected stop, since a replay knows no deaths")
+    if monitor and runtime not in ("processes", "tcp"):
+        raise Usage(f"a monitor of runtime {runtime}; expected processes or tcp, which have processes of this machine")
     if runtime != "simulator":
         warn_if_slow(experiment)
+    watch = Monitor() if monitor else None
     with recording(experiment, runtime, record) as journal:
         if saves:
             plan = checkpoint_plan(experiment, runtime, checkpoint, checkpoint_every)
-            finished = checkpoints.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal)
+            finished = checkpoints.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal,
+                                           watch.start if watch else None)
         else:
-            finished = experiment.perform(runtime, journal, faults, on_death)
+            finished = experiment.perform(runtime, journal, faults, on_death, watch.start if watch else None)
+        used = watch.stop() if watch else {}
         result = experiment.result(runtime, finished)
         if journal is not None:
             journal.finish(finished.trace, result.parameters_sha256)
-    return result
+    return replace(result, measured=result.measured | {"resources": used}) if watch else result
 
 
 def check_ranks(experiment: Experiment) -> None:

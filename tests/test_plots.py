@@ -161,3 +161,14 @@ def test_without_axes_the_current_ones_of_pyplot_are_used(asp):
     figure, ax = plt.subplots()
     assert asp.plot("staleness_histogram") is ax
     plt.close(figure)
+
+
+def test_resources_are_drawn_by_process():
+    samples = [[0.1, 0.5, 20_000_000, 0, 0], [0.2, 1.0, 30_000_000, 0, 2_000_000]]
+    result = refsgd.run("bsp", data="quadratic", steps=2)
+    with pytest.raises(ValueError, match="was not watched"):
+        plots.resources(result, Figure().subplots())
+    result.measured["resources"] = {"worker0": {"samples": samples}, "launcher": {"samples": samples}}
+    for what, expected in (("processor", [0.5, 1.0]), ("memory", [20, 30]), ("written", [0, 2])):
+        ax = plots.resources(result, Figure().subplots(), what)
+        assert [list(line.get_ydata()) for line in ax.lines] == [pytest.approx(expected)] * 2

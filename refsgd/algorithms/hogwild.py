@@ -18,7 +18,8 @@ step is added alone | deterministic: given the order of accesses, if atomic
 What differs from the paper
 ---------------------------
 Recht et al. touch only the few components of a sparse example; here gradients are dense and a part is a slice, so
-workers collide far more often.  `momentum` is refused: it would need a shared velocity.
+workers collide far more often.  `momentum` is refused: it would need a shared velocity.  The learning rate's schedule
+runs on the worker's own t, not on the number of all updates.
 
 References
 ----------

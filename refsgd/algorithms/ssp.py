@@ -25,7 +25,7 @@ the order of arrival
 What differs from the papers
 ----------------------------
 Workers of Ho et al. send updates -lr * g that the server adds; here they send g and the server applies the
-rule, so that momentum can live there.  A cache adds its own updates as plain -lr * g, without momentum.
+rule, so that momentum can live there.  A cache adds its own updates as plain -lr * g, without momentum or weight decay.
 
 References
 ----------

@@ -39,6 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
                              "step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop worker 1 at step 4' or 'random 3 seed 7'; repeatable")
     parser.add_argument("--on-death", choices=POLICIES, default="stop",
                         help="what follows a death: end with an error, go on, start again without the dead or with all (default stop)")
+    parser.add_argument("--monitor", action="store_true", help="also sample processor, memory and files of each process (processes, tcp)")
     parser.add_argument("--player", metavar="FILE.html", help="write the run's first events as a page to go forwards and backwards in")
 
 
@@ -60,7 +61,8 @@ def do(args: argparse.Namespace) -> None:
         if say:
             say(f"{args.algorithm}: running")
         result = run(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault, on_death=args.on_death,
-                     checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every, resume=args.resume, **arguments)
+                     checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every, resume=args.resume,
+                     monitor=args.monitor, **arguments)
     finish(result, args)
 
 

@@ -20,6 +20,7 @@ from refsgd.plots.runs import (
     idle_by_cause,
     predicted_against_measured,
     replica_spread,
+    resources,
     staleness_histogram,
     sweep,
     throughput_against_workers,
@@ -28,6 +29,6 @@ from refsgd.plots.traces import communication, staleness_over_time, timeline
 
 __all__ = [
     "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "color_of", "communication",
-    "comparison", "idle_by_cause", "predicted_against_measured", "replica_spread", "run", "save", "staleness_histogram",
+    "comparison", "idle_by_cause", "predicted_against_measured", "replica_spread", "resources", "run", "save", "staleness_histogram",
     "staleness_over_time", "sweep", "sweep_figure", "throughput_against_workers", "timeline",
 ]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from refsgd.comparison import Comparison
-from refsgd.plots.runs import accuracy_against_time, idle_by_cause, staleness_histogram
+from refsgd.plots.runs import accuracy_against_time, idle_by_cause, resources, staleness_histogram
 from refsgd.plots.runs import sweep as draw_sweep
 from refsgd.plots.traces import timeline
 from refsgd.result import Result
@@ -94,13 +94,17 @@ def run(result: Result) -> Figure:
     -------
     matplotlib.figure.Figure
     """
-    figure = _figure(11, 6)
-    grid = figure.add_gridspec(2, 3)
+    watched = "resources" in result.measured
+    figure = _figure(11, 9 if watched else 6)
+    grid = figure.add_gridspec(3 if watched else 2, 3)
     results = {result.algorithm: result}
     accuracy_against_time(results, figure.add_subplot(grid[0, 0]))
     idle_by_cause(results, figure.add_subplot(grid[0, 1]))
     staleness_histogram(results, figure.add_subplot(grid[0, 2]))
     _timelines(results, figure.add_subplot(grid[1, :]), 8)
+    if watched:
+        resources(result, figure.add_subplot(grid[2, :2]))
+        resources(result, figure.add_subplot(grid[2, 2]), "memory")
     return figure
 
 

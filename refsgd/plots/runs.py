@@ -6,7 +6,7 @@ Mappings of results are from the name that the legend shows to the `Result`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -287,4 +287,36 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
     ax.set_ylabel(f"{found.figure.replace('_', ' ')}, {found.unit}")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
+    return ax
+
+
+def resources(result: Result, ax: Axes | None = None, what: Literal["processor", "memory", "written"] = "processor") -> Axes:
+    """What each process of a run used over time, on the clock of its timeline.
+
+    Parameters
+    ----------
+    result : Result
+        Of ``run(..., monitor=True)``.
+    ax : matplotlib.axes.Axes, optional
+    what : {"processor", "memory", "written"}
+        Cores, resident megabytes, megabytes written to files.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    ValueError
+        If the run was not watched.
+    """
+    ax = axes_or_current(ax)
+    if "resources" not in result.measured:
+        raise ValueError("the run was not watched; expected one with monitor=True (--monitor)")
+    column, scale, label = {"processor": (1, 1.0, "cores"), "memory": (2, 1e-6, "resident memory, MB"), "written": (4, 1e-6, "written, MB")}[what]
+    for i, (node, used) in enumerate(result.measured["resources"].items()):
+        ax.plot([s[0] for s in used["samples"]], [scale * s[column] for s in used["samples"]], LINES[i % 4], label=node, lw=1)
+    ax.set_xlabel("seconds")
+    ax.set_ylabel(label)
+    ax.legend(fontsize=7, ncols=2)
     return ax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -42,11 +43,11 @@ class Monitor:
 
     Examples
     --------
-    >>> import os, time
+    >>> import time
     >>> monitor = Monitor(every=0.01)
-    >>> monitor.start({"this": os.getpid()})
+    >>> monitor.start({})
     >>> time.sleep(0.1)
-    >>> monitor.stop()["this"]["rss_max"] > 0
+    >>> monitor.stop()["launcher"]["rss_max"] > 0
     True
     """
 
@@ -61,10 +62,15 @@ class Monitor:
     def start(self, pids: Mapping[str, int]) -> None:
         """Begin to sample; `pids` are process numbers by node (nodes that share one are sampled once, under the first).
 
+        This process is watched too, as "launcher".
+
         Parameters
         ----------
         pids : dict of str to int
         """
+        if self._thread is not None:  # another life of the run: the first is watched
+            return
+        pids = {**pids, "launcher": os.getpid()}
         self._zero = time.perf_counter()
         self._processes: dict[str, psutil.Process] = {}
         for node, pid in pids.items():

@@ -1,4 +1,4 @@
-"""Graur, "Distributed Deep Learning: Performance of Parallelization Strategies", MSc thesis, TU Delft, 2019.
+"""Graur, "Evaluating and Improving Large-Scale Machine Learning Frameworks", MSc thesis, TU Delft, 2019.
 
 Every update architecture of TensorFlow, Horovod and Caffe2 on up to 56 nodes, 1 Gbps Ethernet and 56 Gbps InfiniBand,
 ResNet-50.  "Seconds per batch" are seconds of a step divided by the number of nodes.

@@ -4,7 +4,7 @@ References
 ----------
 Chen, Weng, Li, Xu, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
 environments", SoCC 2020: batches by speed.
-Pani, Hand, Yalamanchili, "Distributed deep learning", CSE 812 report, Michigan State University, 2020: the
+Pani, Hand, Yalamanchili, "Performance analysis of distributed deep learning", CSE 812 report, Michigan State University, 2020: the
 1/21 example.
 """
 

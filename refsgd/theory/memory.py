@@ -2,7 +2,7 @@
 
 References
 ----------
-Graur, "Distributed deep learning: performance of parallelization strategies", MSc thesis, TU Delft, 2019,
+Graur, "Evaluating and improving large-scale machine learning frameworks", MSc thesis, TU Delft, 2019,
 sections 5.4.2 and 5.4.3: traffic per node, memory of forward-only runs.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 3.
 """

@@ -6,10 +6,10 @@ says why.
 
 References
 ----------
-Graur, "Distributed deep learning: performance of parallelization strategies", MSc thesis, TU Delft, 2019: chapters 3
+Graur, "Evaluating and improving large-scale machine learning frameworks", MSc thesis, TU Delft, 2019: chapters 3
 (batch 32) and 4 (collocated parameter server).  Seconds per batch are step time / nodes there.
 Jia, Saha, Bhimani, Mi, "Performance and consistency analysis for distributed deep learning applications", IPCCC 2020.
-Pani, Hand, Yalamanchili, "Distributed deep learning", CSE 812 report, Michigan State University, 2020.
+Pani, Hand, Yalamanchili, "Performance analysis of distributed deep learning", CSE 812 report, Michigan State University, 2020.
 """
 
 from __future__ import annotations

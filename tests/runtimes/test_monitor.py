@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+import refsgd
 from refsgd.runtimes.monitor import Monitor
 
 
@@ -65,3 +66,13 @@ def test_it_leaves_no_thread_and_stands_a_process_that_has_ended():
     assert threading.active_count() == before
     with pytest.raises(ValueError, match="every 0"):
         Monitor(every=0)
+
+
+def test_a_run_says_what_its_processes_used(tmp_path):
+    """Workers and server each, and this process, which writes the checkpoints."""
+    arguments = {"data": "digits", "workers": 2, "epochs": 2, "machine": refsgd.Machine(compute="fixed(0.01)"), "monitor": True}
+    used = refsgd.run("bsp", runtime="processes", checkpoint=tmp_path, **arguments).measured["resources"]
+    assert set(used) == {"worker0", "worker1", "server0", "launcher"}
+    assert all(u["rss_max"] > 1e6 and 0 <= u["cpu"] < 1.5 and u["samples"] for u in used.values())
+    with pytest.raises(ValueError, match="expected processes or tcp"):
+        refsgd.run("bsp", **arguments)

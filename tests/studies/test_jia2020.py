@@ -47,5 +47,11 @@ def test_idleness_and_its_measurement(study):
     assert set(verdicts(study, "figure11").values()) <= {"holds", "holds in shape"}
 
 
+def test_resources_are_measured(study):
+    part = study.part("resources")
+    assert {claim.verdict for claim in part.claims} == {"holds in shape"}
+    assert all(line.processes is not None for line in part.lines)
+
+
 def test_the_layer_timeline(study):
     assert set(verdicts(study, "figure4").values()) == {"holds"}
