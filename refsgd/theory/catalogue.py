@@ -454,7 +454,7 @@ def _fetched(c: Setting, step: Prediction, path: slack.Path) -> tuple[Prediction
     (Prediction, Prediction)
         Of an iteration, and of the run.
     """
-    kind: Kind = "exact" if c.servers == 1 else "approximation"
+    kind: Kind = "exact" if c.servers == 1 and not c.tied else "approximation"
     queue = max(path.seconds - step.value + step.terms.get("queueing", 0.0), 0.0)
     terms = {**step.terms, "queueing": queue, "standard error": path.error}
     formula = "closed network of links, by Monte Carlo"

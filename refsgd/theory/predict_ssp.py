@@ -149,7 +149,7 @@ def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction
     terms = {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update, "queueing": queue}
     if path.error:
         terms["standard error"] = path.error
-    return Prediction(path.seconds, "s", "exact" if c.servers == 1 else "approximation", terms,
+    return Prediction(path.seconds, "s", "exact" if c.servers == 1 and not (c.tied and refresh != "fresh") else "approximation", terms,
                       "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
                       "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower), path
 
@@ -162,7 +162,8 @@ def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bo
                           staleness.SOURCE)
     if refresh == "fresh" and (fixed or n == 1 or math.isinf(s)):
         return staleness.asp_run(c.laws, c.steps, c.exchanges)
-    return Prediction(path.staleness, "updates", "exact" if sure and (c.alike or path.whole) else "approximation",
+    sure = sure and (c.alike or path.whole) and not (c.tied and refresh != "fresh")
+    return Prediction(path.staleness, "updates", "exact" if sure else "approximation",
                       {"long run of ASP": n - 1.0, "gate, caches, and reads left at the end": path.staleness - n + 1,
                        **({"standard error": path.age_error} if path.age_error else {})},
                       "updates of others between a read and its own update, by Monte Carlo",

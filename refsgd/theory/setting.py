@@ -83,6 +83,11 @@ class Setting:
         return server.alone(self.laws, self.servers, self.transfer, m.latency, iteration.update_mean(m.update), m.collocated)
 
     @property
+    def tied(self) -> bool:
+        """Whether all gradients take fixed times: messages then tie, and the last digit of a sum decides who comes first."""
+        return all(law.family == "fixed" for law in self.laws)
+
+    @property
     def alike(self) -> bool:
         """Whether all workers have the same law and the same way to the servers."""
         return len(set(self.laws)) == 1 and len(set(self.exchanges)) == 1
