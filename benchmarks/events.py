@@ -3,7 +3,8 @@
 ``python -m benchmarks.events`` prints three tables and writes benchmarks/results/events.json and events.png:
 microseconds per event by number of workers, which must not grow with it; long simulations with parameters in name only
 and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
-queues, in turn within one process.
+queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, and
+once with the compiled model of these queues.  Times are of the processor.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.quiet import interleaved
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
 from refsgd.phantom import phantom
+from refsgd.runtimes.compiled import parameter_server
+from refsgd.runtimes.simulator import Simulator
 
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (10, 30, 100, 300, 1000, 3000)
 EVENTS = 60_000  # of one measured run, about
+WIDE = 16  # workers beside SimPy
+#: the text of SSP's server looks at all clocks for each push, and GoSGD's peers list all others as they start
 ALGORITHMS: tuple[tuple[str, dict[str, Any]], ...] = (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 3}), ("gosgd", {}), ("dpsgd", {}))
 #: algorithm, options, workers, steps, seconds that it may take
 LINES: tuple[tuple[str, dict[str, Any], int, int, float], ...] = (
@@ -37,20 +46,29 @@ MACHINE = Machine(compute="exponential(0.02)", latency=0.0005, bandwidth=1e9)  #
 def simulated(name: str, options: dict[str, Any], workers: int, steps: int) -> tuple[float, int]:
     """Seconds of a simulation and its events."""
     experiment = prepare(name, phantom(25_000), workers=workers, steps=steps, machine=MACHINE, **options)
-    began = time.perf_counter()
+    began = time.process_time()
     trace = experiment.perform("simulator").trace
-    return time.perf_counter() - began, len(trace.events)
+    return time.process_time() - began, len(trace.events)
 
 
-def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 3) -> float:
-    """Microseconds of an event, best of some runs."""
-    steps = max(12, EVENTS // (8 * workers))  # each program's random stream costs as much as some events once
-    return min(1e6 * seconds / events for seconds, events in (simulated(name, options, workers, steps) for _ in range(repeats)))
+def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 2) -> tuple[float, float]:
+    """Microseconds of an event, and those that each worker's start costs besides (its streams of random numbers); best of some runs."""
+    found = []
+    for _ in range(repeats):
+        experiment = prepare(name, phantom(25_000), workers=workers, steps=max(12, EVENTS // (8 * workers)), machine=MACHINE, **options)
+        began = time.process_time()
+        simulator = Simulator(experiment.deploy, MACHINE)
+        while len(simulator.events) < 16 * workers:
+            simulator.advance()
+        started, before = time.process_time(), len(simulator.events)
+        simulator.run()
+        each = (time.process_time() - started) / (len(simulator.events) - before)
+        found.append((1e6 * each, 1e6 * max(0.0, started - began - before * each) / workers))
+    return min(found)
 
 
 def simpy_asp(workers: int, steps: int) -> None:
     """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first served."""
-    import numpy as np
     import simpy
 
     env = simpy.Environment()
@@ -87,12 +105,22 @@ def simpy_asp(workers: int, steps: int) -> None:
     env.run()
 
 
-def against_simpy(seconds: float, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Worker iterations per second of both, 16 workers and one server, measured in turn."""
-    workers, steps = 16, 200
-    tasks: dict[str, Callable[[], Any]] = {"refsgd": partial(simulated, "asp", {}, workers, steps), "simpy": partial(simpy_asp, workers, steps)}
-    found, _ = interleaved(tasks, rounds=3, seconds=seconds, clock=clock, patience=0)
-    return {name: workers * steps / each for name, each in found.items()}
+def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
+    """Worker iterations per second of each, WIDE workers and one server, measured in turn: medians."""
+    steps = {"simulator": 200, "compiled": 5000, "simpy": 200}
+    tasks: dict[str, Callable[[], Any]] = {
+        "simulator": partial(simulated, "asp", {}, WIDE, steps["simulator"]),
+        "compiled": partial(parameter_server, MACHINE, WIDE, steps["compiled"], 100_000),
+        "simpy": partial(simpy_asp, WIDE, steps["simpy"])}
+    found, _ = interleaved(tasks, rounds=rounds, seconds=seconds, clock=time.process_time, patience=0)
+    return {name: WIDE * steps[name] / each for name, each in found.items()}
+
+
+def machine() -> dict[str, str]:
+    """What was measured on."""
+    with open("/proc/cpuinfo") as lines:
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {"processor": model, "cores": str(os.cpu_count()), "python": platform.python_version(), "numpy": np.__version__}
 
 
 def draw(found: dict[str, Any]) -> None:
@@ -117,12 +145,14 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["events", "lines", "simpy"], help="events, lines, simpy")
     parts, path = parser.parse_args().parts, RESULTS / "events.json"
     found = json.loads(path.read_text()) if path.exists() else {}
+    found["machine"] = machine()
     if "events" in parts:
-        print("µs per event    " + "".join(f"{n:>8}" for n in WORKERS))
-        found["events"] = {}
+        print("µs per event    " + "".join(f"{n:>8}" for n in WORKERS) + "   and of a worker's start")
+        found["events"], found["starts"] = {}, {}
         for name, options in ALGORITHMS:
-            found["events"][name] = [per_event(name, options, n) for n in WORKERS]
-            print(f"{name:16}" + "".join(f"{v:8.2f}" for v in found["events"][name]), flush=True)
+            rows = [per_event(name, options, n) for n in WORKERS]
+            found["events"][name], found["starts"][name] = map(list, zip(*rows, strict=True))
+            print(f"{name:16}" + "".join(f"{v:8.2f}" for v, _ in rows) + "   " + "".join(f"{v:6.0f}" for _, v in rows), flush=True)
         draw(found)
     if "lines" in parts:
         found["lines"] = []
@@ -133,8 +163,8 @@ def main() -> None:
             print(f"{label}: {workers} x {steps}: {seconds:.1f} s (at most {most:g}), {events} events", flush=True)
     if "simpy" in parts:
         found["simpy"] = against_simpy(0.5)
-        ratio = found["simpy"]["refsgd"] / found["simpy"]["simpy"] if found["simpy"].get("simpy") else math.nan
-        print("worker iterations/s: " + ", ".join(f"{k} {v:,.0f}" for k, v in found["simpy"].items()) + f", ratio {ratio:.2f}")
+        print("worker iterations/s: " + ", ".join(
+            f"{name} {rate:,.0f} ({rate / found['simpy'].get('simpy', math.nan):.2f})" for name, rate in found["simpy"].items()))
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 

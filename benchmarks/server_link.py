@@ -20,7 +20,7 @@ from refsgd.theory import iteration
 from refsgd.trace import Trace
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-D = 1200  # parameters; their number only sets the scale
+D = 1680  # parameters; a number that 1 to 8 servers share evenly
 COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8")
 
 
@@ -117,7 +117,7 @@ def fixed(plt: Any) -> Any:
     first, second, third = period(trace, 3)
     fig, ax = plt.subplots(figsize=(9, 3), layout="constrained")
     _timeline(ax, trace, n, 1, w, out=True)
-    _updates(ax, trace, [f"first push to update\n{first:.2f} s = T + n w", f"{second:.2f} s = T + (n + 1) w", f"{third:.2f} s = T + (n + 1) w"])
+    _updates(ax, trace, [f"{first:.2f} s = T + n w", f"{second:.2f} s = T + (n + 1) w", f"{third:.2f} s = T + (n + 1) w"])
     ax.set_xlabel(f"seconds; T = 1 s, w = {w} s, no latency; the textbook's T + 2 n w would be {1 + 2 * n * w:g} s")
     return fig
 
@@ -160,7 +160,7 @@ def random(plt: Any) -> Any:
 
 
 def servers(plt: Any) -> Any:
-    """K = n = 4 servers on own nodes: index order and rotated, and both beside the textbook for n = 8.
+    """Four workers and two servers on own nodes: index order and rotated; K servers beside the textbook for n = 8.
 
     Parameters
     ----------
@@ -171,14 +171,14 @@ def servers(plt: Any) -> Any:
     -------
     matplotlib.figure.Figure
     """
-    n, w = 4, 0.5
+    n, k, w = 4, 2, 0.5
     fig, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained", gridspec_kw={"width_ratios": (1, 1, 0.7)})
     for ax, rotated in zip(axes, (False, True)):
-        trace = run(n, 3, transfer=w, servers=n, rotated=rotated)
-        _timeline(ax, trace, n, n, w, out=False)
+        trace = run(n, 3, transfer=w, servers=k, rotated=rotated)
+        _timeline(ax, trace, n, k, w, out=True)
         _updates(ax, trace, [f"{t:.3g} s" for t in period(trace, 3)])
-        ax.set_title("rotated: all servers at once" if rotated else "index order: server after server", fontsize=9)
-        ax.set(xlim=(0, 7), xlabel="seconds; T = 1 s, w = 0.5 s")
+        ax.set_title("rotated: workers go on almost together" if rotated else "index order: workers go on one by one", fontsize=9)
+        ax.set(xlim=(0, 8.2), xlabel="seconds; T = 1 s, w = 0.5 s; arrows: updates of server 0")
     counts, many = range(1, 9), 8
     for rotated, colour, name in ((False, "C0", "index order: (n/K + 1) w"), (True, "C3", "rotated: min(2 n/K, (n-1)/K + 2) w")):
         seen = [(period(run(many, 12, transfer=w, servers=k, rotated=rotated), 12)[-1] - 1) / w for k in counts]

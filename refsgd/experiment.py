@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from refsgd.result import (
 )
 from refsgd.runtimes.faults import POLICIES, Fault, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
+from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Event, Run, Trace, is_worker
 
 __all__ = ["Experiment", "Result", "Usage", "predict", "prepare"]
@@ -208,6 +209,25 @@ class Experiment:
             self.name, self.machine, workers=self.workers, servers=self.servers, nbytes=4 * self.problem.x0.size,
             batch=self.batch, steps=self.steps, options={**defaults, **self.options}))
 
+    def absent(self, found: Mapping[str, Any]) -> dict[str, str]:
+        """Why figures are missing in `found`, the `predictions`; empty for an algorithm or a machine that has none at all.
+
+        Parameters
+        ----------
+        found : mapping of str to Prediction
+
+        Returns
+        -------
+        dict of str to str
+        """
+        from refsgd import theory
+
+        if self.name not in theory.ALGORITHMS or not self.machine.paced:
+            return {}
+        graph = options_of(self.function).get("graph")
+        return theory.absent(self.name, self.machine, found, servers=self.servers,
+                             graph=str(self.options.get("graph", graph.default)) if graph else "")
+
     def perform(self, runtime: str, journal: Callable[[Event], None] | None = None, faults: Iterable[str | Fault] = (),
                 on_death: str = "stop", on_start: OnStart | None = None) -> Run:
         """Run the programs to their end in one of `RUNTIMES`; `journal` is told every event at once.
@@ -242,6 +262,11 @@ class Experiment:
             return go_on(self, plan, on_death, lambda life: self._live(runtime, life, on_death, journal, on_start))
         return self._live(runtime, first, on_death, journal, on_start)
 
+    @property
+    def largest_message(self) -> int:
+        """Payload bytes that no message of this run exceeds: a vector of every node and a few more, and small change."""
+        return (self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
+
     def _check_policy(self, runtime: str, deployment: Deployment, on_death: str, planned: bool) -> None:
         """Refuse before anything runs what this algorithm or runtime cannot do about a death."""
         if on_death not in POLICIES:
@@ -258,7 +283,10 @@ class Experiment:
     def _live(self, runtime: str, life: Life, on_death: str, journal: Callable[[Event], None] | None, on_start: OnStart | None) -> Run:
         """One life of the run, in one of `RUNTIMES`."""
         if runtime == "simulator":
-            simulator = Faulty(life.deploy, life.machine, life.seed, faults=life.faults, on_death=on_death)
+            if life.faults:
+                simulator: Simulator = Faulty(life.deploy, life.machine, life.seed, faults=life.faults, on_death=on_death)
+            else:
+                simulator = Simulator(life.deploy, life.machine, life.seed)
             simulator.journal = journal
             return simulator.run()
         if self.problem.describe.get("phantom"):
@@ -272,7 +300,8 @@ class Experiment:
         from refsgd.runtimes import processes
 
         return processes.run(life.deploy, life.machine, life.seed, transport="shm" if runtime == "processes" else runtime,
-                             journal=journal, faults=life.faults, on_death=on_death, on_start=on_start)
+                             journal=journal, faults=life.faults, on_death=on_death, on_start=on_start,
+                             largest=self.largest_message)
 
     def result(self, runtime: str, run: Run, evaluate: bool = True) -> Result:
         """Figures, history and hashes of a finished run.

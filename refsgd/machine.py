@@ -549,6 +549,7 @@ class Draws:
         self._pending: dict[str, list[float]] = {}
         self._constant: dict[str, float] = {}  # kinds whose durations are not drawn
         self._streams: dict[str, np.random.Generator] = {}
+        self._last: tuple[Any, Samples] | None = None  # probabilities of the last choice, and their cumulated sums
 
     def _stream(self, purpose: str) -> np.random.Generator:
         if purpose not in self._streams:
@@ -579,10 +580,32 @@ class Draws:
         if kind not in self._constant:
             law = self._machine.law(self._node, kind)
             if law is not None and law.family != "fixed":
-                self._pending[kind] = pending = law.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
-                return pending.pop()
+                drawn: list[float] = law.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
+                self._pending[kind] = drawn
+                return drawn.pop()
             self._constant[kind] = law.parameters[0] if law is not None else 0.0
         return self._constant[kind]
+
+    def durations(self, kind: str, count: int) -> Samples:
+        """The first durations of a kind, as `duration` gives them to a fresh program.
+
+        Parameters
+        ----------
+        kind : str
+            Of the `Compute`; no reduction.
+        count : int
+            How many, >= 0.
+
+        Returns
+        -------
+        ndarray, (count,) float64
+            Seconds.
+        """
+        law = self._machine.law(self._node, kind)
+        if law is None or law.family == "fixed":
+            return np.full(count, law.parameters[0] if law is not None else 0.0)
+        blocks = [law.sample(self._stream(kind), self.BLOCK) for _ in range(0, count, self.BLOCK)]
+        return np.concatenate([np.empty(0), *blocks])[:count]
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
         """One of the options, with probabilities `p` or uniformly.
@@ -601,4 +624,11 @@ class Draws:
         stream = self._stream("choose")
         if p is None:
             return options[int(stream.integers(len(options)))]
-        return options[int(stream.choice(len(options), p=np.asarray(p, float)))]
+        if self._last is not None and self._last[0] is p and len(p) == len(options):
+            return options[int(self._last[1].searchsorted(stream.random(), side="right"))]  # what Generator.choice does, in O(log n)
+        chances = np.asarray(p, float)
+        drawn = int(stream.choice(len(options), p=chances))
+        if type(p) is tuple:  # which nobody can change
+            cumulated = chances.cumsum()
+            self._last = p, cumulated / cumulated[-1]
+        return options[drawn]

@@ -63,9 +63,9 @@ class Phantom:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Phantom:
         if method != "__call__":
             raise TypeError(f"{ufunc.__name__}.{method} of a phantom; expected elementwise arithmetic (--net phantom:P is for timing)")
-        sizes = {p.size for p in inputs if isinstance(p, Phantom)}
-        if len(sizes) > 1:
-            raise ValueError(f"phantoms of sizes {sorted(sizes)}; expected equal ones")
+        for other in inputs:
+            if isinstance(other, Phantom) and other.size != self.size:
+                raise ValueError(f"phantoms of sizes {sorted((self.size, other.size))}; expected equal ones")
         return self
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -132,12 +132,14 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def prediction_table(predictions: Mapping[str, Any]) -> Table:
-    """One line per figure: value, kind, its terms, the formula.
+def prediction_table(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None) -> Table:
+    """One line per figure: value, kind, its terms, the formula; and why the others have none.
 
     Parameters
     ----------
     predictions : mapping of str to Prediction
+    absent : mapping of str to str, optional
+        See `refsgd.theory.absent`.
 
     Returns
     -------
@@ -148,7 +150,9 @@ def prediction_table(predictions: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     for key, p in predictions.items():
         terms = "\n".join(f"{name}: {value:.6g}" for name, value in p.terms.items())
-        table.add_row(key, f"{p.value:.6g} {p.unit}", p.kind, terms, p.formula)
+        table.add_row(key, f"{p.value:.6g} {p.unit}", f"{p.bound} {p.kind}".strip(), terms, p.formula)
+    for key, reason in (absent or {}).items():
+        table.add_row(key, "none", "", "", reason)
     return table
 
 

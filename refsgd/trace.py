@@ -367,8 +367,9 @@ class Thinner:
         """Look at the next event of a run."""
         if event.kind != "mark" or "x" not in event.data:
             return
-        key = event.node, event.data["name"]
-        index = event.data.get("t", event.data.get("version", self._count[key]))
+        data = event.data
+        key = event.node, data["name"]
+        index = data["t"] if "t" in data else data.get("version", self._count[key])
         self._count[key] += 1
         held, stride = self._held[key], self._stride[key]
         held.append((index, event))

@@ -1,5 +1,6 @@
 """Virtual time: the link rule, stepping, looking inside, and errors at the guilty line."""
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ import pytest
 from refsgd.algorithms import bsp, ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
-from refsgd.machine import Machine
+from refsgd.experiment import prepare
+from refsgd.machine import Draws, Machine
+from refsgd.phantom import phantom
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, simulate
 from refsgd.trace import Event, thin
@@ -186,3 +189,35 @@ def test_at_most_64_parameter_vectors_are_kept_evenly():
     thin(events)
     versions = [e.data["version"] for e in events if "x" in e.data]
     assert 32 < len(versions) <= 64 and set(np.diff(versions)) == {16}
+
+
+@pytest.mark.parametrize("p", [(0.1, 0.2, 0.7), (0.0, 1.0, 0.0), (0.25, 0.25, 0.5)])
+def test_remembered_probabilities_change_no_draw(p):
+    remembered, fresh = (Draws(Machine(), 7, "peer0") for _ in range(2))
+    drawn = [remembered.choose("abc", p) for _ in range(200)]
+    assert drawn == [fresh.choose("abc", list(p)) for _ in range(200)]
+    assert drawn != [Draws(Machine(), 8, "peer0").choose("abc", (1.0, 0.0, 0.0)) for _ in range(200)]
+
+
+def test_probabilities_of_another_number_of_options_are_refused_also_when_remembered():
+    draws, p = Draws(Machine(), 0, "peer0"), (0.5, 0.5)
+    draws.choose("ab", p)
+    with pytest.raises(ValueError, match="same size"):
+        draws.choose("abc", p)
+
+
+@pytest.mark.parametrize("law", ["fixed(0.5)", "exponential(0.5)", "uniform(0.1,0.2)"])
+def test_many_durations_at_once_are_those_of_one_after_the_other(law):
+    machine = Machine(law, speeds=(1, 4))
+    one = Draws(machine, 3, "worker1")
+    assert Draws(machine, 3, "worker1").durations("gradient", 600).tolist() == [one.duration("gradient") for _ in range(600)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bsp", "asp"])
+def test_a_thousand_workers_make_a_hundred_iterations_within_a_generous_deadline(name):
+    machine, began = Machine("exponential(1)", bandwidth=1.25e9), time.process_time()
+    trace = prepare(name, phantom(25_557_032), workers=1000, servers=1, steps=100, machine=machine).perform("simulator").trace
+    assert sum(trace.iterations.values()) == 100_000
+    assert trace.messages == 200_000
+    assert time.process_time() - began < 60

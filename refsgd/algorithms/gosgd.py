@@ -84,7 +84,8 @@ def train(rank: int, names: list[str], replica: Replica, problem: Objective, ste
           p: float) -> Program[Replica]:
     """Main program: merge, learn, perhaps push; returns the replica, whose `x` is final when the run has ended."""
     others = [name for name in names if name != names[rank]]
-    chances = [1 - p, *[p / len(others)] * len(others)] if others else [1.0]
+    receivers = (None, *others)
+    chances = (1 - p, *[p / len(others)] * len(others)) if others else (1.0,)
     v = sgd.start(replica.x)
     for t in range(steps):
         process_messages(replica)
@@ -93,7 +94,7 @@ def train(rank: int, names: list[str], replica: Replica, problem: Objective, ste
         replica.x, v = yield Compute(sgd.step, replica.x, v, g, t, kind="update")
         replica.version += 1
         yield Mark("update", slice=0, version=replica.version - 1, reads=((names[rank], read),), t=t, x=replica.x)
-        receiver = yield Choose([None, *others], chances)
+        receiver = yield Choose(receivers, chances)
         if receiver is not None and replica.weight > SMALLEST:
             replica.weight /= 2
             yield Send(receiver, Share(replica.x, np.float64(replica.weight)))

@@ -80,7 +80,8 @@ def listen(args: argparse.Namespace, arguments: dict[str, Any]) -> Result:
     about = {"refsgd": __version__, "algorithm": args.algorithm, "arguments": experiment.arguments}
     deployment = _deployed(experiment)
     with recording(experiment, "tcp", args.record) as journal:
-        run = sites.listen(processes.child, about, deployment, experiment.machine, experiment.seed, address, args.hosts, secret, _say)
+        run = sites.listen(processes.child, about, deployment, experiment.machine, experiment.seed, address, args.hosts, secret, _say,
+                           experiment.largest_message)
         result = experiment.result("tcp", run)
         if journal is not None:  # on one host as it goes on; here when all is known
             for event in run.trace.events:

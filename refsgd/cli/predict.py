@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, write, writing
-from refsgd.experiment import Usage, predict
+from refsgd.experiment import Usage, prepare
 
 
 def add(commands: Any) -> None:
@@ -33,16 +33,20 @@ def do(args: argparse.Namespace) -> None:
         return
     from refsgd.report import prediction_table
 
-    predictions = predict(args.algorithm, **arguments_of(args))
-    if not predictions:
+    experiment = prepare(args.algorithm, **arguments_of(args))
+    predictions = experiment.predictions()
+    missing = experiment.absent(predictions)
+    if not experiment.machine.paced:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute LAW")
+    if not predictions:
+        raise Usage(f"no figures of {args.algorithm}: {next(iter(missing.values()))}")
     if args.json != "-":
         from rich.console import Console
 
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(f"{args.algorithm} on: {machine_of(args)}", highlight=False)
-        console.print(prediction_table(predictions))
-    write(args.json, json.dumps({k: p.to_json() for k, p in predictions.items()}, indent=1))
+        console.print(prediction_table(predictions, missing))
+    write(args.json, json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
 
 
 def draw_sweep(args: argparse.Namespace) -> None:

@@ -205,37 +205,36 @@ def normalise_backward(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _inside(place, stride, pad, size, length):  # type: ignore[no-untyped-def]
+    """The rows (or columns) of a window that lie in an image of that length: the first, and the one after the last."""
+    at = place * stride - pad
+    return max(0, -at), min(size, length - at)
+
+
+@kernel
 def max_pool(  # type: ignore[no-untyped-def]
     b, rows, columns, c, x, xn, xr, height, width, size, stride, pad, y, yn, yr, winner
 ):
     """Max-pooling; ``winner`` (uint8, flat) is the place within the window, row * size + column."""
     for n in range(b):
         for r in range(rows):
+            top, bottom = _inside(r, stride, pad, size, height)
             for p in range(columns):
+                left, right = _inside(p, stride, pad, size, width)
+                window = x + n * xn + (r * stride - pad) * xr + 4 * (p * stride - pad) * c
                 out = carray(floats(y + n * yn + r * yr + 4 * p * c), (c,))
                 first = ((n * rows + r) * columns + p) * c
                 where = winner[first : first + c]
-                fresh = True
-                for i in range(size):
-                    row = r * stride - pad + i
-                    if row < 0 or row >= height:
-                        continue
-                    for j in range(size):
-                        column = p * stride - pad + j
-                        if column < 0 or column >= width:
-                            continue
-                        pixel = carray(floats(x + n * xn + row * xr + 4 * column * c), (c,))
+                where[:] = np.uint8(top * size + left)
+                out[:] = carray(floats(window + top * xr + 4 * left * c), (c,))
+                for i in range(top, bottom):
+                    for j in range(left, right):
+                        pixel = carray(floats(window + i * xr + 4 * j * c), (c,))
                         place = np.uint8(i * size + j)
-                        if fresh:
-                            for k in range(c):
-                                out[k] = pixel[k]
-                                where[k] = place
-                        else:
-                            for k in range(c):
-                                v, w = pixel[k], out[k]
-                                where[k] = place if v > w else where[k]
-                                out[k] = w if v <= w else v  # a NaN wins
-                        fresh = False
+                        for k in range(c):
+                            v, w = pixel[k], out[k]
+                            where[k] = place if v > w else where[k]
+                            out[k] = w if v <= w else v  # a NaN wins
 
 
 @kernel
@@ -245,19 +244,16 @@ def max_pool_backward(  # type: ignore[no-untyped-def]
     """Add each dy to the dx of its window's winner."""
     for n in range(b):
         for r in range(rows):
+            top, bottom = _inside(r, stride, pad, size, height)
             for p in range(columns):
+                left, right = _inside(p, stride, pad, size, width)
+                window = dx + n * xn + (r * stride - pad) * xr + 4 * (p * stride - pad) * c
                 gradient = carray(floats(dy + n * gn + r * gr + 4 * p * c), (c,))
                 first = ((n * rows + r) * columns + p) * c
                 where = winner[first : first + c]
-                for i in range(size):
-                    row = r * stride - pad + i
-                    if row < 0 or row >= height:
-                        continue
-                    for j in range(size):
-                        column = p * stride - pad + j
-                        if column < 0 or column >= width:
-                            continue
-                        out = carray(floats(dx + n * xn + row * xr + 4 * column * c), (c,))
+                for i in range(top, bottom):
+                    for j in range(left, right):
+                        out = carray(floats(window + i * xr + 4 * j * c), (c,))
                         place = np.uint8(i * size + j)
                         for k in range(c):
                             out[k] += gradient[k] if where[k] == place else _ZERO

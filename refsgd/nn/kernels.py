@@ -71,6 +71,8 @@ _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in
 
 PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
+# Strides and counts of a type of their own: for a plain number, numba would compile the callee once more.
+NONE, ONE, FLOAT = np.int64(0), np.int64(1), np.int64(4)
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
@@ -128,7 +130,7 @@ def convolve(  # type: ignore[no-untyped-def]
     for n in range(b):
         for r in range(rows):
             product(
-                columns, o, x + n * xn + r * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4, 4,
+                columns, o, x + n * xn + r * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
                 y + n * yn + r * yr, yc, start + n * sn + r * sr, sc, floor,
             )  # fmt: skip
 
@@ -140,7 +142,7 @@ def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr,
         for t in range(taps):
             g = dw + t * run * o * 4
             product(
-                run, o, x + n * xn + t * tr, 4, rows, xr, columns, xc, dy + n * yn, yr, yc, 4,
+                run, o, x + n * xn + t * tr, FLOAT, rows, xr, columns, xc, dy + n * yn, yr, yc, FLOAT,
                 g, o * 4, g, o * 4, _NO_FLOOR,
             )  # fmt: skip
 
@@ -161,8 +163,8 @@ def convolve_pool(  # type: ignore[no-untyped-def]
         for r in range(rows // 2):
             for k in range(2):
                 product(
-                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, 4, w, run * o * 4, o * 4, 4,
-                    scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
+                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
+                    scratch + k * row, o * 4, bias, NONE, _NO_FLOOR,
                 )  # fmt: skip
             first = (n * (rows // 2) + r) * half * o
             for c in range(half):
@@ -312,7 +314,7 @@ def convolve_by_pixel(  # type: ignore[no-untyped-def]
                 source = x + (r * stride + i0 - pad) * xr + (q * stride + j0 - pad) * xc
                 panel = w + (i0 * taps + j0) * c * o * 4 + shift
                 product(
-                    b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, 4, panel, taps * c * o * 4, o * 4, 4,
+                    b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, FLOAT, panel, taps * c * o * 4, o * 4, FLOAT,
                     y + r * yr + q * yc + shift, yn, start + r * sr + q * sc + shift, sn, floor,
                 )  # fmt: skip
 
@@ -331,6 +333,6 @@ def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
             for r in range(r0, r1):
                 source = x + (r * stride + i - pad) * xr + (q0 * stride + j - pad) * xc
                 product(
-                    c, o, source, 4, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc, 4,
+                    c, o, source, FLOAT, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc, FLOAT,
                     g, o * 4, g, o * 4, _NO_FLOOR,
                 )  # fmt: skip

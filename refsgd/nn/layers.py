@@ -141,6 +141,10 @@ class MaxPool:
     stride: int = 2
     pad: int = 0
 
+    def __post_init__(self) -> None:
+        if 2 * self.pad > self.kernel:
+            raise ValueError(f"{self}: windows lie outside the image, expected a pad of at most half the kernel")
+
     def output_shape(self, shape: Shape) -> Shape:
         height, width, channels = shape
         return (_positions(height, self), _positions(width, self), channels)

@@ -19,6 +19,8 @@ Vector = NDArray[np.float32]
 
 # Spawn key of the random stream of initial parameters, so that no other use of the same seed repeats it.
 _INITIAL = 0x1217
+# Numbers drawn at a time: they are float64 first, which for all of a layer would be the most memory that training ever takes.
+_DRAWN = 1 << 14
 
 
 class Segment(NamedTuple):
@@ -139,7 +141,10 @@ class Net:
         x = np.empty(self.parameters, np.float32)
         for name, (part, _) in self.segments.items():
             _, fan_in, fill = self._fills[name]
-            x[part] = random.uniform(-(fan_in**-0.5), fan_in**-0.5, x[part].size) if fan_in else fill
+            x[part] = fill
+            for k in range(part.start, part.stop if fan_in else part.start, _DRAWN):
+                block = x[k : min(k + _DRAWN, part.stop)]
+                block[:] = random.uniform(-(fan_in**-0.5), fan_in**-0.5, block.size)
         return x
 
     def gradient(self, x: Array, images: Array, labels: Array, key: int | None = None) -> tuple[float, Vector]:

@@ -101,10 +101,22 @@ class ConvStep(Step):
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t, conv = self.source.value, self.target.value, self.conv
+        if t.shape[1] < min(b, kernels.ROWS):
+            self._forward_by_pixel(b, frame)
+            return
         kernels.convolve(
             b, t.shape[0], t.shape[1], s.at(-conv.pad, -conv.pad), s.image, conv.stride * s.row,
             conv.stride * s.pixel, conv.kernel, s.row, self.run, frame.x + self.at["weight"], self.o,
             self._bias(frame), 0, 0, 0, t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def _forward_by_pixel(self, b: int, frame: Frame) -> None:
+        """Where there are more images than columns: one place of all images is the longer run of outputs that share weights."""
+        s, t, conv = self.source.value, self.target.value, self.conv
+        kernels.convolve_by_pixel(
+            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, conv.stride, *s.shape,
+            frame.x + self.at["weight"], self.o, self._bias(frame), 0, 0, 0,
+            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
         )  # fmt: skip
 
     def _bias(self, frame: Frame) -> int:
@@ -161,12 +173,7 @@ class PixelStep(ConvStep):
         return conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1 and c >= 16
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t, conv = self.source.value, self.target.value, self.conv
-        kernels.convolve_by_pixel(
-            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, 1, *s.shape,
-            frame.x + self.at["weight"], self.o, self._bias(frame), 0, 0, 0,
-            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+        self._forward_by_pixel(b, frame)
 
     def backward(self, b: int, frame: Frame) -> None:
         self._backward_bias(b, frame)
@@ -217,7 +224,6 @@ class WinogradStep(ConvStep):
         scratch.need("inputs", 16 * tiles * max(c, o))
         scratch.need("outputs", 16 * tiles * _panelled(max(c, o)))
         scratch.need("filters", 16 * max(c * _panelled(o), o * _panelled(c)))
-        scratch.need("summed", 16 * c * o)
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
@@ -237,7 +243,7 @@ class WinogradStep(ConvStep):
         self._backward_bias(b, frame)
         s, t, d = self.source.value, self.target.gradient, self.source.gradient
         height, width, _ = t.shape
-        summed, filters = self.scratch.address("summed"), self.scratch.address("filters")
+        summed = filters = self.scratch.address("filters")  # one after the other
         winograd.convolve_weights(
             b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row, t.pixel,
             self.o, *self._tiles(), self.zeros_at, summed,

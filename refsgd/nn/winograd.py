@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refsgd.nn.kernels import PANEL, kernel, product
+from refsgd.nn.kernels import FLOAT, NONE, ONE, PANEL, kernel, product
 from refsgd.nn.vector import LANES, make_transform
 
 _inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
@@ -66,8 +66,8 @@ def convolve(  # type: ignore[no-untyped-def]
         tiles = (last - first) * across
         for e in range(16):
             product(
-                tiles, o, v + e * ve, c * 4, 1, 0, c, 4, u + e * ue, 0, PANEL * 4, c * 4,
-                m + e * me, o * 4, zeros, 0, _NO_FLOOR,
+                tiles, o, v + e * ve, c * 4, ONE, NONE, c, FLOAT, u + e * ue, NONE, PANEL * 4, c * 4,
+                m + e * me, o * 4, zeros, NONE, _NO_FLOOR,
             )  # fmt: skip
         for q in range(first, last):
             n, r = q // down, q % down
@@ -109,6 +109,6 @@ def convolve_weights(  # type: ignore[no-untyped-def]
             mine = g + e * c * o * 4
             start, stride = (mine, o * 4) if first else (zeros, 0)
             product(
-                c, o, v + e * ve, 4, 1, 0, tiles, c * 4, m + e * me, 0, PANEL * 4, room * 4,
+                c, o, v + e * ve, FLOAT, ONE, NONE, tiles, c * 4, m + e * me, NONE, PANEL * 4, room * 4,
                 mine, o * 4, start, stride, _NO_FLOOR,
             )  # fmt: skip

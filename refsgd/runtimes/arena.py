@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,62 +42,85 @@ class Slots:
     """
 
     def __init__(self, hosts: Sequence[str], slots: int = SLOTS, nbytes: int = SLOT_BYTES) -> None:
-        n = len(hosts)
-        nbytes = min(nbytes, MOST_BYTES // (n * slots)) // 4096 * 4096
-        self._control, self._data = anonymous(8 * n * slots * n), anonymous(n * slots * nbytes)
-        self._words = np.frombuffer(self._control, np.uint64, n * slots * n).reshape(n, slots, n)
-        self._bytes = np.frombuffer(self._data, np.uint8, n * slots * nbytes).reshape(n, slots, nbytes)
+        self._hosts, self._slots = len(hosts), slots
+        self._nbytes = min(nbytes, MOST_BYTES // (self._hosts * slots)) // 4096 * 4096
+        rows = self._hosts * slots
+        self._control, self._data = anonymous(8 * rows * self._hosts), anonymous(rows * self._nbytes)
+        self._views = memoryview(self._control), memoryview(self._data)
 
     def of(self, host: int) -> Arena:
         """The slots that `host` fills."""
-        return Arena(self._words[host], self._bytes[host])
+        control, data = self._views
+        row, n, size = 8 * self._hosts, self._slots, self._nbytes
+        return Arena([control[at : at + row].cast("Q") for at in range(host * n * row, (host + 1) * n * row, row)],
+                     [data[at : at + size] for at in range(host * n * size, (host + 1) * n * size, size)])
 
     def close(self) -> None:
-        """Give the memory back."""
-        del self._words, self._bytes
+        """Give the memory back; all arrays in it must be gone."""
+        for view in self._views:
+            view.release()
         self._control.close()
         self._data.close()
 
 
 class Arena:
-    """The slots of one host, as it fills them and as others read them."""
+    """The slots of one host, as it fills them and as others read them.
 
-    def __init__(self, words: npt.NDArray[np.uint64], data: npt.NDArray[np.uint8]) -> None:
-        self._words, self._data = words, data
-        self._slots, self._nbytes = data.shape
+    Parameters
+    ----------
+    words : list of memoryview
+        For each slot a word per receiver.
+    slots : list of memoryview
+        The bytes of each slot.
+    """
+
+    def __init__(self, words: list[memoryview], slots: list[memoryview]) -> None:
+        self._words, self._slots, self._nbytes = words, slots, len(slots[0])
         # What each slot holds, by identity: arrays that were sent are read-only, so the slot stays true.
-        self._held: list[weakref.ref[Any] | None] = [None] * self._slots
+        self._held: list[Callable[[], Any]] = [_nothing] * len(slots)
+        # The receiver's side: the one owner of each slot's buffer.  (`weakref.finalize` is ten times as dear.)
+        self._lent: list[weakref.ref[Any] | None] = [None] * len(slots)
 
     def place(self, to: int, array: npt.NDArray[Any]) -> int | None:
         """Sender: the slot that now holds `array` for host `to`; None if it should stream."""
         if not LARGE <= array.nbytes <= self._nbytes:
             return None
-        held = [one() if one is not None else None for one in self._held]
-        for slot, content in enumerate(held):
-            if content is array and not self._words[slot, to]:
-                self._words[slot, to] = 1
+        found, lonely = None, False
+        for slot, held in enumerate(self._held):
+            content = held()
+            if content is array and not self._words[slot][to]:
+                self._words[slot][to] = 1
                 return slot
-        busy = np.any(self._words, axis=1)
-        free = min((slot for slot in range(self._slots) if not busy[slot]), default=None,
-                   key=lambda slot: held[slot] is not None)  # rather one whose array nobody can send again
-        if free is None:
+            # Rather a slot whose array nobody can send again.
+            if (found is None or (content is None and not lonely)) and not any(self._words[slot]):
+                found, lonely = slot, content is None
+        if found is None:
             return None
-        self._data[free, : array.nbytes] = array.reshape(-1).view(np.uint8)
-        self._held[free] = weakref.ref(array)
-        self._words[free, to] = 1
-        return free
+        self._slots[found][: array.nbytes] = array.reshape(-1).view(np.uint8).data
+        self._held[found] = weakref.ref(array)
+        self._words[found][to] = 1
+        return found
 
     def forget(self, to: int) -> None:
         """Sender: host `to` has died and reads no slot any more."""
-        self._words[:, to] = 0
+        for words in self._words:
+            words[to] = 0
 
     def fetch(self, me: int, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Receiver: the array in a slot, for host `me`; the slot is given back when the array and its views go."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if slot >= self._slots or nbytes > self._nbytes or not self._words[slot, me]:
+        if slot >= len(self._slots) or nbytes > self._nbytes or not self._words[slot][me]:
             raise WireError(f"an array of {nbytes} bytes in slot {slot}, which does not hold one")
         # A buffer of its own, so that every view's base ends here and not at the whole mapping.
-        owner = np.frombuffer(self._data[slot, :nbytes].data, dtype)
+        owner = np.frombuffer(self._slots[slot][:nbytes], dtype)
         owner.flags.writeable = False
-        weakref.finalize(owner, self._words.__setitem__, (slot, me), 0).atexit = False
+        self._lent[slot] = weakref.ref(owner, partial(_give_back, self._words[slot], me))
         return owner.reshape(shape)
+
+
+def _nothing() -> None:
+    """A slot that has held no array."""
+
+
+def _give_back(words: memoryview, me: int, _: Any) -> None:
+    words[me] = 0

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import threadpoolctl
@@ -51,7 +52,8 @@ NETWORKS: dict[str, MakeNetwork] = {"shm": Segment, "tcp": Listeners}
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, transport: str = "shm",
         deadline: float | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
         observe: int = 64, records: str = "auto", on_death: str = "stop", faults: Iterable[Fault] = (),
-        journal: Callable[[Event], None] | None = None, pause: Pause | None = None, beginning: Beginning | None = None) -> Run:
+        journal: Callable[[Event], None] | None = None, pause: Pause | None = None, beginning: Beginning | None = None,
+        largest: int | None = None) -> Run:
     """Run a deployment as OS processes of this machine, paced to `machine`.
 
     Parameters
@@ -88,6 +90,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         Where the processes meet to save what they hold (`refsgd.checkpoint`).
     beginning : Beginning, optional
         Go on where an earlier run stood; the trace has the earlier events too.
+    largest : int, optional
+        Most payload bytes of a message, beyond which it is refused on both sides of a socket; 16 GiB by default.
 
     Returns
     -------
@@ -126,8 +130,10 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     _check(deployment, machine)
     cells.share(deployment, beginning.tickets if beginning is not None else 0)
     with logs.shared_handlers() if records == "queue" else nullcontext():
-        launch = Launch(child, deployment, machine, seed, NETWORKS[transport], deadline, observe, records,
-                        on_death, faults)
+        make = NETWORKS[transport]
+        if transport == "tcp" and largest is not None:
+            make = partial(Listeners, largest=largest)
+        launch = Launch(child, deployment, machine, seed, make, deadline, observe, records, on_death, faults)
         launch.journal, launch.pause, launch.beginning = journal, pause, beginning
         if pause is not None:
             pause.bells = list(launch.network.bells.values())

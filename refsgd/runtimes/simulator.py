@@ -7,9 +7,11 @@ lower rank (a node's place in the deployment), then to the earlier one.
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from refsgd.effects import (
@@ -34,7 +36,7 @@ from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, p
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
-_event = tuple.__new__  # an Event of its five fields in half the time that its own constructor takes
+_new = tuple.__new__  # a NamedTuple of all its fields in half the time that its own constructor takes
 
 
 class ForgottenYield(RuntimeError):
@@ -64,15 +66,27 @@ class RunFailed(RuntimeError):
         return type(self), (str(self), self.node, self.traceback)
 
 
+@contextmanager
+def rare_full_collections() -> Iterator[None]:
+    """Events stay: the garbage collector's usual pace would look at all of them again and again, a quarter of a large run's time."""
+    young, middle, full = gc.get_threshold()
+    gc.set_threshold(young, middle, 100 * full)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, full)
+
+
 class _Process:
     """One program with its place in the world."""
 
-    __slots__ = ("box", "draws", "host", "index", "name", "node", "numbers", "program", "rank", "since", "waiting")
+    __slots__ = ("box", "draws", "host", "index", "name", "node", "numbers", "program", "rank", "send", "since", "waiting")
 
     def __init__(self, world: Simulator, node: str, index: int, program: Program[Any], draws: Draws) -> None:
         self.node, self.index, self.program, self.draws = node, index, program, draws
         self.rank, self.host, self.box = world.rank[node], world.host[node], world.boxes[node]
         self.numbers = world._numbers[node]
+        self.send = program.send
         self.waiting: Any = None  # the effect that is not answered yet
         self.since = 0.0
         self.name = getattr(program, "__name__", "program")
@@ -187,7 +201,8 @@ class Simulator:
 
     def run(self) -> Run:
         """Run to the end; the trace and the values that the main programs returned."""
-        deque(self._steps, maxlen=0)
+        with rare_full_collections():
+            deque(self._steps, maxlen=0)
         self._read = len(self.events)
         return Run(self.trace(), self.values)
 
@@ -216,7 +231,7 @@ class Simulator:
     # -- programs ------------------------------------------------------------------------------------------
 
     def _record(self, process: _Process, kind: str, data: dict[str, Any]) -> None:
-        event = _event(Event, (self.now, process.node, process.index, kind, data))
+        event = _new(Event, (self.now, process.node, process.index, kind, data))
         self.events.append(event)
         if self.journal is not None:
             self.journal(event)
@@ -238,10 +253,7 @@ class Simulator:
         effect: Any
         built = _Built.count
         try:
-            if isinstance(value, RunEnded):
-                effect = process.program.throw(value)
-            else:
-                effect = process.program.send(value)
+            effect = process.send(value) if type(value) is not RunEnded else process.program.throw(value)
         except StopIteration as stop:
             self._returned(process, stop.value)
             return
@@ -267,9 +279,10 @@ class Simulator:
         elif kind is Poll:
             self._poll(process, effect)
         elif kind is Mark:
-            freeze(effect.values.values())
-            self._record(process, "mark", {"name": effect.name, **effect.values})
-            if "x" in effect.values:
+            values = effect.values
+            freeze(values.values())
+            self._record(process, "mark", {"name": effect.name, **values})
+            if "x" in values:
                 self._thin(self.events[-1])
             self._current = (process, None)
         elif kind is Choose:
@@ -303,13 +316,14 @@ class Simulator:
         except Exception as error:
             error.add_note(f"in {describe(effect)} of {process.node}, yielded at {line_of(process.program)}")
             raise
-        duration = self._duration(process, effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
+        kind = effect.kind
+        duration = self._duration(process, kind, payload_bytes(effect.args[:1]) if kind == "reduction" else 0)
         start = self.now
         if self.machine.cores:
             free = self._cores[process.host]
             start = max(start, heapq.heappop(free))
             heapq.heappush(free, start + duration)
-        self._at(start + duration, RESUME, process.rank, self._finish_compute, process, start, effect.kind, result)
+        self._at(start + duration, RESUME, process.rank, self._finish_compute, process, start, kind, result)
 
     def _duration(self, process: _Process, kind: str, nbytes: int = 0) -> float:
         return process.draws.duration(kind, nbytes)
@@ -332,7 +346,8 @@ class Simulator:
         if here == self.host[to]:
             self._at(start, ARRIVE, rank, self._arrive, src, body, number, to, nbytes)
         else:
-            start = max(start, self._out_free[here])
+            if self._out_free[here] > start:
+                start = self._out_free[here]
             self._out_free[here] = start + nbytes * self._byte_time
             head = start + self._latency(src, to)
             if self._byte_time:
@@ -344,12 +359,14 @@ class Simulator:
 
     def _head(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
         """The head of a message reaches the receiver's incoming link, which serves in this order."""
-        there = self.host[to]
-        self._in_free[there] = max(self.now, self._in_free[there]) + nbytes * self._byte_time
-        self._at(self._in_free[there], ARRIVE, self.rank[src], self._arrive, src, body, number, to, nbytes)
+        there, start = self.host[to], self.now
+        if self._in_free[there] > start:
+            start = self._in_free[there]
+        self._in_free[there] = due = start + nbytes * self._byte_time
+        self._at(due, ARRIVE, self.rank[src], self._arrive, src, body, number, to, nbytes)
 
     def _arrive(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
-        self.boxes[to].put(Letter(src, tag_of(type(body)), body, number, self.now, nbytes))
+        self.boxes[to].letters.append(_new(Letter, (src, tag_of(type(body)), body, number, self.now, nbytes)))
         for process in self._of_node[to]:
             if type(process.waiting) is Recv and self._receive(process, process.waiting):
                 break
@@ -360,11 +377,11 @@ class Simulator:
             if self._closing:
                 self._current = (process, RunEnded())
             return False
-        letter, body = hit
+        (src, _, _, number, arrival, nbytes), body = hit
         process.waiting = None
-        self._record(process, "receive", {"src": letter.src, "message": type(body).__name__, "number": letter.number,
-                                          "bytes": letter.nbytes, "since": process.since, "arrival": letter.arrival})
-        self._current = (process, (letter.src, body))
+        self._record(process, "receive", {"src": src, "message": type(body).__name__, "number": number, "bytes": nbytes,
+                                          "since": process.since, "arrival": arrival})
+        self._current = (process, (src, body))
         return True
 
     def _poll(self, process: _Process, effect: Poll) -> None:

@@ -30,7 +30,7 @@ from refsgd.runtimes.launcher import Launch
 from refsgd.runtimes.reports import Report
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.tcp import HandshakeError, Listeners, answer, call
-from refsgd.runtimes.wire import DTYPES
+from refsgd.runtimes.wire import DTYPES, LARGEST_PAYLOAD
 from refsgd.trace import Event, Run
 
 log = logging.getLogger("refsgd.sites")
@@ -212,12 +212,14 @@ class Site(Launch):
         Where this computer's processes listen.
     lines : list of Line
         On computer 0 those to all others, else the one to computer 0.
+    largest : int
+        Most payload bytes of a message.
     """
 
     def __init__(self, child: Child, deployment: Deployment, machine: Machine, seed: int, site: int, sites: Mapping[str, int],
-                 secret: bytes, address: str, lines: list[Line]) -> None:
+                 secret: bytes, address: str, lines: list[Line], largest: int = LARGEST_PAYLOAD) -> None:
         self.mine = [host for host, where in sites.items() if where == site]
-        network = partial(Listeners, address=address, secret=secret, mine=self.mine)
+        network = partial(Listeners, address=address, secret=secret, mine=self.mine, largest=largest)
         super().__init__(child, deployment, machine, seed, network, None, 64, "pipe", "stop", ())
         self.site, self.sites, self.lines = site, dict(sites), lines
         self.clocks = {line: 0.0 for line in lines}  #: what their monotonic clocks show more than ours [s]
@@ -330,7 +332,7 @@ def _offset(line: Line) -> tuple[float, float]:
 
 
 def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine: Machine, seed: int, address: tuple[str, int],
-           sites: int, secret: bytes, say: Callable[[str], None] = log.info) -> Run:
+           sites: int, secret: bytes, say: Callable[[str], None] = log.info, largest: int = LARGEST_PAYLOAD) -> Run:
     """Be the first computer of a run: wait for the others, then run with them.
 
     Parameters
@@ -349,6 +351,8 @@ def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine:
         That all must know.
     say : callable
         Told, in a line each, who joined and how well the clocks agree.
+    largest : int
+        Most payload bytes of a message, here and for those who join.
 
     Raises
     ------
@@ -368,8 +372,8 @@ def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine:
         lines += [Line(s, "{}:{}".format(*s.getpeername()[:2])) for s in joined.values()]
         nonce, worst = os.urandom(16).hex(), 0.0
         for k, line in enumerate(lines, 1):
-            line.say(run={"about": about, "site": k, "sites": where, "nonce": nonce})
-        launch = Site(child, deployment, machine, seed, 0, where, _same_secret(secret, nonce), address[0], lines)
+            line.say(run={"about": about, "site": k, "sites": where, "nonce": nonce, "largest": largest})
+        launch = Site(child, deployment, machine, seed, 0, where, _same_secret(secret, nonce), address[0], lines, largest)
         addresses = dict(launch.network.addresses)  # type: ignore[attr-defined]
         for line in lines:
             addresses.update({h: tuple(a) for h, a in line.ask("addresses", 10 * SILENCE).items()})
@@ -428,7 +432,7 @@ def join(child: Child, build: Build, address: tuple[str, int], secret: bytes, sa
         deployment, machine, seed = build(told["about"])
         say(f"joined {where}: {told['about']['algorithm']}, host {told['site']}")
         launch = Site(child, deployment, machine, seed, told["site"], told["sites"], _same_secret(secret, told["nonce"]),
-                      s.getsockname()[0], [line])
+                      s.getsockname()[0], [line], int(told["largest"]))
         line.say(addresses=launch.network.addresses)  # type: ignore[attr-defined]
         addresses = None
         end = time.monotonic() + 10 * SILENCE

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from refsgd.runtimes.board import Bell, wait_for
-from refsgd.runtimes.wire import Frame, Incoming, Outgoing, WireError, decoder, encode
+from refsgd.runtimes.wire import LARGEST_PAYLOAD, Frame, Incoming, Outgoing, WireError, decoder, encode
 
 log = logging.getLogger("refsgd.tcp")
 
@@ -56,11 +56,13 @@ class Listeners:
         That all processes know; a new one by default.
     mine : sequence of str, optional
         Hosts of this computer, all by default; the addresses of the others are to be set before anybody connects.
+    largest : int
+        Most payload bytes of a message that the run can need: nobody makes a host take more memory for one.
     """
 
     def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1",
-                 secret: bytes | None = None, mine: Sequence[str] | None = None) -> None:
-        self.hosts, self.nodes, self.secret = list(hosts), nodes, secret or os.urandom(32)
+                 secret: bytes | None = None, mine: Sequence[str] | None = None, largest: int = LARGEST_PAYLOAD) -> None:
+        self.hosts, self.nodes, self.secret, self.largest = list(hosts), nodes, secret or os.urandom(32), largest
         mine = self.hosts if mine is None else mine
         self.bells = {host: Bell() for host in mine}
         self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in mine}
@@ -234,6 +236,7 @@ class Sockets:
 
     def __init__(self, listeners: Listeners, host: str, peers: Mapping[str, socket.socket]) -> None:
         self._bell, self._peers, self.closed = listeners.bells[host], peers, set[str]()
+        self._largest = listeners.largest
         self._frames: list[Frame] = []
         self._out: dict[str, Outgoing] = {}
         self._in: dict[str, Incoming] = {}
@@ -245,7 +248,7 @@ class Sockets:
             s.setblocking(False)
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._out[other] = Outgoing(self._writer(s, other))
-            parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[host])
+            parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[host], listeners.largest)
             self._in[other] = Incoming(self._reader(s, other), parts)
             self._poll.register(s, selectors.EVENT_READ, other)
 
@@ -272,8 +275,13 @@ class Sockets:
     def _reader(self, s: socket.socket, other: str) -> Callable[[memoryview], int]:
         buffer = memoryview(bytearray(READ_BYTES))
         at = end = 0
+        drained = False
 
         def receive(view: memoryview) -> int:
+            nonlocal drained
+            if drained:  # the last read was short: the next would find nothing, at the price of a system call and an exception
+                drained = False
+                return 0
             try:
                 n = s.recv_into(view)
             except BlockingIOError:
@@ -282,6 +290,7 @@ class Sockets:
                 n = 0
             if not n:
                 self._lost(other)
+            drained = 0 < n < len(view)
             return n
 
         def read_into(view: memoryview) -> int:
@@ -300,7 +309,7 @@ class Sockets:
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Write a message, or queue what does not fit; never waits."""
         out = self._out[host]
-        out.post(encode(body, src, to, number, stamp))
+        out.post(encode(body, src, to, number, stamp, limit=self._largest))
         if out.nbytes and host not in self._stalled and host not in self.closed:
             self._stalled.add(host)
             self._poll.modify(self._peers[host], selectors.EVENT_READ | selectors.EVENT_WRITE, host)

@@ -23,7 +23,7 @@ from refsgd.runtimes.mailbox import tag_of
 
 HEAD = struct.Struct("<IIHHQdQ")  #: bytes of description, tag, sender, receiver, number, stamp, bytes of arrays
 LONGEST_DESCRIPTION = 1 << 16
-LARGEST_PAYLOAD = 1 << 34
+LARGEST_PAYLOAD = 1 << 34  #: where nobody says what a run needs
 DEEPEST_TUPLE = 4
 MOST_DIMENSIONS = 32
 JOINED = 1 << 14  # up to here one copy is cheaper than a second write
@@ -61,10 +61,10 @@ class Frame(NamedTuple):
 # -- sending -----------------------------------------------------------------------------------------------
 
 
-def _describe_array(value: npt.NDArray[Any], where: str, parts: list[bytes], raws: list[Raw], place: Place | None) -> None:
+def _describe_array(value: npt.NDArray[Any], parts: list[bytes], raws: list[Raw], place: Place | None) -> None:
     code = CODES.get(value.dtype)
     if code is None or value.ndim > MOST_DIMENSIONS:
-        raise TypeError(f"{where} is an array of {value.dtype} with {value.ndim} dimensions; expected a number type "
+        raise TypeError(f" is an array of {value.dtype} with {value.ndim} dimensions; expected a number type "
                         f"such as float32 and at most {MOST_DIMENSIONS} dimensions")
     shape = _SHAPES[value.ndim]
     if value.size > 1 and not any(value.strides):
@@ -80,10 +80,10 @@ def _describe_array(value: npt.NDArray[Any], where: str, parts: list[bytes], raw
         raws.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
 
 
-def _describe(value: Any, where: str, parts: list[bytes], raws: list[Raw], place: Place | None, depth: int) -> None:
-    """Append the description of one field to `parts` and the bytes of its arrays to `raws`."""
+def _describe(value: Any, parts: list[bytes], raws: list[Raw], place: Place | None, depth: int) -> None:
+    """Append the description of one field to `parts` and the bytes of its arrays to `raws`; an error goes on after its name."""
     if isinstance(value, np.ndarray):
-        _describe_array(value, where, parts, raws, place)
+        _describe_array(value, parts, raws, place)
     elif value is None:
         parts.append(_BYTE.pack(NONE))
     elif isinstance(value, np.generic) and value.dtype in CODES:  # before float: np.float64 is one
@@ -92,25 +92,29 @@ def _describe(value: Any, where: str, parts: list[bytes], raws: list[Raw], place
         parts.append(_BYTE.pack(TRUE if value else FALSE))
     elif isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
-            raise TypeError(f"{where} is an int of {value.bit_length()} bits; expected one that fits in 64")
+            raise TypeError(f" is an int of {value.bit_length()} bits; expected one that fits in 64")
         parts.append(_INT.pack(INT, value))
     elif isinstance(value, float):
         parts.append(_FLOAT.pack(FLOAT, value))
     elif isinstance(value, str):
         text = value.encode()
         if len(text) > 0xFFFF:
-            raise TypeError(f"{where} is a str of {len(text)} bytes; expected at most 65535")
+            raise TypeError(f" is a str of {len(text)} bytes; expected at most 65535")
         parts += [_SHORT.pack(TEXT, len(text)), text]
     elif isinstance(value, tuple) and depth < DEEPEST_TUPLE and len(value) <= 0xFFFF:
         parts.append(_SHORT.pack(TUPLE, len(value)))
         for i, item in enumerate(value):
-            _describe(item, f"{where}[{i}]", parts, raws, place, depth + 1)
+            try:
+                _describe(item, parts, raws, place, depth + 1)
+            except TypeError as error:
+                raise TypeError(f"[{i}]{error}") from None
     else:
-        raise TypeError(f"{where} is of type {type(value).__name__}; expected an array, a number, str, bool, None "
+        raise TypeError(f" is of type {type(value).__name__}; expected an array, a number, str, bool, None "
                         f"or a tuple of these (at most {DEEPEST_TUPLE} deep)")
 
 
-def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place | None = None) -> list[memoryview]:
+def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place | None = None,
+           limit: int = LARGEST_PAYLOAD) -> list[memoryview]:
     """The bytes of a message, as views to be written one after the other.
 
     Large arrays are not copied: they crossed a yield and are read-only.
@@ -127,11 +131,13 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
         Start of its transmission [s].
     place : callable, optional
         Puts an array into shared memory and gives its slot, or None for the stream.
+    limit : int
+        Most payload bytes of a message in this run; its receivers refuse larger ones.
 
     Raises
     ------
     TypeError
-        If a field cannot travel; names the field.
+        If a field cannot travel, which is named, or the message is too large.
     """
     fields = getattr(type(body), "_fields", None)
     if fields is None:
@@ -139,12 +145,15 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
     parts: list[bytes] = [_SHORT.pack(TUPLE, len(body))]
     raws: list[Raw] = []
     for name, value in zip(fields, body):
-        _describe(value, f"field {type(body).__name__}.{name}", parts, raws, place, 0)
+        try:
+            _describe(value, parts, raws, place, 0)
+        except TypeError as error:
+            raise TypeError(f"field {type(body).__name__}.{name}{error}") from None
     total = sum(raw.nbytes for raw in raws)
     description = b"".join(parts)
-    if len(description) > LONGEST_DESCRIPTION or total > LARGEST_PAYLOAD:
+    if len(description) > LONGEST_DESCRIPTION or total > limit:
         raise TypeError(f"a message {type(body).__name__} of {total} bytes with {len(description)} of description; "
-                        f"expected at most {LARGEST_PAYLOAD} and {LONGEST_DESCRIPTION}")
+                        f"expected at most {limit} and {LONGEST_DESCRIPTION}")
     head = HEAD.pack(len(description), tag_of(type(body)), src, to, number, stamp, total) + description
     if total <= JOINED:
         return [memoryview(b"".join([head, *(raw.tobytes() for raw in raws)]))]

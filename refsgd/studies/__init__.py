@@ -58,4 +58,5 @@ def perform(name: str, lab: Lab, parts: Sequence[str] = ()) -> Study:
     for function in functions:
         lab.say(f"{name}: {function.__name__}")
         done.append(function(lab))
-    return Study(name, title, lab.quick, lab.seed, done)
+    learn: str = import_module(f"refsgd.studies.{name}").DOCUMENT.learn
+    return Study(name, title, lab.quick, lab.seed, done, learn)

@@ -44,6 +44,8 @@ def markdown(study: Study, pictures: str = "") -> str:
     total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
     out = [f"# {study.name}", "", study.document, "",
            f"Made by `refsgd study {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}. Verdicts: {total}.", ""]
+    if study.learn:
+        out += ["**What to learn.** " + study.learn.replace("\n", " "), ""]
     for part in study.parts:
         out += [f"## {part.title}", "", f"*{part.where}.* {part.note}".strip(), ""]
         if part.lines:

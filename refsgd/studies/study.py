@@ -82,6 +82,8 @@ class Study:
         Whether the sizes were those of continuous integration.
     seed : int
     parts : sequence of Part
+    learn : str
+        What a reader should learn from where we and the document part.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Study:
     quick: bool
     seed: int
     parts: Sequence[Part] = field(default=())
+    learn: str = ""
 
     @property
     def claims(self) -> list[Claim]:
@@ -106,14 +109,15 @@ class Study:
         parts = [{**asdict(part), "lines": [line._asdict() for line in part.lines], "claims": [c._asdict() for c in part.claims],
                   "panels": [p._asdict() for p in part.panels]} for part in self.parts]
         return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name, "document": self.document,
-                           "quick": self.quick, "seed": self.seed, "parts": parts}, indent=1)
+                           "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts}, indent=1)
 
 
 class Document(NamedTuple):
-    """A document as a study: its title and one function for each part, in the document's order."""
+    """A document as a study: its title, one function for each part in the document's order, and what its redoing teaches."""
 
     title: str
     parts: Sequence[Callable[[Lab], Part]]
+    learn: str = ""
 
 
 def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = False) -> Claim:

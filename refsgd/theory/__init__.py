@@ -5,8 +5,9 @@ assumptions) and raises `DomainError` where its assumptions do not hold.  `predi
 algorithm.
 """
 
+from refsgd.theory.absent import absent
 from refsgd.theory.predict import ALGORITHMS, predict
 from refsgd.theory.prediction import DomainError, Prediction
 from refsgd.theory.setting import Setting
 
-__all__ = ["ALGORITHMS", "DomainError", "Prediction", "Setting", "predict"]
+__all__ = ["ALGORITHMS", "DomainError", "Prediction", "Setting", "absent", "predict"]

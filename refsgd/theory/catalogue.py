@@ -556,8 +556,8 @@ def easgd(c: Setting) -> Figures:
     out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
     if sync:
         out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
-    elif path is not None:
-        out["staleness_mean"] = _fetched_age(path, step if c.machine.latency else replace(step, kind="approximation"))  # without it all ask at one moment
+    elif path is not None and (c.machine.latency or not c.tied):  # without latency all ask at one moment again and again: nobody is first
+        out["staleness_mean"] = _fetched_age(path, step if c.machine.latency else replace(step, kind="approximation"))
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out
 

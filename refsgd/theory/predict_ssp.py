@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from refsgd.theory import iteration, queueing, server, staleness
@@ -30,6 +31,8 @@ def ssp(c: Setting) -> Figures:
     if refresh not in ("fresh", "lazy", "eager"):
         raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
     step, path, quiet = (_ssp_fresh if refresh == "fresh" else _ssp_cached)(c, s, refresh)
+    if c.tied and refresh != "fresh" and c.workers > 1:
+        step = replace(step, kind="approximation")  # a cycle of several clocks, and rows that come in the moment of a start
     fixed = refresh == "fresh" and c.alike and c.laws[0].family == "fixed" and s >= 1
     if not c.steps:
         run = Prediction(0.0, "s", "exact", {}, "no iteration")

@@ -9,7 +9,7 @@ import pytest
 
 from refsgd import data
 from refsgd.nn import nets
-from refsgd.nn.layers import Conv, Flatten, Linear
+from refsgd.nn.layers import Conv, Flatten, Linear, MaxPool
 from refsgd.nn.net import Net
 
 
@@ -253,6 +253,8 @@ def test_layers_that_do_not_fit_are_named():
         Net("wrong", [Flatten(), Conv(4, 3)], (8, 8, 1))
     with pytest.raises(ValueError, match=r"linear1 .* does not take an input of shape \(8, 8, 1\)"):
         Net("wrong", [Linear(4)], (8, 8, 1))
+    with pytest.raises(ValueError, match=r"MaxPool\(kernel=2, stride=2, pad=2\): windows lie outside the image"):
+        MaxPool(2, 2, 2)
     with pytest.raises(ValueError, match="expected one score per class"):
         Net("wrong", [Conv(4, 5)], (8, 8, 1))
     with pytest.raises(ValueError, match="expected one of tiny, shallow, lenet5"):

@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.effects import Compute, Node, Recv, Send
+from refsgd.experiment import prepare
 from refsgd.machine import Machine
-from refsgd.runtimes import processes, tcp
+from refsgd.runtimes import processes, rings, tcp
 from refsgd.runtimes.arena import LARGE, Slots
 from refsgd.runtimes.processes import run
 from refsgd.runtimes.rings import Rings, Segment
@@ -151,6 +152,37 @@ def test_forty_workers(transport):
     assert len(result.trace.marks("update")) == 3 and len(result.values) == 41
 
 
+def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypatch):
+    """The core is left to others meanwhile; a long wait, an alarm's end and a bell without a message send the waiter to sleep at once."""
+    a, b, _ = ends
+    looks = 0
+
+    def leave_the_core():
+        nonlocal looks
+        looks += 1
+
+    def looked(timeout):
+        nonlocal looks
+        looks = 0
+        b.wait(timeout, [])
+        return looks > 0
+
+    monkeypatch.setattr(rings, "SPIN", 0.01)
+    monkeypatch.setattr(rings.os, "sched_yield", leave_the_core)
+    assert not looked(0.001)  # nobody has answered yet
+    a.post("peer1", Data(1), 0, 1, 0, 0.0)
+    assert not looked(1.0) and len(move(a, b, 1)) == 1  # it is there: this wait was short
+    assert looked(0.03)  # in vain
+    assert not looked(0.001)
+    b.knock()
+    assert not looked(1.0) and not looked(0.001)
+    a.post("peer1", Data(2), 0, 1, 1, 0.0)
+    assert not looked(1.0) and len(move(a, b, 1)) == 1
+    monkeypatch.setattr(rings.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
+    b.wait(1.0, [])
+    assert len(move(a, b, 1)) == 1  # seen without sleeping
+
+
 # -- sockets -----------------------------------------------------------------------------------------------
 
 
@@ -271,6 +303,50 @@ def test_frames_of_others_end_the_run_with_their_origin():
             run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
     finally:
         del processes.NETWORKS["noisy"]
+
+
+def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(monkeypatch):
+    """Its head alone, with a description that fits it, as a peer in good standing could forge it; the largest allowed passes."""
+    largest = 1 << 20
+
+    def main(other, size):
+        yield Send(other, Data(np.zeros(size, np.uint8)))
+        _, data = yield Recv(Data)
+        return data.values.size
+
+    class Oversized(tcp.Listeners):
+        def connect(self, host):
+            self.largest = largest + 1 if host == "peer1" else largest  # peer1 would send what peer0 refuses
+            return super().connect(host)
+
+    monkeypatch.setattr(processes, "Listeners", Oversized)
+    start = partial(run, transport="tcp", deadline=5.0, largest=largest)
+    assert start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest))}).values == {"peer0": largest, "peer1": 3}
+    with pytest.raises(processes.RunFailed, match=rf"peer0 .*WireError: from peer1 came a frame of {largest + 1} bytes with .* at most {largest} "):
+        start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest + 1))})
+
+
+def test_a_message_larger_than_the_run_needs_is_refused_by_its_sender(transport):
+    """With its class and both sizes; memory, in which nobody is a stranger, takes it."""
+    def main():
+        yield Send("peer1", Data(np.zeros(2000, np.uint8)))
+
+    def other():
+        return (yield Recv(Data))[1].values.size
+
+    programs = {"peer0": Node(main()), "peer1": Node(other())}
+    if transport == "shm":
+        assert run(programs, transport=transport, largest=1000).values["peer1"] == 2000
+        return
+    with pytest.raises(processes.RunFailed, match="peer0: .* sends a message Data of 2000 bytes .* at most 1000 "):
+        run(programs, transport=transport, largest=1000, deadline=5.0)
+
+
+def test_what_a_run_needs_follows_from_its_model():
+    """A vector of every node fits, an unreasonable frame does not."""
+    experiment = prepare("bsp", data="quadratic", workers=5, servers=2)
+    nbytes = experiment.problem.x0.nbytes
+    assert 7 * nbytes < experiment.largest_message < 15 * nbytes + (2 << 20)
 
 
 def test_a_repeated_frame_ends_the_run():

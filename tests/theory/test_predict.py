@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms import easgd
 from refsgd.algorithms.sgd import SGD
+from refsgd.cli import main
 from refsgd.machine import Machine
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
-from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
+from refsgd.theory import ALGORITHMS, DomainError, Prediction, absent, predict
+from refsgd.theory.absent import FIGURES
 
 ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
 MACHINE = Machine(compute="fixed(0.02)")
@@ -142,3 +144,38 @@ def test_synchronous_easgd_of_unequal_workers_goes_at_the_pace_of_the_slowest(sp
     trace = simulate(easgd.easgd(quadratic(d=250), 4, 400, SGD(0.1), period=period, mode="sync"), slow).trace
     for name in ("seconds_per_iteration", "seconds"):
         assert out[name].value == pytest.approx(trace.seconds / (1 if name == "seconds" else 400), rel=0.03)
+
+
+@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(1, 5), k=st.integers(1, 3), steps=st.integers(0, 3), half=st.booleans(),
+       graph=st.sampled_from(["", "torus", "ring"]))
+def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, graph):
+    machine = machine.with_(duplex="half" if half else "full")
+    options = {"graph": graph} if graph and name in ("dpsgd", "sgp", "adpsgd") else {}
+    out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options)
+    why = absent(name, machine, out, servers=k, graph=options.get("graph", ""))
+    assert set(out) | set(why) == set(FIGURES) and not set(out) & set(why)
+    assert all(len(reason) > 10 for reason in why.values())
+
+
+def test_reasons_are_plain():
+    half = Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half")
+    assert "half-duplex" in absent("asp", half, predict("asp", half, workers=4, nbytes=4000))["seconds"]
+    assert "with 2 servers" in absent("bsp", half, predict("bsp", half, workers=4, servers=2, nbytes=4000), servers=2)["seconds"]
+    assert "'torus'" in absent("dpsgd", MACHINE, predict("dpsgd", MACHINE, workers=6, options={"graph": "torus"}), graph="torus")["seconds"]
+    backup = predict("backup-workers", MACHINE, workers=4, steps=5)
+    assert backup["bytes_sent"].bound == "upper" and "discarded" in absent("backup-workers", MACHINE, backup)["idle_by_cause"]
+    with pytest.raises(DomainError, match="nobody said why"):
+        absent("bsp", MACHINE, {"seconds": backup["seconds"]})
+
+
+def test_the_command_says_why(capsys, tmp_path):
+    """As a table, as JSON, and in one line where there is no figure at all."""
+    assert main(["predict", "asp", "--compute", "exponential(0.02)", "--latency", "0.001", "--json", "-"]) == 0
+    assert "others may update" in json.loads(capsys.readouterr().out)["absent"]["staleness_max"]
+    assert main(["predict", "backup-workers"]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "discarded" in table and "upper bound" in table
+    half = tmp_path / "half.json"
+    half.write_text(json.dumps(Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half").to_json()))
+    assert main(["predict", "asp", "--machine", str(half)]) == 2
+    assert "half-duplex" in capsys.readouterr().err
