@@ -56,6 +56,11 @@ EVIDENCE: dict[str, tuple[Evidence, ...]] = {
     "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,), "gosgd": (DRIFT,)}
 
 
+#: figures of a strategy by the names of their closed forms
+SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds_per_iteration", "idle": "idle_ratio", "staleness": "staleness_mean",
+         "bytes": "bytes_per_iteration"}
+
+
 @dataclass(frozen=True)
 class Strategy:
     """One candidate with its figures.
@@ -77,6 +82,8 @@ class Strategy:
         The largest term of an iteration besides computing.
     evidence : sequence of str
         What studies found: "study part: claim".
+    formulas : dict of str to str
+        The formula of each figure with its source, as `refsgd.theory` names them.
     rejected : str
         Why it is out of the question here; "" if it is not.
     """
@@ -94,6 +101,7 @@ class Strategy:
     kind: str
     binding: str
     evidence: tuple[str, ...]
+    formulas: dict[str, str]
     rejected: str = ""
 
 
@@ -226,7 +234,8 @@ def _strategy(c: Candidate, machine: Machine, sizes: _Sizes) -> Strategy | None:
     stable = stability.constant_delay(round(tau)).value / 2 if tau is not None else None
     return Strategy(_name(c, sizes), _group(c.algorithm), _command(c, machine, sizes), sizes.images / rate, rate, value("idle_ratio"), tau,
                     value("bytes_per_iteration"), _memory(c, sizes), stable, figures["images_per_second"].kind, binding,
-                    tuple(f"{e.study} {e.part}: {e.says}" for e in EVIDENCE.get(c.algorithm, ())))
+                    tuple(f"{e.study} {e.part}: {e.says}" for e in EVIDENCE.get(c.algorithm, ())),
+                    {name: "; ".join(filter(None, (figures[key].formula, figures[key].source))) for name, key in SHOWN.items() if key in figures})
 
 
 def _memory(c: Candidate, sizes: _Sizes) -> float:

@@ -69,7 +69,17 @@ class Checkpoint:
 
 
 def pack(checkpoint: Checkpoint) -> list[bytes | memoryview]:
-    """The bytes of a checkpoint: a line that describes and checks the rest, lines of JSON, then the raw arrays."""
+    """The bytes of a checkpoint: a line that describes and checks the rest, lines of JSON, then the raw arrays.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+
+    Returns
+    -------
+    list of bytes or memoryview
+        To be written one after the other; an array is copied only if it is not contiguous or not little-endian.
+    """
     arrays, places = list[np.ndarray[Any, Any]](), dict[int, int]()
     used = dict[str, list[int]]()
     for key, snapshot in checkpoint.state.items():
@@ -93,6 +103,14 @@ def pack(checkpoint: Checkpoint) -> list[bytes | memoryview]:
 
 def read(path: str | Path) -> Checkpoint:
     """Read a checkpoint file.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Checkpoint
 
     Raises
     ------
@@ -131,7 +149,14 @@ def _rewritten(first: bytes) -> bytes:
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
+    """Write a file that is there whole or not at all, also after a power cut.
+
+    Parameters
+    ----------
+    path : Path
+        In an existing folder; the file is replaced.
+    checkpoint : Checkpoint
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".checkpoint-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -152,12 +177,29 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+    """The checkpoints of a folder, oldest first.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Returns
+    -------
+    list of Path
+    """
     return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
 
 
 def newest(place: str | Path) -> Checkpoint:
     """The checkpoint at `place`, a file or a folder, of which the newest is taken.
+
+    Parameters
+    ----------
+    place : str or Path
+
+    Returns
+    -------
+    Checkpoint
 
     Raises
     ------
@@ -219,7 +261,17 @@ class Plan:
         self.requested = True
 
     def write(self, steps: Steps, state: Mapping[str, Snapshot], **facts: Any) -> None:
-        """Write the next checkpoint and remove what is older than the one before it."""
+        """Write the next checkpoint and remove what is older than the one before it.
+
+        Parameters
+        ----------
+        steps : Steps
+            What each node has done so far.
+        state : mapping of str to Snapshot
+            By node.
+        **facts
+            Added to the header.
+        """
         path = self.folder / f"checkpoint-{self._number:06d}"
         write(path, Checkpoint({**self.header, **facts}, steps, dict(state)))
         self._number, self.requested = self._number + 1, False
@@ -245,6 +297,10 @@ def simulate(factory: Factory, machine: Machine, seed: int, plan: Plan | None = 
         Go on from it: the same schedule is simulated again up to there without computing.
     journal : callable, optional
         Told each event.
+
+    Returns
+    -------
+    Run
 
     Raises
     ------
@@ -272,13 +328,31 @@ def simulate(factory: Factory, machine: Machine, seed: int, plan: Plan | None = 
 
 
 class Progress:
-    """Counts the iterations of the first worker, by which checkpoints are due."""
+    """Counts the iterations of the first worker, by which checkpoints are due.
+
+    Parameters
+    ----------
+    nodes : sequence of str
+    iterations : int
+        Of the first worker, done before.
+    """
 
     def __init__(self, nodes: Sequence[str], iterations: int = 0) -> None:
         self.first, self.iterations = next((node for node in nodes if is_worker(node)), ""), iterations
 
     def look(self, events: Iterable[Event], plan: Plan | None) -> bool:
-        """Whether one is due after these events."""
+        """Whether one is due after these events.
+
+        Parameters
+        ----------
+        events : iterable of Event
+        plan : Plan, optional
+            None: never due.
+
+        Returns
+        -------
+        bool
+        """
         before = self.iterations
         self.iterations += sum(e.node == self.first and e.kind == "compute" and e.data["work"] == "gradient" for e in events)
         return plan is not None and plan.every > 0 and self.iterations // plan.every > before // plan.every
@@ -365,7 +439,12 @@ class Meeting:
         self._progress = Progress(list(self.deployment), start.header["iterations"] if start is not None else 0)
 
     def journal(self, event: Event) -> None:
-        """Told of each event of a process: ask for a checkpoint when one is due."""
+        """Told of each event of a process: ask for a checkpoint when one is due.
+
+        Parameters
+        ----------
+        event : Event
+        """
         if event.kind == "add" and event.data["ticket"] is None:
             raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
         if self._progress.look((event,), self._plan) and self.pause is not None:
@@ -436,7 +515,8 @@ def _beginning(factory: Factory, start: Checkpoint) -> tuple[Beginning, Constant
 
 
 def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: Plan | None, start: Checkpoint | None,
-            journal: Callable[[Event], None] | None = None, on_start: Callable[[dict[str, int]], None] | None = None) -> Run:
+            journal: Callable[[Event], None] | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
+            largest: int | None = None) -> Run:
     """Run in virtual time or as OS processes, writing checkpoints or going on from one.
 
     Parameters
@@ -452,6 +532,12 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
         Told each event, also those before `start`.
     on_start : callable, optional
         Gets the process number of each node when local processes have been started.
+    largest : int, optional
+        As of `refsgd.runtimes.processes.run`.
+
+    Returns
+    -------
+    Run
 
     Raises
     ------
@@ -480,12 +566,22 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
             assert run is not None
             return run
         return processes.run(meeting.deployment, machine, seed, transport="shm" if runtime == "processes" else runtime, on_start=on_start,
-                             journal=tell, pause=meeting.pause, beginning=meeting.beginning)
+                             journal=tell, pause=meeting.pause, beginning=meeting.beginning, largest=largest)
 
 
 @contextlib.contextmanager
 def on_request(do: Callable[[], None] | None) -> Iterator[None]:
-    """Call `do` at SIGUSR1, while the block runs; nothing where a signal has no use (another thread, no such signal)."""
+    """Call `do` at SIGUSR1, while the block runs; nothing where a signal has no use (another thread, no such signal).
+
+    Parameters
+    ----------
+    do : callable, optional
+        Takes nothing; None leaves the signal as it is.
+
+    Returns
+    -------
+    context manager
+    """
     if do is None or not hasattr(signal, "SIGUSR1") or threading.current_thread() is not threading.main_thread():
         yield
         return

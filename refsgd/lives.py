@@ -47,7 +47,15 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True)
 class Later:
-    """A schedule of learning rates from update `first` on."""
+    """A schedule of learning rates from update `first` on.
+
+    Parameters
+    ----------
+    schedule : callable
+        Learning rate of an update's number.
+    first : int
+        Updates done before.
+    """
 
     schedule: Callable[[int], float]
     first: int
@@ -104,13 +112,32 @@ def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: 
 
 
 def iterations(halted: Halted) -> int:
-    """How many iterations every living worker completed in the life that was halted."""
+    """How many iterations every living worker completed in the life that was halted.
+
+    Parameters
+    ----------
+    halted : Halted
+
+    Returns
+    -------
+    int
+    """
     ends: dict[str, int] = {e.node: e.data["t"] + 1 for e in halted.run.trace.marks("clock")}
     return min(ends.get(node, 0) for node in halted.run.trace.workers if node not in halted.dead)
 
 
 def parameters(halted: Halted, x0: Array) -> Array:
-    """What a life that began at `x0` leaves: the servers' newest slices, or the mean of the living replicas; (d,)."""
+    """What a life that began at `x0` leaves: the servers' newest slices, or the mean of the living replicas; (d,).
+
+    Parameters
+    ----------
+    halted : Halted
+    x0 : (d,) array
+
+    Returns
+    -------
+    (d,) array
+    """
     servers = [node for node in halted.run.trace.nodes if not is_worker(node)]
     if servers:
         edges = [x0.size * k // len(servers) for k in range(len(servers) + 1)]
@@ -125,7 +152,25 @@ def parameters(halted: Halted, x0: Array) -> Array:
 
 def next_life(experiment: Experiment, x: Array, done: int, run: Run, without: set[str], seed: int,
               faults: Sequence[Fault]) -> Life:
-    """The deployment that goes on at `x` after `done` iterations of the run, without some nodes of the first life."""
+    """The deployment that goes on at `x` after `done` iterations of the run, without some nodes of the first life.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    x : (d,) array
+    done : int
+        Iterations of each worker.
+    run : Run
+        The life before.
+    without : set of str
+        Nodes, by the names of the first life.
+    seed : int
+    faults : sequence of Fault
+
+    Returns
+    -------
+    Life
+    """
     workers = [node for node in run.trace.nodes if is_worker(node)]
     left = [node for node in workers if node not in without]
     ranks = [workers.index(node) for node in left]
@@ -146,7 +191,20 @@ def next_life(experiment: Experiment, x: Array, done: int, run: Run, without: se
 
 
 def joined(run: Run, later: Run, names: Mapping[str, str], done: int) -> Run:
-    """A run and its next life, as one: on one clock, with the first life's names, numbers and versions counted on."""
+    """A run and its next life, as one: on one clock, with the first life's names, numbers and versions counted on.
+
+    Parameters
+    ----------
+    run, later : Run
+    names : mapping of str to str
+        From the later run's names of nodes to the first life's.
+    done : int
+        Iterations of each worker before `later`.
+
+    Returns
+    -------
+    Run
+    """
     before, after = run.trace, later.trace
     numbers: Counter[tuple[str, str]] = Counter()
     for e in before.of("send"):

@@ -49,6 +49,10 @@ def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> 
     server : bool
         Whether it befalls a server; else a worker or peer.
 
+    Returns
+    -------
+    Outcome
+
     Examples
     --------
     >>> outcome("bsp", "kill", "continue"), outcome("asp", "kill", "continue"), outcome("bsp", "slow", "stop")

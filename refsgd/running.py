@@ -116,7 +116,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         if saves:
             plan = checkpoint_plan(experiment, runtime, checkpoint, checkpoint_every)
             finished = checkpoints.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal,
-                                           watch.start if watch else None)
+                                           watch.start if watch else None, experiment.largest_message)
         else:
             finished = experiment.perform(runtime, journal, faults, on_death, watch.start if watch else None)
         used = watch.stop() if watch else {}

@@ -13,7 +13,8 @@ from refsgd.stepper import Stepper
 KEYS = """  number  let this action happen        Enter  the first one
   b       one action back               u      until the next update
   r       run to the end                w      where each program stands
-  d       diagram of what happened      q      quit"""
+  d       diagram of what happened      q      quit
+  u block until a worker is held back; so also u clock, u send, u receive, u return"""
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = "> ") -> None:
@@ -23,7 +24,7 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
     ----------
     stepper : Stepper
     lines : iterable of str
-        A number lets that action happen; Enter, b, u, r, w, d, q as `KEYS` says.
+        A number lets that action happen; Enter, b, u, u EVENT, r, w, d, q as `KEYS` says.
     out : file
         Where everything is written.
     prompt : str
@@ -57,6 +58,8 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
                 say(stepper.diagram())
             elif command in moves:
                 moves[command]()
+            elif command.startswith("u "):
+                stepper.run_until(command[2:].strip())
             elif command.lstrip("-").isdigit():
                 stepper.choose(int(command))
             else:
@@ -67,7 +70,12 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of ``refsgd step ALGORITHM``."""
+    """The options of ``refsgd step ALGORITHM``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    """
     parser.add_argument("--workers", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=3, metavar="T", help="iterations of each worker (default 3)")
@@ -80,7 +88,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def step(args: argparse.Namespace, write: Callable[[str, str], None]) -> None:
-    """Perform ``refsgd step``; `write` puts a text in a file."""
+    """Perform ``refsgd step``; `write` puts a text in a file.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    write : callable
+        Takes a path and a text.
+    """
     text = (args.schedule or "").strip("[] ")
     try:
         schedule = [int(part) for part in text.split(",")] if text else []

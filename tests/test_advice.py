@@ -70,6 +70,12 @@ def test_the_evidence_is_what_the_studies_say():
                 assert verdicts[e.says] in ("holds", "holds in shape"), e
 
 
+def test_every_figure_names_its_formula():
+    for s in advise(CLUSTER, **SIZES).strategies:
+        given = {name for name in ("idle", "staleness", "bytes") if getattr(s, name) is not None} | {"seconds", "images_per_second"}
+        assert set(s.formulas) == given and all(s.formulas.values()), s.name
+
+
 def test_wrong_use():
     with pytest.raises(ValueError, match="workers 0"):
         advise(CLUSTER, parameters=1, workers=0)

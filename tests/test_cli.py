@@ -1,5 +1,6 @@
 """The command line: JSON, files, and one clear line for every mistake."""
 
+import io
 import json
 import os
 import signal
@@ -30,6 +31,12 @@ def refuse(capsys, *arguments):
 
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["run", "sgdd"], "sgdd"),
+    (["run", "spp"], "did you mean ssp?"),
+    (["rnu", "ssp"], "did you mean run?"),
+    (["explore", "ssp", "--workers", "0"], "workers 0; expected at least 1"),
+    (["explore", "ssp", "--servers", "0"], "servers 0; expected at least 1"),
+    (["predict", "bsp", "--against", "asp"], "--against asp without a sweep; expected --sweep"),
+    (["advise", "--parameters", "1000", "--flops", "1e6", "--rate", "-1"], "rate -1 FLOP/s; expected a finite number > 0"),
     (["run", "bsp", *SMALL, "--workers", "0"], "workers 0; expected at least 1"),
     (["run", "bsp", *SMALL, "--servers", "0"], "servers 0; expected at least 1"),
     (["run", "bsp", *SMALL, "--latency", "-1"], "latency -1.0 s; expected"),
@@ -58,6 +65,30 @@ def refuse(capsys, *arguments):
 def test_wrong_use_is_one_line_and_exit_code_2(capsys, arguments, expected):
     code, line = refuse(capsys, *arguments)
     assert code == 2 and expected in line and line.startswith("refsgd: ")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("def f(: pass", "SyntaxError"), ("f = absent", "NameError: name 'absent'")])
+def test_a_module_that_does_not_run_is_one_line(capsys, tmp_path, text, expected):
+    mine = tmp_path / "mine.py"
+    mine.write_text(text)
+    code, line = refuse(capsys, "check", f"{mine}:f")
+    assert code == 2 and expected in line and "expected a module that runs by itself" in line
+
+
+def test_a_result_that_could_not_be_written_is_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
+    code, line = refuse(capsys, "run", "bsp", *SMALL, "--json", str(tmp_path))
+    assert code == 2 and "it is a folder; expected a file's name" in line
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    code, line = refuse(capsys, "run", "bsp", *SMALL, "--json", str(tmp_path / "x.json"))
+    assert code == 2 and f"the folder {tmp_path} is not writable" in line and not list(tmp_path.iterdir())
+
+
+def test_step_goes_on_until_a_worker_is_held_back(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("u block\nw\nu nothing\nq\n"))
+    assert main(["step", "ssp", "--staleness", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "* server0 * block worker=worker0\n" in out and "waiting {worker0}" in out
+    assert "no event 'nothing' happens in this run; expected one of block" in out
 
 
 def test_missing_and_damaged_data_is_one_line_and_exit_code_1(capsys, tmp_path, monkeypatch):

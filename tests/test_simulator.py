@@ -1,5 +1,6 @@
 """Virtual time: the link rule, stepping, looking inside, and errors at the guilty line."""
 
+import gc
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from refsgd.experiment import prepare
 from refsgd.machine import Draws, Machine
 from refsgd.phantom import phantom
 from refsgd.problems import quadratic
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, simulate
+from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, rare_full_collections, simulate
 from refsgd.trace import Event, thin
 
 
@@ -221,3 +222,15 @@ def test_a_thousand_workers_make_a_hundred_iterations_within_a_generous_deadline
     assert sum(trace.iterations.values()) == 100_000
     assert trace.messages == 200_000
     assert time.process_time() - began < 60
+
+
+def test_the_garbage_collector_is_as_before_after_a_run_that_fails():
+    def failing():
+        yield Compute(abs, "no number")
+
+    before = gc.get_threshold()
+    with pytest.raises(TypeError):
+        simulate({"worker0": Node(failing())})
+    assert gc.get_threshold() == before
+    with rare_full_collections():
+        assert gc.get_threshold() != before

@@ -26,7 +26,18 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
+    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     from refsgd.data import DataError
 
     try:

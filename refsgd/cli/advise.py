@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
     where.add_argument("--spread", type=float, default=0.1, metavar="CV", help="coefficient of variation of that time (default 0.1)")
     where.add_argument("--machine", metavar="FILE|PRESET", help=f"a machine file, or one of {', '.join(PRESETS)}")
     where.add_argument("--compute", metavar="LAW", help="seconds of one gradient instead of --rate: " + "; ".join(f.help for f in FAMILIES.values()))
-    where.add_argument("--latency", type=float, metavar="SECONDS", help="of a message")
-    where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S", help="of each link and direction")
+    where.add_argument("--latency", type=float, metavar="SECONDS", help="of a message (0 unless --machine says otherwise)")
+    where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S", help="of each link and direction (unlimited unless --machine says otherwise)")
     where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
     where.add_argument("--speeds", metavar="1,1,4", help="speed of each worker relative to the law")
     p.add_argument("--memory", type=float, metavar="BYTES", help="of a node: strategies that need more are out")
@@ -70,6 +70,8 @@ def do(args: argparse.Namespace) -> None:
     if args.compute is None and args.rate is not None:
         if flops is None:
             raise Usage(f"rate {args.rate:g} FLOP/s without the model's work; expected --flops, or --net")
+        if not 0 < args.rate < float("inf"):
+            raise Usage(f"rate {args.rate:g} FLOP/s; expected a finite number > 0")
         args.compute = f"lognormal({3 * flops * args.batch / args.rate:g},{args.spread:g})"
     elif args.compute is None and args.machine is None:
         raise Usage("no time of a gradient; expected --rate FLOP/S (with --net or --flops), --compute LAW or --machine FILE")

@@ -56,6 +56,8 @@ def imported(target: str) -> Any:
             module = importlib.import_module(module_name)
     except (ImportError, FileNotFoundError) as error:
         raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py") from None
+    except Exception as error:  # the reader's own module: whatever it raises
+        raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that runs by itself") from None
     if not callable(getattr(module, name, None)):
         raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
     return getattr(module, name)

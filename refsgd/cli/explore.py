@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from refsgd.cli.options import each_algorithm, own_given
+from refsgd.experiment import Usage
 
 
 def add(commands: Any) -> None:
@@ -28,5 +29,9 @@ def do(args: argparse.Namespace) -> None:
     """Explore; print how many schedules there were and what held."""
     from refsgd.testing import explore_algorithm
 
+    if args.workers < 1:
+        raise Usage(f"workers {args.workers}; expected at least 1")
+    if args.servers < 1:
+        raise Usage(f"servers {args.servers}; expected at least 1")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps, max_runs=args.max_runs,
                             walks=args.walks, seed=args.seed, **own_given(args)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import math
 import os
+import re
 import sys
 import tempfile
 import typing
@@ -38,6 +40,9 @@ class Parser(argparse.ArgumentParser):
     """Errors in one line, exit code 2."""
 
     def error(self, message: str) -> typing.NoReturn:
+        choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
+        if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"[\w-]+", choice[2]), n=1)):
+            message += f"; did you mean {near[0]}?"
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -237,6 +242,10 @@ def check_outputs(args: argparse.Namespace) -> None:
         path = getattr(args, name, None)
         if path and path != "-" and not Path(path).parent.is_dir():
             raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
+        if path and path != "-" and Path(path).is_dir():
+            raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
+        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
+            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
     plot = getattr(args, "plot", None)
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")

@@ -31,6 +31,8 @@ def do(args: argparse.Namespace) -> None:
     if args.sweep:
         draw_sweep(args)
         return
+    if args.against:
+        raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. --sweep workers=1:64")
     from refsgd.report import prediction_table
 
     experiment = prepare(args.algorithm, **arguments_of(args))

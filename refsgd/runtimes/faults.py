@@ -65,7 +65,16 @@ class Fault(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one line of a plan (not ``random``); raises ValueError saying what was expected."""
+        """Read one line of a plan (not ``random``); raises ValueError saying what was expected.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Fault
+        """
         match = _PLANNED.fullmatch(text.strip())
         if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] != "delay"):
             raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
@@ -84,6 +93,17 @@ class Fault(NamedTuple):
 
 def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> list[Fault]:
     """The plan that some lines describe, for a run of these nodes and so many steps.
+
+    Parameters
+    ----------
+    texts : iterable of str or Fault
+    nodes : sequence of str
+    steps : int
+        Iterations of each worker.
+
+    Returns
+    -------
+    list of Fault
 
     Raises
     ------
@@ -109,7 +129,19 @@ def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> lis
 
 
 def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]:
-    """So many faults of any kind, node and step; at least one node is neither killed nor cut off."""
+    """So many faults of any kind, node and step; at least one node is neither killed nor cut off.
+
+    Parameters
+    ----------
+    count, seed : int
+    nodes : sequence of str
+    steps : int
+        Iterations of each worker.
+
+    Returns
+    -------
+    list of Fault
+    """
     rng, mortal = random.Random(seed), list(nodes)
     faults = []
     for _ in range(count):
@@ -123,7 +155,13 @@ def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]
 
 
 def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
-    """Raise ValueError if a node is unknown, or one ends twice."""
+    """Raise ValueError if a node is unknown, or one ends twice.
+
+    Parameters
+    ----------
+    faults : iterable of Fault
+    nodes : iterable of str
+    """
     known, ends = list(nodes), Counter[str]()
     for fault in faults:
         for node in filter(None, (fault.node, fault.to)):
@@ -170,7 +208,18 @@ class Plan:
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str) -> list[Fault]:
-        """A node begins a Compute of this kind: what is to be done to it now."""
+        """A node begins a Compute of this kind: what is to be done to it now.
+
+        Parameters
+        ----------
+        node : str
+        kind : str
+            Of the Compute: "gradient", "update", "reduction" or a name of the program's own.
+
+        Returns
+        -------
+        list of Fault
+        """
         if not counts_steps(node, kind) or node not in self._faults:
             return []
         now = [fault for fault in self._faults[node] if fault.step == self._steps[node]]
@@ -183,16 +232,48 @@ class Plan:
         return [fault for fault in now if fault.kind in ("pause", "kill", "drop")]
 
     def slower(self, node: str) -> float:
-        """By what factor a node's computing takes longer."""
+        """By what factor a node's computing takes longer.
+
+        Parameters
+        ----------
+        node : str
+
+        Returns
+        -------
+        float
+            1 where nothing slows it.
+        """
         return self._slower.get(node, 1.0)
 
     def later(self, node: str, to: str) -> float:
-        """By how many seconds a node's messages to another arrive later."""
+        """By how many seconds a node's messages to another arrive later.
+
+        Parameters
+        ----------
+        node : str
+            The sender.
+        to : str
+            The receiver.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
 
 
 def copes(program: Any) -> bool:
-    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives."""
+    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives.
+
+    Parameters
+    ----------
+    program : generator
+
+    Returns
+    -------
+    bool
+    """
     code = program.gi_code
     names = code.co_names
     receives = "Recv" in names or any(i.opname == "GET_YIELD_FROM_ITER" for i in dis.get_instructions(code))
@@ -200,11 +281,29 @@ def copes(program: Any) -> bool:
 
 
 def can_be_ended(program: Any) -> bool:
-    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it."""
+    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it.
+
+    Parameters
+    ----------
+    program : generator
+
+    Returns
+    -------
+    bool
+    """
     return "RunEnded" in program.gi_code.co_names
 
 
 def survives_workers(deployment: Deployment) -> bool:
-    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers."""
+    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers.
+
+    Parameters
+    ----------
+    deployment : Deployment
+
+    Returns
+    -------
+    bool
+    """
     servers = [node.main for name, node in deployment.items() if name.startswith("server")]
     return all(map(copes, servers or [node.main for node in deployment.values()]))

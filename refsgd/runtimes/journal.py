@@ -21,7 +21,18 @@ FORMAT = 2
 
 
 def line(value: Any) -> bytes:
-    """A JSON value as a line of a record."""
+    """A JSON value as a line of a record.
+
+    Parameters
+    ----------
+    value : object
+        What JSON can hold.
+
+    Returns
+    -------
+    bytes
+        The text, its CRC-32 in hexadecimal, a line's end.
+    """
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
@@ -62,7 +73,14 @@ class Journal:
         self._write([event.node, *step(event, self._tickets - 1)])
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk."""
+        """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk.
+
+        Parameters
+        ----------
+        trace : Trace
+        parameters_sha256 : str
+            In hexadecimal, of the parameters that came out.
+        """
         if self._made:
             return
         for event in trace.of("died"):
@@ -90,6 +108,14 @@ class Record(NamedTuple):
 
 def read(path: str | Path) -> Record:
     """Read a record file; a torn last line, as a crash leaves it, is passed over.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Record
 
     Raises
     ------

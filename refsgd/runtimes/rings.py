@@ -18,7 +18,7 @@ from refsgd.runtimes.arena import Slots
 from refsgd.runtimes.board import Bell, anonymous, wait_for
 from refsgd.runtimes.wire import Frame, Incoming, Outgoing, decoder, encode
 
-SPIN = 300e-6  # seconds; 2 processes sum 100 kB in 56 us instead of 120, 8 processes on 2 cores 4 kB in 640 instead of 790; 1 ms gains no more
+SPIN = 300e-6  # seconds; about halves an all-reduce of 100 kB by 2 or 4 processes on 2 cores (5 rounds, not alone there); 1 ms gained no more
 RING_BYTES = 1 << 20  # measured best at 4 kB to 45 MB a message: smaller ones stall, larger ones leave the cache
 
 

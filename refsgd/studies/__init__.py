@@ -17,6 +17,17 @@ NAMES = ("jia2020", "pani2020", "ko2021", "graur2019")
 def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[Lab], Part]]]:
     """A document's title, and the functions that redo its parts (all, or those named).
 
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+    parts : sequence of str
+        Names of functions; empty: all.
+
+    Returns
+    -------
+    str, list of callable
+
     Raises
     ------
     ValueError

@@ -40,7 +40,16 @@ TESTED = 360  # test images of the digits
 
 
 def table3(lab: Lab) -> Part:
-    """Table III: accuracy of seven algorithms at a fixed total number of passes."""
+    """Table III: accuracy of seven algorithms at a fixed total number of passes.
+
+    Parameters
+    ----------
+    lab : Lab
+
+    Returns
+    -------
+    Part
+    """
     workers, seeds = ((4, 24), range(lab.seed, lab.seed + 1)) if lab.quick else (WORKERS, range(lab.seed, lab.seed + 5))
     accuracy, spread = _train(lab, list(COLUMNS), workers, seeds)
     mean = {key: float(np.mean(found)) for key, found in accuracy.items()}
@@ -145,7 +154,16 @@ def _ordered(says: str, accuracy: Accuracies, columns: Sequence[str], workers: S
 
 
 def sensitivity(lab: Lab) -> Part:
-    """Hyper-parameters: slack, period and moving rate, probability."""
+    """Hyper-parameters: slack, period and moving rate, probability.
+
+    Parameters
+    ----------
+    lab : Lab
+
+    Returns
+    -------
+    Part
+    """
     n, seeds = 8, range(lab.seed, lab.seed + (1 if lab.quick else 3))
     what = {"data": "digits", "workers": n, "lr": 0.02, "epochs": 5 if lab.quick else 10, "batch": 16}
     grid: list[tuple[str, dict[str, Any]]] = [("ssp", {"refresh": "lazy", "staleness": s}) for s in (1, 3, 10)]
@@ -199,7 +217,16 @@ def _predicted(run: Seen, key: str) -> float | None:
 
 
 def scalability(lab: Lab) -> Part:
-    """Speed-up of the seven algorithms at 10 and 56 Gbps."""
+    """Speed-up of the seven algorithms at 10 and 56 Gbps.
+
+    Parameters
+    ----------
+    lab : Lab
+
+    Returns
+    -------
+    Part
+    """
     workers = (8, 24) if lab.quick else (2, 4, 8, 16, 24)
     keys = [(a, net, g, n) for a in SPEEDUP for net in NETS for g in (10, 56) for n in workers]
     seen = _runs(lab, keys, steps=12 if lab.quick else 20)
@@ -251,7 +278,16 @@ def scalability(lab: Lab) -> Part:
 
 
 def waiting(lab: Lab) -> Part:
-    """F3: the waiting time at the server grows with the number of workers."""
+    """F3: the waiting time at the server grows with the number of workers.
+
+    Parameters
+    ----------
+    lab : Lab
+
+    Returns
+    -------
+    Part
+    """
     workers = (4, 24) if lab.quick else WORKERS
     keys = [("asp", net, 10, n) for net in NETS for n in workers]
     seen = _runs(lab, keys, steps=15)
@@ -267,7 +303,16 @@ def waiting(lab: Lab) -> Part:
 
 
 def techniques(lab: Lab) -> Part:
-    """Effects of optimisation techniques: sharding, layer-wise overlap, gradient compression."""
+    """Effects of optimisation techniques: sharding, layer-wise overlap, gradient compression.
+
+    Parameters
+    ----------
+    lab : Lab
+
+    Returns
+    -------
+    Part
+    """
     n, gbps = 24, 10
     shards = (1, 8) if lab.quick else (1, 2, 4, 8, 24)
     asp = {k: _runs(lab, [("asp", net, gbps, n) for net in NETS], servers=k, steps=12) for k in shards}

@@ -134,13 +134,23 @@ class Lab:
         self._workers = workers or os.cpu_count() or 1
 
     def runs(self, trials: Sequence[Trial]) -> list[Seen]:
-        """The outcomes of `trials`, in their order; only those are run that are not kept already."""
-        texts = {t.key: self._kept(t.key) for t in trials}
-        missing = {t.key: t for t in trials if texts[t.key] is None}
+        """The outcomes of `trials`, in their order; only those are run that are not kept already.
+
+        Parameters
+        ----------
+        trials : sequence of Trial
+
+        Returns
+        -------
+        list of Seen
+        """
+        keys = [t.key for t in trials]  # once: a key is of the source as it is now
+        texts = {key: self._kept(key) for key in keys}
+        missing = {key: t for key, t in zip(keys, trials) if texts[key] is None}
         for key, text in self._perform(missing):
             texts[key] = text
             self._keep(key, text)
-        return [_seen(texts[t.key]) for t in trials]
+        return [_seen(texts[key]) for key in keys]
 
     def _perform(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, str]]:
         virtual = [(k, t) for k, t in missing.items() if t.runtime == "simulator"]
@@ -198,7 +208,12 @@ def _seen(text: str | None) -> Seen:
 
 
 def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
-    """Load the kernels of the trials' nets in this process, so that forked ones have them."""
+    """Load the kernels of the trials' nets in this process, so that forked ones have them.
+
+    Parameters
+    ----------
+    trials : iterable of Trial
+    """
     from refsgd.data import load
     from refsgd.nn import nets
 

@@ -17,7 +17,16 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def tables(study: Study) -> list[Table]:
-    """A table of figures and one of verdicts for each part that has them."""
+    """A table of figures and one of verdicts for each part that has them.
+
+    Parameters
+    ----------
+    study : Study
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
     out = []
     for part in study.parts:
         if part.lines:
@@ -39,7 +48,18 @@ def tables(study: Study) -> list[Table]:
 
 
 def markdown(study: Study, pictures: str = "") -> str:
-    """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures."""
+    """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures.
+
+    Parameters
+    ----------
+    study : Study
+    pictures : str
+        Put before each picture's name, so it ends in a slash; empty: the pictures lie beside the page.
+
+    Returns
+    -------
+    str
+    """
     size = "the sizes of continuous integration (`--quick`)" if study.quick else "full size"
     total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
     out = [f"# {study.name}", "", study.document, "",
@@ -64,7 +84,17 @@ def _row(texts: list[str]) -> str:
 
 
 def picture(part: Part) -> Figure:
-    """The part's panels side by side."""
+    """The part's panels side by side.
+
+    Parameters
+    ----------
+    part : Part
+        With at least one panel.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(part.panels), 3.6), layout="constrained")
@@ -75,7 +105,18 @@ def picture(part: Part) -> Figure:
 
 
 def draw(panel: Panel, ax: Axes) -> Axes:
-    """One panel; the document's own figures as hollow marks."""
+    """One panel; the document's own figures as hollow marks.
+
+    Parameters
+    ----------
+    panel : Panel
+    ax : matplotlib.axes.Axes
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The same.
+    """
     if panel.kind == "bars":
         _bars(panel, ax)
     else:

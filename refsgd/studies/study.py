@@ -99,7 +99,16 @@ class Study:
         return [claim for part in self.parts for claim in part.claims]
 
     def part(self, key: str) -> Part:
-        """The part of that key; raises KeyError."""
+        """The part of that key; raises KeyError.
+
+        Parameters
+        ----------
+        key : str
+
+        Returns
+        -------
+        Part
+        """
         return {part.key: part for part in self.parts}[key]
 
     def to_json(self) -> str:
@@ -123,6 +132,21 @@ class Document(NamedTuple):
 def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = False) -> Claim:
     """A claim that figures decide; `shape`: only its shape could be tested, not its absolute values.
 
+    Parameters
+    ----------
+    says : str
+        What the document claims.
+    where : str
+        Its table, figure or section.
+    holds : bool
+    because : str
+        The figures that decide.
+    shape : bool
+
+    Returns
+    -------
+    Claim
+
     Examples
     --------
     >>> judged("asynchronous training makes n times the updates", "Table II", 32 == 8 * 4, "32 and 4 updates").verdict
@@ -133,12 +157,34 @@ def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = Fa
 
 
 def untestable(says: str, where: str, why: str) -> Claim:
-    """A claim that cannot be tested here."""
+    """A claim that cannot be tested here.
+
+    Parameters
+    ----------
+    says : str
+        What the document claims.
+    where : str
+        Its table, figure or section.
+    why : str
+
+    Returns
+    -------
+    Claim
+    """
     return Claim(says, where, "not testable", why)
 
 
 def shown(value: Value) -> str:
-    """A value as a cell of a table: three significant digits, empty for None."""
+    """A value as a cell of a table: three significant digits, empty for None.
+
+    Parameters
+    ----------
+    value : float, str or None
+
+    Returns
+    -------
+    str
+    """
     if value is None:
         return ""
     if isinstance(value, str):
@@ -147,7 +193,16 @@ def shown(value: Value) -> str:
 
 
 def cells(part: Part) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a part's table, without the columns in which nothing stands."""
+    """Header and rows of a part's table, without the columns in which nothing stands.
+
+    Parameters
+    ----------
+    part : Part
+
+    Returns
+    -------
+    list of str, list of list of str
+    """
     names = ("paper", "formula", "simulated", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
     rows = [[line.what + (f" [{line.unit}]" if line.unit else ""), *(shown(getattr(line, name)) for name in used)] for line in part.lines]
@@ -155,7 +210,17 @@ def cells(part: Part) -> tuple[list[str], list[list[str]]]:
 
 
 def tally(claims: Sequence[Claim]) -> dict[str, int]:
-    """How many claims have each verdict."""
+    """How many claims have each verdict.
+
+    Parameters
+    ----------
+    claims : sequence of Claim
+
+    Returns
+    -------
+    dict of str to int
+        In the order in which the verdicts come first.
+    """
     out: dict[str, Any] = {}
     for claim in claims:
         out[claim.verdict] = out.get(claim.verdict, 0) + 1

@@ -1,7 +1,8 @@
 """The table that the rest of the library reads: every figure of a run that a formula gives, by algorithm.
 
 `predict` turns a `Machine` and sizes into a `Setting`, calls the algorithm's function in `ALGORITHMS`, and
-gets back a dictionary from the names of figures to `Prediction`; a figure without a formula is absent.
+gets back a dictionary from the names of figures to `Prediction`; a figure without a formula is absent, and
+`refsgd.theory.absent` says why.
 """
 
 from __future__ import annotations

@@ -44,6 +44,15 @@ def test_the_disk_cache_notices_a_change_of_the_generated_code(tmp_path, blind):
     assert found() == blind
 
 
+def test_a_first_gradient_compiles_what_its_net_needs_and_that_once(tmp_path):
+    """A plain number among the arguments of a kernel that others call is a type of its own, and would be another compilation."""
+    answer = run(["-c", "from refsgd.nn import nets; nets.build('tiny').compile()"], NUMBA_CACHE_DIR=str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    compiled = [path.name.split("-")[0].partition(".")[2] for path in tmp_path.rglob("*.nbc")]
+    assert "product" in compiled and "normalise" not in compiled
+    assert sorted(compiled) == sorted(set(compiled))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, features, lanes", [("generic", "", 4), ("haswell", "+avx,+avx2,+fma,+sse4.2,+popcnt,+bmi,+bmi2", 8)])
 def test_the_kernels_are_right_on_lesser_processors(tmp_path, name, features, lanes):

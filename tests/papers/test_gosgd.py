@@ -41,7 +41,7 @@ def test_a_push_moves_half_of_the_weight_and_waits_for_nobody():
     effect = program.send(None)
     while isinstance(effect, Compute | Mark):
         effect = program.send(effect.fn(*effect.args) if isinstance(effect, Compute) else None)
-    assert effect.options == [None, "peer1"] and effect.p == [0.0, 1.0]
+    assert effect.options == (None, "peer1") and effect.p == (0.0, 1.0)
     send = program.send("peer1")
     assert send.to == "peer1" and send.body.weight == replica.weight == 0.25
     assert program.send(None) == Mark("clock", t=0)

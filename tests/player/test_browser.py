@@ -139,7 +139,7 @@ def test_the_right_source_lines_are_lit(browser, tmp_path, ssp):
             assert now == (f"f{ssp.data['files'].index(place[0])}l{place[1]}" if place else None)
     browser.execute_script("player.go(0)")
     line = browser.execute_script("return [...document.querySelectorAll('.line.lit')].find(l => l.querySelector('.cs')).textContent")
-    assert "w, push = yield Recv(Push)" in line and line_at(ssp, server, 0)[0].endswith("ssp.py")
+    assert "w, message = yield Recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp.py")
 
 
 def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):

@@ -2,14 +2,12 @@
 
 import pytest
 
-from refsgd.studies import Lab, perform
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def study():
-    return perform("jia2020", Lab(quick=True))
+def study(quick):
+    return quick("jia2020")
 
 
 def verdicts(study, part):
@@ -19,7 +17,8 @@ def verdicts(study, part):
 def test_profile(study):
     found = verdicts(study, "table2")
     assert found.pop("an update takes longer when asynchronous (1.6 times)") == "does not hold"
-    assert found.pop("95 to 98 % CPU, 65 to 98 % memory") == "not testable"
+    untestable = {"95 to 98 % CPU, 65 to 98 % memory", "the learning rate adapts to the number of updates", "the server issues a pull"}
+    assert {found.pop(says) for says in untestable} == {"not testable"}
     assert len(found) == 6 and set(found.values()) <= {"holds", "holds in shape"}
 
 
@@ -32,7 +31,7 @@ def test_staleness_by_three_definitions(study):
 
 
 def test_servers_change_times_and_no_sum(study):
-    assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds",
+    assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds", "small batches need more servers": "holds in shape",
                                           "time rises with the number of servers on the same machines": "does not hold"}
 
 
@@ -55,3 +54,7 @@ def test_resources_are_measured(study):
 
 def test_the_layer_timeline(study):
     assert set(verdicts(study, "figure4").values()) == {"holds"}
+
+
+def test_the_summary(study):
+    assert set(verdicts(study, "summary").values()) <= {"holds", "holds in shape"}
