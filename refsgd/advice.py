@@ -48,7 +48,7 @@ CANDIDATES = (
 GROUPS = {"one model": ("bsp", "backup-workers", "allreduce"), "compressed": ("dgc",), "stale gradients": ("asp", "ssp"),
           "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd")}
 
-STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls when workers are added")
+STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers")
 DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers")
 FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers")
 #: what studies found of an algorithm's accuracy

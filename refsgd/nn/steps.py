@@ -10,6 +10,7 @@ from refsgd.nn import elementwise, kernels, winograd
 from refsgd.nn.frame import Frame
 from refsgd.nn.layers import Conv, Linear
 from refsgd.nn.memory import Buffer, Scratch, zeros
+from refsgd.nn.vector import ROWS
 
 NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
 
@@ -101,7 +102,7 @@ class ConvStep(Step):
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t, conv = self.source.value, self.target.value, self.conv
-        if t.shape[1] < min(b, kernels.ROWS):
+        if t.shape[1] < min(b, ROWS):
             self._forward_by_pixel(b, frame)
             return
         kernels.convolve(

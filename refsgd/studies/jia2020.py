@@ -259,7 +259,9 @@ def figure7(lab: Lab) -> Part:
                    * run.the_result.steps, seconds[mode, n], unit="s")
               for (mode, n), run in pass_.items()]
     claims = [
-        judged("asynchronous accuracy falls when workers are added", "Fig. 7(a)", accuracy["async", 4] > accuracy["async", 8] > accuracy["async", 12],
+        judged("asynchronous accuracy falls from 4 to 12 workers", "Fig. 7(a)", accuracy["async", 4] > accuracy["async", 12],
+               f"{accuracy['async', 4]:.1%} to {accuracy['async', 12]:.1%}", shape=True),
+        judged("asynchronous accuracy falls with each step from 4 over 8 to 12 workers", "Fig. 7(a)", accuracy["async", 4] > accuracy["async", 8] > accuracy["async", 12],
                ", ".join(f"{n}: {accuracy['async', n]:.1%}" for n in workers), shape=True),
         judged("the gap widens with epochs", "Fig. 7(a)", loss["async"] > half["async"],
                f"{100 * half['async']:.1f} points after half the updates, {100 * loss['async']:.1f} after all", shape=True),
@@ -491,6 +493,17 @@ def _latency(lab: Lab, ms: float, scale: float) -> tuple[float, float, float]:
     return formula, simulated.measured["idle_ratio"], processes.measured["idle_ratio"]
 
 
+def pace(result: Result) -> dict[str, Any]:
+    """Gradients a second while every worker still has work, and staleness as `ages`."""
+    assert result.trace is not None
+    done: dict[str, list[float]] = {}
+    for e in result.trace.of("compute"):
+        if e.data["work"] == "gradient":
+            done.setdefault(e.node, []).append(e.time)
+    until = min(max(times) for times in done.values())
+    return {"pace": sum(at <= until for times in done.values() for at in times) / until, **ages(result)}
+
+
 def summary(lab: Lab) -> Part:
     """The summary of the study (2020), which has no figures: slowest worker, stale updates, it depends.
 
@@ -505,9 +518,9 @@ def summary(lab: Lab) -> Part:
     speeds = {"equal machines": (1.0,) * 4, "one machine at a quarter": (1.0, 1.0, 1.0, 0.25)}
     keys = [(mode, name) for mode in ALGORITHM for name in speeds]
     what = {"data": "quadratic", "workers": 4, "steps": 40, "seed": lab.seed}
-    seen = dict(zip(keys, lab.runs([Trial(ALGORITHM[mode], {**what, "machine": Machine(compute="fixed(1)", speeds=speeds[name])}, look=ages)  # type: ignore[arg-type]
+    seen = dict(zip(keys, lab.runs([Trial(ALGORITHM[mode], {**what, "machine": Machine(compute="fixed(1)", speeds=speeds[name])}, look=pace)  # type: ignore[arg-type]
                                     for mode, name in keys])))
-    rate = {key: run.measured["updates"] / (1 if key[0] == "async" else 0.25) / run.measured["seconds"] for key, run in seen.items()}
+    rate = {key: run.looked["pace"] for key, run in seen.items()}
     stale = {mode: max(row[1] for row in seen[mode, "one machine at a quarter"].looked["ages"]) for mode in ALGORITHM}
     faster = {name: rate["async", name] / rate["sync", name] for name in speeds}
     step = seen["sync", "one machine at a quarter"].measured["seconds_per_iteration"]
@@ -524,8 +537,9 @@ def summary(lab: Lab) -> Part:
 
 
 LEARN = """Staleness means three things: updates between read and use, whose mean is n - 1 whatever happens, whole rounds of them, and clocks apart, which
-alone drift with epochs as the document reports. At equal updates for each worker asynchronous accuracy falls with workers and synchronous does not: the
-same step at a staleness of n - 1 is too long. More servers on the same machines hurt only where they take processors, and doubling a batch cannot save
+alone drift with epochs as the document reports. At equal updates for each worker asynchronous training loses accuracy from 4 to 12 workers and
+synchronous training gains; two seeds at full size do not make the fall monotone, and the verdict says so.
+More servers on the same machines hurt only where they take processors, and doubling a batch cannot save
 more than half of the time: both figures of the document are of its virtual machines, not of the algorithms."""
 
 DOCUMENT = Document(__doc__.split("\n")[0], (table2, resources, figure4, figure7, figure8, figure9, figure10, figure11, summary), LEARN)

@@ -80,7 +80,7 @@ ROWS = tuple(Row(*row) for row in (
         ("distributed-replicated", "F", "Ethernet", 16), ("distributed-replicated", "F+B", "Ethernet", 1), ("distributed-replicated", "F+B", "Ethernet", 16),
         ("parameter-server-collocated", "F", "Ethernet", 8), ("parameter-server", "F", "Ethernet", 24), ("parameter-server-collocated", "F+B", "Ethernet", 1),
         ("parameter-server-collocated", "F", "InfiniBand", 16), ("parameter-server-collocated", "F+B", "InfiniBand", 24),
-        ("distributed-allreduce-pscpu", "F+B", "InfiniBand", 16), ("distributed-allreduce-ringx2", "F+B", "Ethernet", 16), ("horovod", "F+B", "Ethernet", 16))),
+        ("distributed-allreduce-pscpu", "F+B", "InfiniBand", 8), ("distributed-allreduce-ringx2", "F+B", "Ethernet", 8), ("horovod", "F+B", "Ethernet", 8))),
     *((w, "graur2019", "chapter3", w) for w in (
         "Collective Allreduce scales", "and is the best", "Parameter Server grows", "and linearly on InfiniBand", "a ceiling",
         "Distributed Replicated: forward", "with training like", "Distributed Allreduce never", "nor when", "Distributed Allreduce is much worse",
