@@ -261,7 +261,8 @@ def figure7(lab: Lab) -> Part:
     claims = [
         judged("asynchronous accuracy falls from 4 to 12 workers", "Fig. 7(a)", accuracy["async", 4] > accuracy["async", 12],
                f"{accuracy['async', 4]:.1%} to {accuracy['async', 12]:.1%}", shape=True),
-        judged("asynchronous accuracy falls with each step from 4 over 8 to 12 workers", "Fig. 7(a)", accuracy["async", 4] > accuracy["async", 8] > accuracy["async", 12],
+        judged("asynchronous accuracy falls with each step from 4 over 8 to 12 workers", "Fig. 7(a)",
+               accuracy["async", 4] > accuracy["async", 8] > accuracy["async", 12],
                ", ".join(f"{n}: {accuracy['async', n]:.1%}" for n in workers), shape=True),
         judged("the gap widens with epochs", "Fig. 7(a)", loss["async"] > half["async"],
                f"{100 * half['async']:.1f} points after half the updates, {100 * loss['async']:.1f} after all", shape=True),
