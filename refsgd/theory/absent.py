@@ -41,7 +41,7 @@ def absent(algorithm: str, machine: Machine, found: Collection[str], *, servers:
     Parameters
     ----------
     algorithm : str
-        A key of `refsgd.theory.ALGORITHMS`.
+        A key of ``refsgd.theory.ALGORITHMS``.
     machine : Machine
         What the prediction was asked about.
     found : collection of str

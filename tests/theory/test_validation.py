@@ -77,7 +77,7 @@ def test_most_of_the_grid():
     """Four workers with exponential times on busy links; fixed times with two and eight on all links."""
     cases = [*validation.cases((4,), ("exponential(0.02)",), ((0.002, 0.005),)), *validation.cases((2, 8), ("fixed(0.02)",))]
     rows = [r for case in cases for r in validation.check(case)]
-    assert len(rows) > 1000
+    assert len(rows) > 900
     held(rows)
     again(rows)
 
