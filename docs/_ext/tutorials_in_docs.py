@@ -5,10 +5,15 @@ changed, so that a second build executes only what is new.  Links to ``../docs/p
 has no index of its own, one is written that lists the notebooks in the order of their numbers.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:  # its plain functions are tested also where there is no Sphinx
+    from sphinx.application import Sphinx
+
 
 SUFFIXES = {".md", ".png", ".svg", ".py", ".txt"}
 
