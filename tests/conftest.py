@@ -1,5 +1,6 @@
 """Hypothesis profiles: `dev` while writing, `ci` (HYPOTHESIS_PROFILE=ci) with more examples."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -11,3 +12,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_addoption(parser):
     parser.addoption("--rewrite", action="store_true", help="write interaction files anew instead of comparing")
+
+
+def pytest_collection_finish(session):
+    """Thousands of modules and collected tests need no garbage collection again: tests that collect do so in 5 ms, not in 300."""
+    gc.collect()
+    gc.freeze()

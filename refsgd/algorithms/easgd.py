@@ -5,11 +5,11 @@ the same vector e, which pulls the replica to the centre and the centre to the r
 
 Worker i, iteration t::
 
-    z = x
+    z = x + momentum v                      # where the gradient is taken: from before the exchange
     if t mod period = 0:
-        e = alpha (z - centre)
+        e = alpha (x - centre)
         x = x - e;  centre = centre + e
-    v = momentum v - lr * (gradient at z + momentum v)      # z: from before the exchange
+    v = momentum v - lr * (gradient at z)
     x = x + v
 
 With momentum this is EAMSGD (Nesterov's form); v never leaves its worker.  ``async``: a worker asks for the centre
