@@ -61,6 +61,7 @@ bibtex_reference_style = "author_year"
 
 autosummary_generate = ["api/index.rst"]
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what a base class says of its methods is said there, once
 autodoc_typehints = "none"  # types are said in the sections of a docstring, with shapes and units
 autodoc_preserve_defaults = True
 numpydoc_show_class_members = False

@@ -16,7 +16,17 @@ from refsgd.runtimes import mpi
 
 @contextlib.contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end."""
+    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end.
+
+    Parameters
+    ----------
+    rank : int
+        Of this process.
+
+    Yields
+    ------
+    None
+    """
     if not rank:
         yield
         return
@@ -29,7 +39,18 @@ def one_voice(rank: int) -> Iterator[None]:
 
 
 def run_over_mpi(args: argparse.Namespace) -> Result | None:
-    """The result on rank 0, None on the others."""
+    """Train; every rank calls this.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of ``refsgd run``.
+
+    Returns
+    -------
+    Result or None
+        The result on rank 0, None on the others.
+    """
     comm = mpi.world()
     with one_voice(comm.rank):
         _, function = deployment_function(args.algorithm)

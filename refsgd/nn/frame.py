@@ -6,10 +6,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one call works on: addresses of the parameters and of the vector that takes their gradient, and the mode.
+    """What one call works on, and in which mode.
 
-    ``fixed``: batch norm uses the statistics that it has, dropout keeps everything. ``key`` chooses what dropout drops.
-    ``first`` is the number in the batch of the first image that a step is given, ``last`` tells whether none comes after.
+    Parameters
+    ----------
+    x : int
+        Address of the parameters (float32, d of them).
+    g : int
+        Address of as many numbers, to which their gradient is added; 0 where there is no backward pass.
+    fixed : bool
+        Whether batch norm uses the statistics that it has, and dropout keeps everything.
+    key : int or None
+        Chooses what dropout drops, 0 to 2**64 - 1; with None it keeps everything.
+    first : int
+        Number in the batch of the first image that a step is given.
+    last : bool
+        Whether no images of the batch come after those that a step is given.
     """
 
     x: int

@@ -39,35 +39,112 @@ class Parameter(NamedTuple):
 
 
 class Layer(Protocol):
-    """What every layer answers; see the module's docstring."""
+    """What every layer answers: any object with these methods is one. The layers below inherit what is said here of each method."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Shape (H, W, C) or (features,) of the output for one input of this shape."""
+        """What one input becomes.
+
+        Parameters
+        ----------
+        shape : (H, W, C) or (features,)
+            Of one input.
+
+        Returns
+        -------
+        (H, W, C) or (features,)
+            Of one output.
+        """
         ...
 
     def parameters(self, shape: Shape) -> dict[str, Parameter]:
-        """The layer's arrays, by name, for inputs of this shape."""
+        """The arrays that the layer needs.
+
+        Parameters
+        ----------
+        shape : (H, W, C) or (features,)
+            Of one input.
+
+        Returns
+        -------
+        dict of str to Parameter
+            In the order in which they lie in the flat vector. What belongs to the layers of a branch is not among them.
+        """
         ...
 
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
-        """The output for a batch `x`, and what the backward pass needs of it."""
+        """Run the layer on a batch.
+
+        Parameters
+        ----------
+        p : dict of str to array
+            What `parameters` names; for a layer with branches, one list of such dicts for each branch.
+        x : float32 or float64, shape (b, H, W, C) or (b, features)
+
+        Returns
+        -------
+        y : array
+            The b outputs, in the precision of ``p`` and ``x``.
+        kept : object
+            What `backward` needs of this pass.
+        """
         ...
 
     def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
-        """The gradient of the loss by the input, and by each array, from that by the output."""
+        """Apply the chain rule.
+
+        Parameters
+        ----------
+        p : dict of str to array
+            As for `forward`.
+        kept : object
+            From `forward`.
+        dy : array, shape of y
+            Gradient of the loss with respect to the output.
+
+        Returns
+        -------
+        dx : array, shape of x
+            Gradient with respect to the input.
+        gradients : dict of str to array
+            Gradient with respect to each array of ``p``, summed over the batch; nested as ``p`` is.
+        """
         ...
 
     def flops(self, shape: Shape) -> int:
-        """Multiplications and additions of the forward pass of one input of this shape."""
+        """Floating-point operations of the forward pass of one input.
+
+        Parameters
+        ----------
+        shape : (H, W, C) or (features,)
+            Of one input.
+
+        Returns
+        -------
+        int
+            A multiplication and an addition count as two. The layers of a branch count themselves.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Layer):
     """Convolution (cross-correlation, as the field calls it) of ``channels`` square filters.
 
     ``y[n, r, c, o] = bias[o] + sum_{i, j, k} x[n, r*stride + i - pad, c*stride + j - pad, k] * weight[i, j, k, o]``,
     where pixels outside the image are 0.
+
+    Parameters
+    ----------
+    channels : int
+        Number of filters: channels of the output.
+    kernel : int
+        Height and width of a filter, in pixels.
+    stride : int
+        Pixels from one place of the filter to the next.
+    pad : int
+        Pixels by which the filter reaches beyond the image.
+    bias : bool
+        Whether there is a bias, shape (channels,); otherwise it is 0. The weight has shape (kernel, kernel, C, channels).
     """
 
     channels: int
@@ -109,7 +186,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Relu:
+class Relu(Layer):
     """``y = max(x, 0)``; at 0 the gradient is taken to be 0."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -130,11 +207,21 @@ class Relu:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(Layer):
     """The largest of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are dropped.
 
     Pixels outside the image, where ``pad`` lets windows reach, are never the largest. The gradient goes to the first
     largest pixel of a window, in reading order.
+
+    Parameters
+    ----------
+    kernel, stride, pad : int
+        In pixels.
+
+    Raises
+    ------
+    ValueError
+        If the pad is more than half the kernel: a window would lie outside the image.
     """
 
     kernel: int = 2
@@ -171,8 +258,14 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class AvgPool:
-    """The mean of each ``kernel x kernel`` window, windows ``stride`` apart."""
+class AvgPool(Layer):
+    """The mean of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are dropped.
+
+    Parameters
+    ----------
+    kernel, stride : int
+        In pixels.
+    """
 
     kernel: int = 2
     stride: int = 2
@@ -200,7 +293,7 @@ class AvgPool:
 
 
 @dataclass(frozen=True)
-class GlobalAverage:
+class GlobalAverage(Layer):
     """The mean of each channel over the whole image: ``(H, W, C)`` becomes ``(C,)``."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -221,11 +314,16 @@ class GlobalAverage:
 
 
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNorm(Layer):
     """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, mean and variance of each channel over the batch.
 
     There is no running state: the layer is a function of the batch alone. An evaluation fixes the statistics once,
     on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance, which may be 0.
     """
 
     epsilon: float = 1e-5
@@ -257,10 +355,15 @@ class BatchNorm:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Layer):
     """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps them all.
 
     What is kept is a pure function of ``p["key"]`` (an integer; no key keeps everything) and of the position.
+
+    Parameters
+    ----------
+    rate : float
+        Probability of being dropped, at least 0 and less than 1.
     """
 
     rate: float = 0.5
@@ -291,7 +394,7 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(Layer):
     """One row of features per image, in the order row, column, channel."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -311,8 +414,14 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class Linear:
-    """``y = x @ weight + bias``, with ``weight`` of shape ``(inputs, features)``."""
+class Linear(Layer):
+    """``y = x @ weight + bias``, with ``weight`` of shape ``(inputs, features)``.
+
+    Parameters
+    ----------
+    features : int
+        Numbers that one input becomes.
+    """
 
     features: int
 
@@ -334,8 +443,14 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Residual:
-    """``y = body(x) + shortcut(x)``; an empty shortcut is the identity."""
+class Residual(Layer):
+    """``y = body(x) + shortcut(x)``; an empty shortcut is the identity.
+
+    Parameters
+    ----------
+    body, shortcut : tuple of Layer
+        Layers run one after the other; both chains give the same shape.
+    """
 
     body: tuple[Layer, ...]
     shortcut: tuple[Layer, ...] = ()
@@ -367,8 +482,14 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Concat:
-    """The outputs of some branches, which all read the same input, side by side as channels."""
+class Concat(Layer):
+    """The outputs of some branches, which all read the same input, side by side as channels.
+
+    Parameters
+    ----------
+    branches : tuple of tuples of Layer
+        Chains of layers, which give images of the same height and width.
+    """
 
     branches: tuple[tuple[Layer, ...], ...]
 
@@ -427,7 +548,22 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
 
 
 def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, list[Any]]:
-    """Run layers one after the other; returns the last output and what each layer kept."""
+    """Run layers one after the other.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    p : list
+        For each layer, what its `forward` takes as ``p``.
+    x : float32 or float64, shape (b, H, W, C) or (b, features)
+
+    Returns
+    -------
+    y : array
+        The last layer's output.
+    kept : list
+        What each layer keeps for `backward`.
+    """
     kept = []
     for layer, q in zip(layers, p, strict=True):
         x, k = layer.forward(q, x)
@@ -436,7 +572,23 @@ def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, lis
 
 
 def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) -> tuple[Array, list[Any]]:
-    """Run layers backward, last one first; returns the gradient of the input and the gradients of each layer's parameters."""
+    """Run layers backward, last one first.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    p, kept : list
+        As given to `forward`, and as it returned.
+    dy : array, shape of y
+        Gradient of the loss with respect to the last layer's output.
+
+    Returns
+    -------
+    dx : array, shape of x
+        Gradient with respect to the first layer's input.
+    gradients : list
+        For each layer, those of its parameters, nested as ``p`` is.
+    """
     gradients = []
     for layer, q, k in zip(reversed(layers), reversed(p), reversed(kept), strict=True):
         dy, g = layer.backward(q, k, dy)
@@ -445,7 +597,19 @@ def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) 
 
 
 def chain_shape(layers: Sequence[Layer], shape: Shape) -> Shape:
-    """Output shape of layers run one after the other."""
+    """What one input becomes in layers run one after the other.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+    shape : (H, W, C) or (features,)
+        Of one input.
+
+    Returns
+    -------
+    (H, W, C) or (features,)
+        Of one output.
+    """
     for layer in layers:
         shape = layer.output_shape(shape)
     return shape

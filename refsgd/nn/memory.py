@@ -11,7 +11,16 @@ _LINE = 64  # bytes of a cache line
 
 
 def zeros(*shape: int) -> Array:
-    """Zeros of float32 that begin at a cache line: vectors of one line then never straddle two."""
+    """Zeros that begin at a cache line: vectors of one line then never straddle two.
+
+    Parameters
+    ----------
+    *shape : int
+
+    Returns
+    -------
+    array, float32
+    """
     count = prod(shape)
     room = np.zeros(count + _LINE // 4, np.float32)
     first = -room.ctypes.data % _LINE // 4
@@ -27,7 +36,12 @@ class Room:
         self.data = zeros(0)
 
     def allocate(self, images: int) -> None:
-        """Make room for ``images`` images, unless there is."""
+        """Make room, unless there is.
+
+        Parameters
+        ----------
+        images : int
+        """
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
 
@@ -36,6 +50,11 @@ class Field:
     """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
     Features without a place are one row of one pixel: (images, 1, 1, features).
+
+    Parameters
+    ----------
+    shape : (H, W, C) or (features,)
+        Of one image, without its border.
 
     Attributes
     ----------
@@ -63,7 +82,12 @@ class Field:
         return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
 
     def allocate(self, images: int) -> None:
-        """Make room for ``images`` images, unless there is; what was there is lost."""
+        """Make room, unless there is; what was there is lost.
+
+        Parameters
+        ----------
+        images : int
+        """
         if self.of is not None:
             self.data = self.of.data
         elif self.room is not None:
@@ -78,24 +102,53 @@ class Field:
         self.seek(0)
 
     def seek(self, image: int) -> None:
-        """Let the addresses be those of this image, and of the ones that follow it."""
+        """Let the addresses be those of one image, and of the ones that follow it.
+
+        Parameters
+        ----------
+        image : int
+            Its number, from 0.
+        """
         self.corner = self._begin + image * self.image
         self.address = self.corner + self.pad * (self.row + self.pixel)
 
     def at(self, row: int, column: int) -> int:
-        """Address of a pixel of the first image; the border has negative places."""
+        """Where a pixel of the image sought last lies.
+
+        Parameters
+        ----------
+        row, column : int
+            Counted from the first pixel inside the border: that above and to the left is negative.
+
+        Returns
+        -------
+        int
+            An address.
+        """
         return self.address + row * self.row + column * self.pixel
 
     def need(self, pad: int) -> None:
-        """Ask for a border of at least that many pixels."""
+        """Ask for a border of some width, before there is room.
+
+        Parameters
+        ----------
+        pad : int
+            Pixels on each side, at least.
+        """
         self.pad = max(self.pad, pad)
 
 
 class Buffer:
     """The output of a step for every image, and the gradient of the loss with respect to it.
 
-    ``wanted`` tells whether anything before this buffer has parameters, so that the gradient is needed at all.
     Steps in turn may share one field as their gradient, where the mathematics says it is the same numbers.
+
+    Parameters
+    ----------
+    shape : (H, W, C) or (features,)
+        Of one image.
+    wanted : bool
+        Whether anything before this buffer has parameters, so that the gradient is needed at all.
     """
 
     def __init__(self, shape: Shape, wanted: bool = True) -> None:
@@ -106,7 +159,13 @@ class Buffer:
         self.twins = False  # value and gradient need the same border
 
     def settle(self) -> bool:
-        """Give value and gradient the same border if they need it; returns whether that changed anything."""
+        """Give value and gradient the same border if they need it.
+
+        Returns
+        -------
+        bool
+            Whether that changed anything.
+        """
         if not self.twins or self.value.pad == self.gradient.pad:
             return False
         self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
@@ -127,16 +186,34 @@ class Scratch:
         self._addresses: dict[str, int] = {}
 
     def need(self, name: str, floats: int) -> None:
-        """Ask for that many floats."""
+        """Ask for an area of some size, before `allocate`.
+
+        Parameters
+        ----------
+        name : str
+            Of the area; who asks for the same name shares it.
+        floats : int
+            Its size, at least.
+        """
         self._sizes[name] = max(self._sizes.get(name, 0), floats)
 
     def allocate(self) -> None:
         """Make room, unless there is."""
         for name, size in self._sizes.items():
-            if name not in self._areas:
+            if name not in self._areas or self._areas[name].size < size:
                 self._areas[name] = zeros(size)
                 self._addresses[name] = self._areas[name].ctypes.data
 
     def address(self, name: str) -> int:
-        """Where an area begins."""
+        """Where an area begins.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        int
+            An address.
+        """
         return self._addresses[name]

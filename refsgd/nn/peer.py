@@ -26,7 +26,16 @@ from refsgd.nn.net import Leaf, Net
 
 
 def module(net: Net) -> Any:
-    """A ``torch.nn.Module`` of the same layers; input (b, C, H, W), best in channels-last memory.
+    """The same layers in PyTorch.
+
+    Parameters
+    ----------
+    net : Net
+
+    Returns
+    -------
+    torch.nn.Module
+        It takes images of shape (b, C, H, W), best in channels-last memory; its parameters are PyTorch's own until `load`.
 
     Raises
     ------
@@ -37,7 +46,15 @@ def module(net: Net) -> Any:
 
 
 def load(net: Net, peer: Any, x: Array) -> None:
-    """Copy the flat parameters ``x`` into a module made by `module`."""
+    """Copy flat parameters into a module.
+
+    Parameters
+    ----------
+    net : Net
+    peer : torch.nn.Module
+        Made by `module` of this net.
+    x : float32, shape (d,)
+    """
     torch = import_module("torch")
     with torch.no_grad():
         for parameter, value in zip(peer.parameters(), _views(net, x), strict=True):
@@ -45,7 +62,19 @@ def load(net: Net, peer: Any, x: Array) -> None:
 
 
 def gradient(net: Net, peer: Any) -> Array:
-    """The gradient that autograd left in the module's parameters, as a flat vector of the net's layout."""
+    """The gradient that autograd left in a module's parameters.
+
+    Parameters
+    ----------
+    net : Net
+    peer : torch.nn.Module
+        Made by `module` of this net, after a backward pass.
+
+    Returns
+    -------
+    float32, shape (d,)
+        In the net's layout.
+    """
     parts = [_turned_back(parameter.grad.numpy()).ravel() for parameter in peer.parameters()]
     return np.concatenate(parts)
 

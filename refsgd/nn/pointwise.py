@@ -8,7 +8,7 @@ import numpy as np
 from refsgd.nn import elementwise
 from refsgd.nn.frame import Frame
 from refsgd.nn.layers import AvgPool, BatchNorm, Dropout, GlobalAverage, MaxPool
-from refsgd.nn.memory import Buffer, zeros
+from refsgd.nn.memory import Buffer, Field, zeros
 from refsgd.nn.steps import NO_FLOOR, RELU, Step
 
 
@@ -17,6 +17,16 @@ class MomentsStep(Step):
 
     Both halves of batch norm see all images before the other half sees the first, so each is on its own side of a
     border between stages (see `refsgd.nn.plan.Stage`).
+
+    Parameters
+    ----------
+    layer : BatchNorm
+    source, target : Buffer
+        The input, and what the second half writes.
+    at : dict of str to int
+        Byte offsets of gain and bias in the flat vector.
+    relu : bool
+        Whether a relu follows.
     """
 
     def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
@@ -50,7 +60,18 @@ class MomentsStep(Step):
             elementwise.normalise_backward(*self.given(b), self.factors, d.address, d.image, d.row)
 
     def given(self, b: int) -> tuple[Any, ...]:
-        """What the kernels of the backward pass read."""
+        """What the kernels of the backward pass read.
+
+        Parameters
+        ----------
+        b : int
+            Number of images.
+
+        Returns
+        -------
+        tuple
+            The first arguments of `elementwise.normalise_sums` and `elementwise.normalise_backward`.
+        """
         s, t = self.source.value, self.normed.gradient
         return (
             b, *s.shape, s.address, s.image, s.row, self.rounded, self.scale, self.shift,
@@ -59,7 +80,13 @@ class MomentsStep(Step):
 
 
 class BatchNormStep(Step):
-    """The second half of batch norm, with the relu that follows it if there is one: forward the output, backward the sums over the batch."""
+    """The second half of batch norm, with the relu that follows it if there is one: forward the output, backward the sums over the batch.
+
+    Parameters
+    ----------
+    moments : MomentsStep
+        The first half.
+    """
 
     def __init__(self, moments: MomentsStep) -> None:
         super().__init__(moments.source, moments.normed)
@@ -83,7 +110,12 @@ class BatchNormStep(Step):
 
 
 class MaxPoolStep(Step):
-    """Max-pooling; remembers the winner of each window."""
+    """Max-pooling; remembers the winner of each window.
+
+    Parameters
+    ----------
+    layer : MaxPool
+    """
 
     def __init__(self, layer: MaxPool, source: Buffer, target: Buffer) -> None:
         super().__init__(source, target)
@@ -112,7 +144,12 @@ class MaxPoolStep(Step):
 
 
 class AverageStep(Step):
-    """Average pooling, or the average of the whole image."""
+    """Average pooling, or the average of the whole image.
+
+    Parameters
+    ----------
+    layer : AvgPool or GlobalAverage
+    """
 
     def __init__(self, layer: AvgPool | GlobalAverage, source: Buffer, target: Buffer) -> None:
         super().__init__(source, target)
@@ -155,7 +192,14 @@ class ReluStep(Step):
 
 
 class DropoutStep(Step):
-    """Dropout in place, borders included: what is dropped depends on the place and ``frame.key`` alone."""
+    """Dropout in place: what is dropped depends on the place and ``frame.key`` alone.
+
+    Parameters
+    ----------
+    layer : Dropout
+    buffer : Buffer
+        Source and target.
+    """
 
     masks = True
 
@@ -164,18 +208,20 @@ class DropoutStep(Step):
         self.layer = layer
 
     def forward(self, b: int, frame: Frame) -> None:
-        self._drop(b, frame, self.target.value.address)
+        self._drop(b, frame, self.target.value)
 
     def backward(self, b: int, frame: Frame) -> None:
-        self._drop(b, frame, self.target.gradient.address)
+        self._drop(b, frame, self.target.gradient)
 
-    def _drop(self, b: int, frame: Frame, address: int) -> None:
+    def _drop(self, b: int, frame: Frame, field: Field) -> None:
         if frame.key is None or frame.fixed:
             return
         low, high = frame.key & 0xFFFFFFFF, frame.key >> 32 & 0xFFFFFFFF
         scale = np.float32(1 / (1 - self.layer.rate))
-        size = self.target.size
-        elementwise.dropout(b * size, frame.first * size, address, low, high, int(self.layer.threshold), scale)
+        rows, columns, c = field.shape
+        elementwise.dropout(
+            b, rows, columns * c, field.address, field.image, field.row, frame.first * self.target.size, low, high, int(self.layer.threshold), scale
+        )
 
 
 class FlattenStep(Step):
@@ -208,6 +254,11 @@ class AddStep(Step):
     """``target += source``, then relu if one follows: the end of a residual block, in place in the body's output.
 
     Where both gradients are one field, there is nothing to do backward but to mask it.
+
+    Parameters
+    ----------
+    relu : bool
+        Whether a relu follows.
     """
 
     masks = True
@@ -235,9 +286,14 @@ class AddStep(Step):
 
 
 class CopyStep(Step):
-    """A copy of an activation into channels of another, from ``first`` on; its gradient goes back, or is added.
+    """A copy of an activation into channels of another; its gradient goes back, or is added.
 
     It joins branches, and it gives a branch that works in place an input of its own.
+
+    Parameters
+    ----------
+    first : int
+        The channel of the target that takes the source's first.
     """
 
     masks = True

@@ -1,4 +1,7 @@
-"""Source files as HTML: lightly coloured, one element per line, the functions that matter open and the rest folded."""
+"""Source files as HTML: lightly coloured, one element per line, the functions that matter open and the rest folded.
+
+Of a docstring of several lines only the first is open: a reader who steps through a program wants its lines.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
+QUOTES = ('"""', "'''")
 
 
 def title(filename: str) -> str:
@@ -97,12 +101,31 @@ def _with_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
     return "".join(out) + html.escape(text[at:], quote=False)
 
 
-def _extents(lines: list[str], wanted: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last lines of the functions that begin at the wanted lines, outermost ones, in order."""
+def _parsed(lines: list[str]) -> ast.Module:
+    """The tree of a file; an empty one if it is not Python alone, such as a cell with commands of the notebook."""
     try:
-        tree = ast.parse("".join(lines))
+        return ast.parse("".join(lines))
     except SyntaxError:
-        return [(1, len(lines))]
+        return ast.Module([], [])
+
+
+def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
+    """The docstrings that are worth folding, from the line that says something to their last."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            text = node.body[0]
+            first, last = text.lineno, text.end_lineno or text.lineno
+            alone = not lines[first - 1][:text.col_offset].strip() and lines[last - 1].rstrip().endswith(QUOTES)
+            while lines[first - 1].strip() in ("", *QUOTES):
+                first += 1
+            if alone and last - first >= 2:
+                found[first] = last
+    return found
+
+
+def _extents(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last lines of the functions that begin at the wanted lines, outermost ones, in order."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -113,10 +136,23 @@ def _extents(lines: list[str], wanted: Iterable[int]) -> list[tuple[int, int]]:
     return sorted(outer) or [(1, len(lines))]
 
 
-def _rows(file: int, coloured: list[str], first: int, last: int) -> Iterator[str]:
-    for number in range(first, last + 1):
-        yield (f'<div class="line" id="f{file}l{number}"><span class="number">{number}</span><span class="marks"></span>'
-               f"<code>{coloured[number - 1] or ' '}</code></div>")
+def _rows(file: int, coloured: list[str], first: int, last: int, folds: dict[int, int]) -> Iterator[str]:
+    """The lines first, ..., last, of which each fold shows its first one until it is opened."""
+    number = first
+    while number <= last:
+        end = folds.get(number, number)
+        if end == number:
+            yield f'<div class="line" id="f{file}l{number}">{_row(number, coloured)}</div>'
+        else:
+            more = f'<span class="more" title="{end - number} more lines">…<span class="hidden">{end - number} more lines</span></span>'
+            yield f'<details class="doc"><summary class="line" id="f{file}l{number}">{_row(number, coloured, more)}</summary>'
+            yield from _rows(file, coloured, number + 1, end, {})
+            yield "</details>"
+        number = end + 1
+
+
+def _row(number: int, coloured: list[str], marks: str = "") -> str:
+    return f'<span class="number">{number}</span><span class="marks">{marks}</span><code>{coloured[number - 1] or " "}</code>'
 
 
 def listing(file: int, filename: str, functions: Iterable[int]) -> str:
@@ -139,20 +175,21 @@ def listing(file: int, filename: str, functions: Iterable[int]) -> str:
     lines, name = linecache.getlines(filename), html.escape(title(filename))
     if not lines:
         return f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined interactively)</p></section>'
-    coloured, out, at = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1
-    for first, last in _extents(lines, set(functions)):
+    coloured, out, at, tree = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1, _parsed(lines)
+    folds = _docstrings(lines, tree)
+    for first, last in _extents(lines, tree, set(functions)):
         if not "".join(lines[at - 1:first - 1]).strip():
-            out += _rows(file, coloured, at, first - 1) if first - at < 3 and at > 1 else []
+            out += _rows(file, coloured, at, first - 1, folds) if first - at < 3 and at > 1 else []
         elif first > at:
             out.append(f"<details><summary>lines {at} to {first - 1}</summary>")
-            out += _rows(file, coloured, at, first - 1)
+            out += _rows(file, coloured, at, first - 1, folds)
             out.append("</details>")
         out.append('<div class="function">')
-        out += _rows(file, coloured, first, last)
+        out += _rows(file, coloured, first, last, folds)
         out.append("</div>")
         at = last + 1
     if "".join(lines[at - 1:]).strip():
         out.append(f"<details><summary>lines {at} to {len(lines)}</summary>")
-        out += _rows(file, coloured, at, len(lines))
+        out += _rows(file, coloured, at, len(lines), folds)
         out.append("</details>")
     return "".join([*out, "</section>"])

@@ -157,11 +157,15 @@ function moveCursor(k, flying) {
 
 function drawLegend() {
   const used = new Set(run.waiting.map((w) => w[3]));
-  const part = (style, name, hint) => `<span title="${text(hint || name)}"><b class="${style}"></b>${name}</span>`;
-  const parts = [part("gradient", "gradient"), run.computing.some((c) => c[3] !== "gradient") ? part("work", "other computing") : ""];
-  run.causes.forEach((cause, i) => { if (used.has(i)) parts.push(part(causeStyle(i), "waiting: " + cause, run.why[cause])); });
-  if (used.has(-1)) parts.push(part("free", "no request yet"));
-  parts.push("<span>▲ update</span><span>arrows: messages, red while under way</span>");
+  const part = (style, name, hint) => `<span class="entry"${hint ? ` title="${text(hint)}"` : ""}><b class="${style}"></b>${name}</span>`;
+  const others = [...new Set(run.computing.map((c) => c[3]))].filter((work) => work !== "gradient");
+  const parts = [part("gradient", "computing a gradient"), others.length ? part("work", "computing: " + text(others.join(", "))) : ""];
+  run.causes.forEach((cause, i) => {
+    const why = run.why[cause];
+    if (used.has(i)) parts.push(part(causeStyle(i), "waiting: " + cause + (why ? `<span class="word">, ${text(why)}</span>` : ""), why));
+  });
+  if (used.has(-1)) parts.push(part("free", "no request to serve"));
+  parts.push('<span class="entry">▲ parameters are updated</span><span class="entry">arrows: messages, red while under way</span>');
   byId("legend").innerHTML = parts.join("");
   byId("lanes").innerHTML = '<div style="height:6px"></div>' + run.programs.map((_, p) => `<div style="height:${tall[p]}px">${badge(p)} <span>${text(labels[p])}</span></div>`).join("");
 }
@@ -214,12 +218,22 @@ function drawMarks(k, now) {
   if (target && byId(target)) reveal(byId(target));
 }
 
-/** Scroll the listing, and only it, so that a line is in view. */
+/** Scroll the listing, and only it, so that a line is in that part of it which the window shows. */
 function reveal(line) {
-  const box = byId("listing"), folded = line.closest("details");
-  if (folded) folded.open = true;
-  const top = line.getBoundingClientRect().top - box.getBoundingClientRect().top;
-  if (top < 20 || top > box.clientHeight - 50) box.scrollTop += top - box.clientHeight * 0.35;
+  const box = byId("listing"), around = box.getBoundingClientRect();
+  for (let folded = line.closest("details"); folded; folded = folded.parentElement.closest("details")) folded.open = true;
+  const bottom = around.top + box.clientHeight;
+  let from = Math.max(around.top, document.querySelector("header").getBoundingClientRect().bottom), to = Math.min(bottom, innerHeight);
+  if (to - from < 90) [from, to] = [around.top, bottom];  // it is out of sight: whoever comes back finds the line
+  const at = line.getBoundingClientRect();
+  if (at.top < from + 20 || at.bottom > to - 30) box.scrollTop += at.top - from - (to - from) * 0.5;
+}
+
+/** Let the listing end with the window where the page is at its top, so that a step needs no scrolling of the page. */
+function fitListing() {
+  const page = document.documentElement.style;
+  page.setProperty("--above", Math.round(byId("listing").getBoundingClientRect().top + scrollY) + "px");
+  page.setProperty("--header", document.querySelector("header").offsetHeight + "px");
 }
 
 // -- where programs stand ------------------------------------------------------------------------------------
@@ -230,6 +244,11 @@ function sourceOf(place) {
   const [file, line] = frames[frames.length - 1], element = byId(`f${file}l${line}`);
   return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
 }
+
+const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
+/** What a program stands before, in words. */
+const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + (works[work] || work)).replace(/^sends /, "is about to send ")
+  .replace(/^marks /, "is about to mark: ");
 
 const cards = run.programs.map((_, p) => {
   const card = document.createElement("div");
@@ -243,11 +262,11 @@ function drawState(k, now) {
     const [, place, says] = standing(p, k), [where] = sourceOf(place);
     const block = blocksOf[p].find((b) => b[1] <= k && k < b[2]);
     const counts = [];
-    const iterations = run.iterations[program.node], updates = run.updates[program.node];
-    if (iterations && !program.index) counts.push("iterations done " + column(iterations, k)[1]);
+    const gradients = run.gradients[program.node], updates = run.updates[program.node];
+    if (gradients && !program.index) counts.push("gradients computed " + column(gradients, k)[1]);
     if (updates && !program.index) counts.push("updates " + column(updates, k)[1]);
     const age = lastAge(program.node, k);
-    if (age !== null && !program.index) counts.push("staleness of its last gradient " + age);
+    if (age !== null && !program.index) counts.push(`its last gradient missed ${age} update${age === 1 ? "" : "s"}`);
     const locals = [];
     for (const name in program.locals) {
       const pair = column(program.locals[name], k);
@@ -256,10 +275,10 @@ function drawState(k, now) {
     const fixed = Object.entries(program.fixed).map(([name, value]) => `<span><em>${text(name)}</em> ${text(value)}</span>`);
     const waits = says.startsWith("waits: ");
     const html = `<p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
-      + `<span class="where">${where ? text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
-      + `<p class="says">${waits ? "<b>waits for</b> " + text(says.slice(7)) : text(says)}${waits && block ? (/^[:;]/.test(block[3]) ? "" : " ") + text(block[3]) : ""}</p>`
+      + `<span class="where">${where ? "in " + text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
+      + `<p class="says">${waits ? "<b>waits at</b> " + text(says.slice(7)) : text(next(says))}${waits && block ? (/^[:;]/.test(block[3]) ? "" : " ") + text(block[3]) : ""}</p>`
       + `<div class="locals">${locals.join("")}</div>`
-      + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>fixed</summary><div class="locals">${fixed.join("")}</div></details>` : "");
+      + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>variables that never change</summary><div class="locals">${fixed.join("")}</div></details>` : "");
     cards[p].card.className = "program" + (p === now ? " now" : "");
     if (cards[p].html !== html) cards[p].card.innerHTML = cards[p].html = html;
   });
@@ -342,22 +361,33 @@ function drawIdle(k) {
 function drawLog(k) {
   const rows = 9, from = Math.max(0, Math.min(k - 5, last - rows)), out = [];
   for (let i = from; i < Math.min(last, from + rows); i++) {
-    const [p, , said] = run.events[i];
-    out.push(`<li data-k="${i + 1}" class="${i === k - 1 ? "now" : i >= k ? "later" : ""}"><span class="t">${clock(run.times[i])}</span>${badge(p)} <span>${text(said)}</span></li>`);
+    const said = text(deed(i + 1));
+    out.push(`<li data-k="${i + 1}" class="${i === k - 1 ? "now" : i >= k ? "later" : ""}"><span class="t">${clock(run.times[i])}</span>`
+      + `${badge(run.events[i][0])} <span class="said" title="${said}">${said}</span></li>`);
   }
   byId("log").innerHTML = out.join("");
 }
 
 byId("log").addEventListener("click", (e) => { const li = e.target.closest("li"); if (li) go(Number(li.dataset.k)); });
 
+/** What happened at an event, in words. */
+function deed(k) {
+  const [p, kind, said] = run.events[k - 1];
+  if (kind === "compute") return "has computed " + (works[said] || said);
+  if (kind === "send") return "sends " + said.replace("->", "to");
+  if (said.startsWith("<- ")) return "takes " + said.slice(3).replace(/ (\S+)$/, " of $1");
+  if (kind === "return") return "has ended";
+  if (kind === "update") return said.replace(/^\* update version=(\d+)/, "has applied update #$1").replace(/, staleness: (\S+) (\d+)$/, ", of $1, staleness $2");
+  if (kind === "clock") return said.replace("* clock", "has ended iteration");
+  if (kind === "block") return said.replace(/^\* block worker=(\S+)/, (_, who) => (who === nodeOf(p) ? "goes on with a newer copy only" : `holds ${who} back`) + ", to keep the bound");
+  return said.replace(/^load /, "reads ").replace(/^add /, "adds to ").replace(/^choose /, "chooses ").replace(/^poll: /, "polls: ").replace(/^\* /, "marks: ");
+}
+
 function sentence(k) {
   if (!k) return `<span class="at">before event 1 of ${last}:</span> every program stands at its first yield`;
-  const [p, kind, said] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
-  const words = { compute: "has computed", send: "sends", receive: "takes", choose: "", poll: "", return: "has ended", load: "reads", add: "adds to" };
-  const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
-  const what = kind === "compute" ? works[said] || said : kind === "return" ? "" : kind === "receive" ? said.replace("<- ", "").replace(/ (\S+)$/, " of $1") : kind === "send" ? said.replace("->", "to") : said.replace(/^(load|add) /, "").replace("* update ", "has updated, ").replace("* ", "marks ");
-  return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${words[kind] || ""} ${text(what)}`
-    + (where ? ` <span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
+  const [p] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
+  return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${text(deed(k))}`
+    + (where ? `<br><span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
 }
 
 // -- moving --------------------------------------------------------------------------------------------------
@@ -365,6 +395,8 @@ function sentence(k) {
 function go(k) {
   position = Math.max(0, Math.min(last, k));
   const now = position ? run.events[position - 1][0] : -1, [flying, inbox] = underWay(position);
+  const note = byId("now"), slider = byId("position");
+  note.innerHTML = sentence(position);
   drawMarks(position, now);
   drawState(position, now);
   drawMessages(flying, inbox);
@@ -372,8 +404,6 @@ function go(k) {
   drawIdle(position);
   drawLog(position);
   moveCursor(position, flying);
-  const note = byId("now"), slider = byId("position");
-  note.innerHTML = sentence(position);
   slider.value = position;
   slider.setAttribute("aria-valuetext", `event ${position} of ${last}`);
   for (const [id, off] of [["start", !position], ["back", !position], ["forward", position === last], ["end", position === last]]) byId(id).setAttribute("aria-disabled", off);
@@ -421,9 +451,10 @@ document.addEventListener("keydown", (e) => {
 });
 
 let resized = null;
-window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); go(position); }, 120); });
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); fitListing(); go(position); }, 120); });
 
 if (run.total > last) byId("part").textContent = `events ${run.first + 1} to ${run.first + last} of ${run.total}`;
+byId("sample").innerHTML = `: ${badge(0)} is ${text(labels[0])}`;
 drawLegend();
 drawDiagram();
 if (run.actions) {
@@ -431,6 +462,8 @@ if (run.actions) {
   byId("actions").innerHTML = run.actions.map(([command, said]) => `<li>${text(said)} <code>${text(command)}</code></li>`).join("") || "<li>nothing: the run is over</li>";
 }
 if (!calm) document.documentElement.classList.add("moving");
+fitListing();
+byId("guide").addEventListener("toggle", () => { fitListing(); go(position); });
 go(run.atEnd ? last : 0);
 window.player = { go, count: last, at: () => position };
 })();

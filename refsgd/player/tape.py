@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cached_property
@@ -163,12 +162,16 @@ class Tape:
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
-        causes = [f"{cause} {self._clock(seconds)} ({WHY[cause]})" for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
+        causes = [f"{self._clock(seconds)} {cause} ({WHY[cause]})" for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
                   if seconds > 1e-3 * (e.time - e.data["since"])]
-        return text + ("; " + "; ".join(causes) if causes else "")
+        return text + ("; that is " + ", ".join(causes) if causes else "")
 
     def _unanswered(self, key: tuple[str, int]) -> tuple[str, int]:
-        """What has become of the last message of a program that still waits when the trace ends, and the cause's number."""
+        """What has become of the last message of a program that still waits when the trace ends, or of the answer; and the cause's number."""
+        if (answer := self._answer(key)) is not None:
+            what = f"{answer.data['message']}#{answer.data['number']}"
+            there = self.arrivals is not None and (answer.node, key[0], answer.data["number"]) in self.arrivals
+            return f": {what} of {answer.node} {'has come' if there else 'is under way'}", CAUSES.index("transfer")
         asked = next((e for e in reversed(self.trace.events) if (e.node, e.program, e.kind) == (*key, "send")), None)
         if asked is None or not is_worker(key[0]):
             return "; nothing has come yet", len(CAUSES)
@@ -184,30 +187,32 @@ class Tape:
             return f": {to} has taken its {what} and holds the answer back to keep the bound, see its clocks", CAUSES.index("slack")
         return f": {to} has taken its {what} and has not answered yet", len(CAUSES)
 
+    def _answer(self, key: tuple[str, int]) -> Event | None:
+        """The first message on its way to a program that it waits for when the trace ends."""
+        effect = self.states.pending[key]
+        taken = {(e.data["src"], e.data["number"]) for e in self.trace.events
+                 if e.node == key[0] and e.kind in ("receive", "poll") and e.data["src"] is not None}
+        kinds = {kind.__name__ for kind in effect.kinds}
+        return next((e for e in self.trace.of("send") if e.data["to"] == key[0] and e.data["message"] in kinds
+                     and effect.src in (None, e.node) and (e.node, e.data["number"]) not in taken), None)
+
     def _trigger(self, e: Event) -> str:
         """The last message of somebody else that the sender took before it sent what `e` received."""
-        sent = self._sent.get((e.data["src"], e.node, e.data["number"]))
-        if sent is None:
+        taken = self._taken_before.get((e.data["src"], e.node, e.data["number"]))
+        if taken is None or taken.data["src"] == e.node:
             return ""
-        times, taken = self._taken.get((sent.node, sent.program), ([], []))
-        at = bisect_right(times, sent.time)
-        if not at or taken[at - 1].data["src"] == e.node:
-            return ""
-        last = taken[at - 1].data
-        return f"{last['message']}#{last['number']} of {last['src']}"
+        return f"{taken.data['message']}#{taken.data['number']} of {taken.data['src']}"
 
     @cached_property
-    def _sent(self) -> dict[tuple[str, str, int], Event]:
-        return {(e.node, e.data["to"], e.data["number"]): e for e in self.trace.of("send")}
-
-    @cached_property
-    def _taken(self) -> dict[tuple[str, int], tuple[list[float], list[Event]]]:
-        found: dict[tuple[str, int], tuple[list[float], list[Event]]] = {}
+    def _taken_before(self) -> dict[tuple[str, str, int], Event]:
+        """For each message what its program had taken last: by the order of events, since many happen at one time."""
+        latest: dict[tuple[str, int], Event] = {}
+        found: dict[tuple[str, str, int], Event] = {}
         for e in self.trace.events:
             if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
-                times, events = found.setdefault((e.node, e.program), ([], []))
-                times.append(e.time)
-                events.append(e)
+                latest[e.node, e.program] = e
+            elif e.kind == "send" and (e.node, e.program) in latest:
+                found[e.node, e.data["to"], e.data["number"]] = latest[e.node, e.program]
         return found
 
     def _clock(self, seconds: float) -> str:
@@ -255,15 +260,15 @@ class Tape:
         return {"ages": ages, "agesBefore": dict(before)}
 
     def _counts(self) -> dict[str, Any]:
-        """What grows: [position, value] of the iterations of each worker and the updates of each node; and positions to jump to."""
-        iterations: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
+        """What grows: [position, value] of the gradients of each worker and the updates of each node; and positions to jump to."""
+        gradients: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
         updates: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
         jumps, stops = list[int](), set[int]()
         for i, e in enumerate(self.trace.events[:self.last]):
             k, node = self._k(i + 1), self.trace.nodes.index(e.node)
             column = None
             if e.kind == "compute" and e.data["work"] == "gradient" and is_worker(e.node):
-                column = iterations[node]
+                column = gradients[node]
             elif kind_of(e) == "update":
                 column = updates[node]
                 jumps += [k] if k else []
@@ -271,7 +276,7 @@ class Tape:
                 stops.add(self._k(self.before[i]))
             if column is not None:
                 column.append([k, column[-1][1] + 1])
-        return {"iterations": _latest(iterations), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": sorted(stops - {0})}
+        return {"gradients": _latest(gradients), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": sorted(stops - {0})}
 
 
 def _merged(pieces: list[list[Any]]) -> list[list[Any]]:

@@ -27,6 +27,20 @@ for (let k = arguments[0]; k < arguments[1]; k++) {
 return times.sort((a, b) => a - b);
 """
 
+#: positions, while stepping through all, at which the window does not show the current line as a whole
+HIDDEN = """
+const hidden = [];
+for (let k = 1; k <= player.count; k++) {
+  player.go(k);
+  const line = document.querySelector(".line.now")?.getBoundingClientRect(), box = document.getElementById("listing");
+  if (!line) continue;
+  const around = box.getBoundingClientRect(), header = document.querySelector("header").getBoundingClientRect();
+  const from = Math.max(around.top, header.bottom), to = Math.min(around.top + box.clientHeight, innerHeight);
+  if (!line.height || line.top < from || line.bottom > to) hidden.push([k, line.top, line.bottom, from, to]);
+}
+return hidden;
+"""
+
 #: the lowest contrast of a text with what is behind it, and that text
 CONTRAST = r"""
 const channel = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
@@ -67,6 +81,12 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ssp():
     return page("ssp", workers=3, steps=6, staleness=1)
+
+
+@pytest.fixture(scope="module")
+def short():
+    """Every line of the programs is reached, in few events."""
+    return page("ssp", workers=3, steps=2, staleness=0)
 
 
 def show(browser, folder, html, width=1280, height=900, **media):
@@ -142,6 +162,54 @@ def test_the_right_source_lines_are_lit(browser, tmp_path, ssp):
     assert "w, message = yield Recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp.py")
 
 
+def accessible(browser, selector):
+    """What a screen reader is told of an element: its role, its name, and whether it is unfolded."""
+    root = browser.execute_cdp_cmd("DOM.getDocument", {})["root"]["nodeId"]
+    node = browser.execute_cdp_cmd("DOM.querySelector", {"nodeId": root, "selector": selector})
+    found = browser.execute_cdp_cmd("Accessibility.getPartialAXTree", {**node, "fetchRelatives": False})["nodes"][0]
+    expanded = next((p["value"]["value"] for p in found["properties"] if p["name"] == "expanded"), None)
+    return found["role"]["value"], found["name"]["value"], expanded
+
+
+def test_docstrings_are_folded_and_open_by_keyboard(browser, tmp_path, short):
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, tmp_path, short.html)
+    browser.execute_script("player.go(20)")
+    numbers = ("const worker = [...document.querySelectorAll('.function')].find(f => f.textContent.includes('def worker'));"
+               "return [...worker.querySelectorAll('.line')].filter(l => l.checkVisibility()).map(l => Number(l.firstChild.textContent))")
+    seen = browser.execute_script(numbers)
+    jumps = [(a, b) for a, b in zip(seen, seen[1:]) if b != a + 1]
+    assert len(jumps) == 1 and jumps[0][0] == seen[1] and jumps[0][1] - jumps[0][0] > 3  # behind the docstring's first line
+    fold = ".function .doc > summary"
+    role, name, expanded = accessible(browser, fold)
+    assert role == "DisclosureTriangle" and f"{jumps[0][1] - jumps[0][0] - 1} more lines" in name and expanded is False
+    browser.execute_script("document.querySelector(arguments[0]).focus()", fold)
+    press(browser, Keys.ENTER)
+    assert accessible(browser, fold)[2] is True and at(browser) == 20
+    assert browser.execute_script(numbers) == list(range(seen[0], seen[-1] + 1))
+    press(browser, Keys.ARROW_RIGHT)
+    assert at(browser) == 21 and accessible(browser, fold)[2] is True
+    press(browser, " ")
+    assert accessible(browser, fold)[2] is False and at(browser) == 21
+    assert browser.execute_script(HIDDEN) == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(375, 667), (400, 800), (1280, 900)])
+def test_the_current_line_stays_in_view(browser, tmp_path, short, width, height):
+    show(browser, tmp_path, short.html, width=width, height=height)
+    assert browser.execute_script(HIDDEN) == []
+    browser.execute_script("document.querySelectorAll('#listing details').forEach(d => { d.open = true })")
+    assert browser.execute_script(HIDDEN) == []
+    browser.execute_script("document.getElementById('source').scrollIntoView()")
+    assert browser.execute_script(HIDDEN) == [] and browser.execute_script("return scrollY") > 0
+    if width > 780:  # beside the cards of the programs it stays where it is
+        browser.execute_script("[...document.querySelectorAll('.program')].pop().scrollIntoView()")
+        assert browser.execute_script(HIDDEN) == []
+    still = short.html.replace("reveal(byId(target))", "null")
+    assert browser.execute_script(HIDDEN) == [] != show(browser, tmp_path, still, width=width, height=height).execute_script(HIDDEN)
+
+
 def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):
     show(browser, tmp_path, ssp.html)
     for _ in range(3):
@@ -153,7 +221,7 @@ def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):
     browser.find_element("id", "start").click()
     browser.find_element("id", "wait").click()
     shown = browser.find_element("id", "state").text
-    assert "waits for Recv(Model from server0)" in shown and "a message is on the wire" in shown
+    assert "waits at Recv(Model from server0)" in shown and "a message is on the wire" in shown
     for style in ("rect.gradient", "rect.slack", "path.hit", "path.updated"):
         k = browser.execute_script("const e = [...document.querySelectorAll('svg ' + arguments[0] + '[data-k]')].pop();"
                                    "e.dispatchEvent(new MouseEvent('click', {bubbles: true})); return Number(e.dataset.k)", style)
@@ -183,11 +251,11 @@ def test_it_works_by_keyboard_alone(browser, tmp_path, ssp):
     assert browser.execute_script(label) == "play"
     browser.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
     order = []
-    for _ in range(13):
+    for _ in range(14):
         press(browser, Keys.TAB)
-        order.append(browser.execute_script("return document.activeElement.id"))
+        order.append(browser.execute_script("return document.activeElement.id || document.activeElement.parentElement.id"))
     assert order[:9] == ["start", "back", "play", "forward", "end", "speed", "update", "wait", "position"]
-    assert order[9:13] == ["less", "more", "scroll", "listing"]
+    assert order[9:14] == ["guide", "less", "more", "scroll", "listing"]
 
 
 def test_playing_goes_on_by_itself_and_stops_at_the_end(browser, tmp_path):
@@ -265,6 +333,8 @@ def test_a_notebook_cell_shows_it_in_a_frame(browser, tmp_path):
 def test_other_kinds_of_algorithms_play_without_an_error(browser, tmp_path, name):
     found = page(name, workers=4, steps=3)
     show(browser, tmp_path, Player(found.html).html)
-    browser.execute_script(STEP, 0, len(found.data["events"]) + 1)
+    said = browser.execute_script("return [...Array(player.count).keys()].map(k => (player.go(k + 1), document.getElementById('now').innerText))")
+    assert len(set(said)) == len(said) == len(found.data["events"])
+    assert not [words for words in said if set("*<>") & set(words.split("\n")[0])]  # in words, not in the signs of a trace
     assert browser.get_log("browser") == []
     assert "NaN" not in browser.execute_script(SEEN) and "undefined" not in browser.find_element("tag name", "main").text

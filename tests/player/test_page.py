@@ -11,7 +11,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.machine import Machine
-from refsgd.player.listing import colour, title
+from refsgd.player.listing import colour, listing, title
 from refsgd.problems import quadratic
 from refsgd.result import Result
 from refsgd.running import run
@@ -71,6 +71,13 @@ def test_waiting_is_explained_by_cause_and_by_whom():
     busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
     assert busy / (3 * found.trace.seconds) == pytest.approx(1 - found.trace.idle_ratio)
+
+
+def test_a_wait_is_explained_by_what_was_taken_before_the_answer_and_not_at_the_same_time():
+    # Both gradients are there when the server has taken the first, and it takes the second as it sends the first answer.
+    found = page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001, update=0.002))
+    words = [b[3] for b in found.data["blocks"] if b[0] == 0]
+    assert words[0].startswith("until 24 ms, for Model#0 of server0; that is 2 ms ") and not any("is sent when" in said for said in words)
 
 
 def test_messages_under_way_and_ages():
@@ -196,6 +203,52 @@ def test_colours_and_names_of_files():
     assert colour(["if x < 1 and (\n"])[0] == '<i class="k">if</i> x &lt; <i class="n">1</i> <i class="k">and</i> ('
     assert title("/somewhere/ipykernel_12/345.py") == "cell" and title("/a/refsgd/algorithms/bsp.py") == "refsgd/algorithms/bsp.py"
     assert title("<stdin>") == "<stdin>" and title("/home/me/mine.py") == "mine.py"
+
+
+MANY = '''"""A module
+of three
+lines."""
+
+
+def short():
+    """Two
+    lines."""
+    yield
+
+
+def long(x):
+    """
+
+    Says something,
+    and more.
+    """
+    def inside():
+        r"""Of its own:
+        one,
+        two."""; x = """no
+
+        docstring"""
+        return x
+
+    text = """not
+
+    a docstring"""
+    yield text
+'''
+
+
+def test_long_docstrings_are_folded_and_lines_keep_their_numbers(tmp_path):
+    path = tmp_path / "many.py"
+    path.write_text(MANY)
+    html = listing(3, str(path), [6, 12])
+    rows = re.findall(r'id="f3l(\d+)"><span class="number">(\d+)</span>.*?<code>(.*?)</code>', html)
+    lines = MANY.splitlines()
+    assert [int(a) for a, _, _ in rows] == [int(b) for _, b, _ in rows] == list(range(1, len(lines) + 1))
+    for number, _, code in rows:
+        assert re.sub("<[^>]*>", "", code).strip() == lines[int(number) - 1].strip()
+    folds = re.findall(r'<details class="doc"><summary class="line" id="f3l(\d+)">.*?(\d+) more lines</span>', html)
+    assert folds == [("1", "2"), ("15", "2")]  # each from its first line with words
+    assert html.count("<details") == html.count("</details>") == 3 and "lines 1 to 5" in html
 
 
 def test_json_has_no_nan():

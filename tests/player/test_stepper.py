@@ -172,6 +172,12 @@ def test_an_open_wait_says_what_has_become_of_the_request():
     assert words(s)[0] == ": server0 has taken its Push#0 and has not answered yet"
     s.run_until("block")
     assert words(s)[0] == ": server0 has taken its Push#0 and holds the answer back to keep the bound, see its clocks"
+    while "server0 sends Model to worker0" not in s.actions():
+        s.step()
+    s.choose(s.actions().index("server0 sends Model to worker0"))
+    assert words(s)[0] == ": Model#0 of server0 is under way"
+    s.choose(s.actions().index("Model#0 of server0 arrives at worker0"))
+    assert words(s)[0] == ": Model#0 of server0 has come"
 
 
 def test_where_of_simulator_and_world_are_the_same():
