@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy  # which loads scipy.special when it is first asked for: a fifth of a second that many runs do not need
 
 Samples = npt.NDArray[np.float64]
 
@@ -73,18 +73,18 @@ FAMILIES: dict[str, _Family] = {
         lambda a, c: 0 <= a < c, "uniform(low,high)"),
     "lognormal": _Family(
         ("mean", "cv"), lambda m, cv: m, lambda m, cv: (m * cv) ** 2,
-        lambda t, m, cv: special.ndtr(
+        lambda t, m, cv: scipy.special.ndtr(
             (np.log(np.maximum(t, 1e-300)) - math.log(m) + _sigma2(cv) / 2) / math.sqrt(_sigma2(cv))),
         lambda r, k, m, cv: r.lognormal(math.log(m) - _sigma2(cv) / 2, math.sqrt(_sigma2(cv)), k),
         lambda m, cv: m > 0 and cv > 0, "lognormal(mean,cv): cv = standard deviation / mean"),
     "gamma": _Family(
         ("mean", "shape"), lambda m, k: m, lambda m, k: m * m / k,
-        lambda t, m, k: special.gammainc(k, np.maximum(t, 0) * k / m), lambda r, n, m, k: r.gamma(k, m / k, n),
+        lambda t, m, k: scipy.special.gammainc(k, np.maximum(t, 0) * k / m), lambda r, n, m, k: r.gamma(k, m / k, n),
         lambda m, k: m > 0 and k > 0, "gamma(mean,shape): an integer shape is Erlang's law"),
     "normal": _Family(
-        ("mean", "sd"), lambda m, s: m * special.ndtr(m / s) + s * math.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi),
+        ("mean", "sd"), lambda m, s: m * scipy.special.ndtr(m / s) + s * math.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi),
         lambda m, s: _normal_variance(m, s),
-        lambda t, m, s: np.where(t < 0, 0.0, special.ndtr((np.asarray(t) - m) / s)),
+        lambda t, m, s: np.where(t < 0, 0.0, scipy.special.ndtr((np.asarray(t) - m) / s)),
         lambda r, k, m, s: np.maximum(r.normal(m, s, k), 0.0), lambda m, s: m > 0 and s > 0,
         "normal(mean,sd), cut at 0: a negative draw counts as 0"),
     "pareto": _Family(
@@ -106,7 +106,7 @@ FAMILIES: dict[str, _Family] = {
 def _normal_variance(m: float, s: float) -> float:
     a = m / s
     first = FAMILIES["normal"].mean(m, s)
-    second = (m * m + s * s) * special.ndtr(a) + m * s * math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
+    second = (m * m + s * s) * scipy.special.ndtr(a) + m * s * math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
     return float(second - first * first)
 
 

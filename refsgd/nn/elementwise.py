@@ -16,7 +16,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @kernel
 def copy_images(b, rows, run, source, sn, sr, target, tn, tr):  # type: ignore[no-untyped-def]
-    """Copy b images of ``rows`` rows of ``run`` floats between buffers with different borders."""
+    """Copy b images of ``rows`` rows of ``run`` floats from ``source`` to ``target``, whose borders differ."""
     for n in range(b):
         for r in range(rows):
             from_row = carray(floats(source + n * sn + r * sr), (run,))
@@ -27,7 +27,7 @@ def copy_images(b, rows, run, source, sn, sr, target, tn, tr):  # type: ignore[n
 
 @kernel
 def zero(address, count):  # type: ignore[no-untyped-def]
-    """Set ``count`` floats to 0."""
+    """Set ``count`` floats from ``address`` on to 0."""
     target = carray(floats(address), (count,))
     for k in range(count):
         target[k] = _ZERO
@@ -127,7 +127,10 @@ def moments(b, rows, columns, c, x, xn, xr, xc, fresh, partial, sums):  # type: 
 
 @kernel
 def scale_and_shift(c, count, sums, fresh, epsilon, gain, bias, mean, inverse, scale, shift):  # type: ignore[no-untyped-def]
-    """Batch norm as ``scale * x + shift``, from the moments if ``fresh``, else from the mean and inverse of before."""
+    """Batch norm, by ``gain``, ``bias`` and ``epsilon``, as ``scale * x + shift``; if ``fresh``, ``mean`` and ``inverse`` deviation are set first.
+
+    These two follow from the ``sums`` that `moments` left, of ``count`` numbers of each channel.
+    """
     gains, biases = carray(floats(gain), (c,)), carray(floats(bias), (c,))
     for k in range(c):
         if fresh:
@@ -140,7 +143,11 @@ def scale_and_shift(c, count, sums, fresh, epsilon, gain, bias, mean, inverse, s
 
 @kernel
 def normalise_factors(c, count, sums, mean, inverse, gain, dgain, dbias, factors):  # type: ignore[no-untyped-def]
-    """Gradients of gain and bias, and the factors of `normalise_backward`, from the sums of e and e * x."""
+    """Add to ``dgain`` and ``dbias``, the gradients of ``gain`` and bias, and set the ``factors`` of `normalise_backward`.
+
+    They follow from the ``sums`` that `normalise_sums` left, of ``count`` numbers of each channel, and from the ``mean`` and
+    ``inverse`` of `scale_and_shift`.
+    """
     gains, dgains, dbiases = carray(floats(gain), (c,)), carray(floats(dgain), (c,)), carray(floats(dbias), (c,))
     for k in range(c):
         # The sums are about the mean rounded to float32.
@@ -169,9 +176,9 @@ def normalise(b, rows, columns, c, x, xn, xr, scale, shift, y, yn, yr, yc, floor
 def normalise_sums(  # type: ignore[no-untyped-def]
     b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, fresh, partial, sums
 ):
-    """Sums of e and e * (x - mean) of each channel; e is dy where the output exceeds the floor, else 0. See `moments`.
+    """Sums of e and ``e * (x - mean)`` of each channel; e is dy where the output exceeds the floor, else 0.
 
-    The output is computed again: that takes less time than reading it.
+    ``fresh``, ``partial`` and ``sums`` as for `moments`. The output ``scale * x + shift`` is computed again: that takes less time than reading it.
     """
     if fresh:
         sums[:2] = 0.0
@@ -193,7 +200,7 @@ def normalise_sums(  # type: ignore[no-untyped-def]
 def normalise_backward(  # type: ignore[no-untyped-def]
     b, rows, columns, c, x, xn, xr, mean, scale, shift, dy, gn, gr, gc, floor, factors, dx, dn, dr
 ):
-    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e as in `normalise_sums`."""
+    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e, by ``scale`` and ``shift``, as in `normalise_sums`."""
     means, scales, shifts, by = mean.ctypes.data, scale.ctypes.data, shift.ctypes.data, factors.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -241,7 +248,7 @@ def max_pool(  # type: ignore[no-untyped-def]
 def max_pool_backward(  # type: ignore[no-untyped-def]
     b, rows, columns, c, dy, gn, gr, height, width, size, stride, pad, winner, dx, xn, xr
 ):
-    """Add each dy to the dx of its window's winner."""
+    """Add each dy to the dx of its window's winner (``winner`` as `max_pool` left it)."""
     for n in range(b):
         for r in range(rows):
             top, bottom = _inside(r, stride, pad, size, height)
@@ -263,7 +270,7 @@ def max_pool_backward(  # type: ignore[no-untyped-def]
 def average(  # type: ignore[no-untyped-def]
     b, rows, columns, c, x, xn, xr, xc, size_r, size_c, stride_r, stride_c, y, yn, yr
 ):
-    """Mean of windows of size_r x size_c pixels; one window of the whole image is the global average."""
+    """Mean of windows of ``size_r x size_c`` pixels, ``stride_r`` and ``stride_c`` apart; one window of the whole image is the global average."""
     share = np.float32(1.0 / (size_r * size_c))
     for n in range(b):
         for r in range(rows):
@@ -284,7 +291,7 @@ def average(  # type: ignore[no-untyped-def]
 def average_backward(  # type: ignore[no-untyped-def]
     b, rows, columns, c, dy, gn, gr, size_r, size_c, stride_r, stride_c, dx, xn, xr, xc
 ):
-    """Add the share of each dy to the dx of all pixels of its window."""
+    """Add the share of each dy to the dx of all pixels of its window: ``size_r``, ``size_c``, ``stride_r`` and ``stride_c`` as for `average`."""
     share = np.float32(1.0 / (size_r * size_c))
     for n in range(b):
         for r in range(rows):
@@ -299,21 +306,26 @@ def average_backward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def dropout(count, first, value, key_low, key_high, threshold, scale):  # type: ignore[no-untyped-def]
-    """Scale ``count`` floats in place, or set them to 0 where the hash of place (from ``first`` on) and key is below the threshold."""
-    values = carray(floats(value), (count,))
-    for k in range(count):
-        h = np.uint32(first + k) ^ np.uint32(key_low)
-        for _ in range(2):
-            h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
-            h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
-            h = np.uint32(h ^ (h >> np.uint32(16)) ^ np.uint32(key_high))
-        values[k] = values[k] * scale if h >= threshold else _ZERO
+def dropout(b, rows, run, x, xn, xr, first, key_low, key_high, threshold, scale):  # type: ignore[no-untyped-def]
+    """Set some numbers in rows of ``run`` floats to 0: where the hash of place and key is below ``threshold``; times ``scale`` the others.
+
+    Places count from ``first`` on, borders left out; ``key_low`` and ``key_high`` are the halves of a key of 64 bits.
+    """
+    for n in range(b):
+        for r in range(rows):
+            values, place = carray(floats(x + n * xn + r * xr), (run,)), first + (n * rows + r) * run
+            for k in range(run):
+                h = np.uint32(place + k) ^ np.uint32(key_low)
+                for _ in range(2):
+                    h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+                    h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+                    h = np.uint32(h ^ (h >> np.uint32(16)) ^ np.uint32(key_high))
+                values[k] = values[k] * scale if h >= threshold else _ZERO
 
 
 @kernel
 def copy_pixels(b, rows, columns, c, source, sn, sr, sc, target, tn, tr, tc, accumulate):  # type: ignore[no-untyped-def]
-    """Copy, or add, c floats of each pixel between buffers in which pixels lie ``sc`` and ``tc`` apart."""
+    """Copy c floats of each pixel from ``source`` to ``target``, or to ``accumulate`` add them; pixels lie ``sc`` and ``tc`` apart."""
     for n in range(b):
         for r in range(rows):
             for p in range(columns):
@@ -329,7 +341,10 @@ def copy_pixels(b, rows, columns, c, source, sn, sr, sc, target, tn, tr, tc, acc
 
 @kernel
 def softmax_cross_entropy(b, classes, z, labels, share, dz):  # type: ignore[no-untyped-def]
-    """Sum of the cross-entropies over b images, number classified rightly; ``dz = share * (softmax - onehot)``."""
+    """Sum of the cross-entropies of scores ``z``, shape ``(b, classes)``, against ``labels``, number classified rightly; sets ``dz``.
+
+    ``dz = share * (softmax - onehot)``.
+    """
     loss, right = 0.0, 0
     for n in range(b):
         score = carray(floats(z + n * classes * 4), (classes,))

@@ -4,23 +4,33 @@ Kernels take addresses, sizes and strides (in bytes unless said otherwise) and c
 is their only caller, and the tests hold each of them to its twin in `refsgd.nn.layers`. They release the
 interpreter lock, use one thread, and add in an order that depends on the shapes alone.
 
-Shared letters: b images, c input channels, o output channels, w weights, d* gradients.
+Letters that all kernels share:
+
+* ``b`` images; ``rows`` and ``columns``: places of each image's output; ``height`` and ``width``: of its input;
+* ``c`` channels of the input, ``o`` channels of the output;
+* ``taps``: rows of a filter; ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
+* ``x`` input, ``w`` weights, ``bias``, ``y`` output; ``dx``, ``dw``, ``db``, ``dy`` their gradients;
+* ``xn``, ``xr``, ``xc``: strides of x from one image, row and pixel to the next; so for all arrays, ``g`` standing for dy;
+* ``start``: what a sum begins with; ``floor``: the least that a result may be, 0 for a relu and else minus infinity.
 """
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
 
 from refsgd.nn.vector import (
     LANES,
+    PRODUCT,
     ROWS,
     VECTORS,
+    call_product,
     floats,
     make_dots,
     make_sparse,
@@ -31,9 +41,33 @@ from refsgd.nn.vector import (
 
 
 class Cache(FunctionCache):
-    """numba's disk cache, which knows a kernel by its own code, told what else the compiled code is made of."""
+    """numba's disk cache, which knows a kernel by its own code, told what else the compiled code is made of.
+
+    Parameters
+    ----------
+    py_func : function
+        The kernel, not compiled.
+    """
 
     GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """What the disk holds of the kernel; numba asks before it compiles one, too.
+
+        Parameters
+        ----------
+        signature : numba.Signature
+        target_context : object
+            Numba's, of the processor.
+
+        Returns
+        -------
+        object or None
+            The compiled kernel.
+        """
+        if self._py_func is not product.py_func:
+            _link_product()
+        return super().load_overload(signature, target_context)  # type: ignore[no-untyped-call]
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         own = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
@@ -47,12 +81,33 @@ def _generated(files: tuple[str, ...]) -> str:
     return sha256(b"".join(path.read_bytes() for path in map(folder.joinpath, files) if path.is_file())).hexdigest()
 
 
-# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
-_compile: Any = numba.njit(nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+@cache
+def _link_product() -> None:
+    """Compile `product`, or load it, and tell the linker where it is: most of what is compiled would else be copies of its tiles."""
+    product.compile(PRODUCT.args)
+    found = product.overloads[PRODUCT.args]
+    llvmlite.binding.add_symbol(call_product.__name__, found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
+
+
+# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning. Nothing calls a kernel from C.
+_compile: Any = numba.njit(  # type: ignore[call-overload]
+    nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"}, no_cfunc_wrapper=True
+)
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function when it is first called, and keep it on disk."""
+    """Compile a function when it is first called, and keep it on disk.
+
+    Parameters
+    ----------
+    function : function
+        Of addresses, sizes and strides.
+
+    Returns
+    -------
+    numba dispatcher
+        Called as the function is; ``py_func`` is the function itself.
+    """
     compiled = _compile(function)
     compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
     return compiled
@@ -71,8 +126,7 @@ _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in
 
 PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
-# Strides and counts of a type of their own: for a plain number, numba would compile the callee once more.
-NONE, ONE, FLOAT = np.int64(0), np.int64(1), np.int64(4)
+FLOAT = 4  # bytes
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
@@ -80,8 +134,9 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
 
 @kernel
 def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
-    """``c = max(start + a w, floor)`` for m x n outputs; see `make_tile` for the meaning of the strides.
+    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products; see `make_tile` for the formula.
 
+    Strides: ``am``, ``ai``, ``aj`` of a, ``wi``, ``wj`` of w, ``cm`` and ``sm`` from row to row of c and start.
     ``wp`` is the distance of neighbouring columns of w at the borders of panels of `PANEL` columns: 4 for a plain
     matrix, more for one that was packed panel by panel.
     """
@@ -129,7 +184,7 @@ def convolve(  # type: ignore[no-untyped-def]
     """
     for n in range(b):
         for r in range(rows):
-            product(
+            call_product(
                 columns, o, x + n * xn + r * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
                 y + n * yn + r * yr, yc, start + n * sn + r * sr, sc, floor,
             )  # fmt: skip
@@ -137,11 +192,11 @@ def convolve(  # type: ignore[no-untyped-def]
 
 @kernel
 def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr, yc, o, dw):  # type: ignore[no-untyped-def]
-    """``dw += x * dy`` summed over images and positions; sizes and strides as in `convolve`."""
+    """``dw += x * dy`` summed over images and positions; sizes and strides as in `convolve`, ``tr`` and ``run`` too."""
     for n in range(b):
         for t in range(taps):
             g = dw + t * run * o * 4
-            product(
+            call_product(
                 run, o, x + n * xn + t * tr, FLOAT, rows, xr, columns, xc, dy + n * yn, yr, yc, FLOAT,
                 g, o * 4, g, o * 4, _NO_FLOOR,
             )  # fmt: skip
@@ -153,18 +208,18 @@ def convolve_pool(  # type: ignore[no-untyped-def]
 ):
     """`convolve`, relu and 2x2 max-pooling at once: y of shape (b, rows // 2, columns // 2, o), strides yn and yr.
 
-    ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window was taken, or that none was positive.
-    ``scratch`` holds two rows of the convolution, which never leaves the cache; relu comes after the maximum,
-    which is the same and less work. An odd last row or column fills no window and is not computed.
+    ``tr`` and ``run`` as in `convolve`. ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window
+    was taken, or that none was positive. ``scratch`` holds two rows of the convolution, which never leaves the cache;
+    relu comes after the maximum, which is the same and less work. An odd last row or column fills no window and is not computed.
     """
     half = columns // 2
     row = 2 * half * o * 4
     for n in range(b):
         for r in range(rows // 2):
             for k in range(2):
-                product(
+                call_product(
                     2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
-                    scratch + k * row, o * 4, bias, NONE, _NO_FLOOR,
+                    scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
                 )  # fmt: skip
             first = (n * (rows // 2) + r) * half * o
             for c in range(half):
@@ -206,8 +261,9 @@ def pool_convolve_backward(  # type: ignore[no-untyped-def]
 ):
     """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
 
-    ``rows x columns`` outputs of the pooling; ``w`` and ``dw`` of shape (o, taps, run), the transpose of the
-    layer's; dx has the strides of x, must be 0, and is skipped if its address is 0.
+    ``rows x columns`` outputs of the pooling; ``winner`` as `convolve_pool` left it; ``run`` as in `convolve`; ``w`` and ``dw`` of shape
+    (o, taps, run), the transpose of the layer's; dx has the strides of x, must be 0, and is skipped if its address is 0.
+    ``offsets`` (int64) and ``values`` (float32) are scratch, one entry more than there are windows.
     """
     at, vals = offsets.ctypes.data, values.ctypes.data
     size = rows * columns * o
@@ -265,7 +321,7 @@ def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no
 
 @kernel
 def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def]
-    """``dx = dy @ w.T`` for ``w`` of shape (inputs, outputs), as scalar products along the rows of w."""
+    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, as scalar products along the rows of w."""
     for k in range(0, inputs, 4):
         n = 0
         while n < b:
@@ -281,7 +337,7 @@ def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def
 
 @kernel
 def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
-    """``t = a.T``, or ``t += a.T``, for ``a`` of shape (rows, columns)."""
+    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for ``a`` of shape (rows, columns)."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
     for c in range(0, whole_columns, LANES):
         for r in range(0, whole_rows, LANES):
@@ -313,7 +369,7 @@ def convolve_by_pixel(  # type: ignore[no-untyped-def]
                 j0, j1 = max(0, pad - q * stride), min(taps, width + pad - q * stride)
                 source = x + (r * stride + i0 - pad) * xr + (q * stride + j0 - pad) * xc
                 panel = w + (i0 * taps + j0) * c * o * 4 + shift
-                product(
+                call_product(
                     b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, FLOAT, panel, taps * c * o * 4, o * 4, FLOAT,
                     y + r * yr + q * yc + shift, yn, start + r * sr + q * sc + shift, sn, floor,
                 )  # fmt: skip
@@ -332,7 +388,7 @@ def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
             g = dw + (i * taps + j) * c * o * 4
             for r in range(r0, r1):
                 source = x + (r * stride + i - pad) * xr + (q0 * stride + j - pad) * xc
-                product(
+                call_product(
                     c, o, source, FLOAT, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc, FLOAT,
                     g, o * 4, g, o * 4, _NO_FLOOR,
                 )  # fmt: skip

@@ -136,7 +136,16 @@ class Net:
         return f"Net({self.name!r}, {self.layers}, {self.input_shape})"
 
     def init(self, seed: int) -> Vector:
-        """Initial parameters, shape (d,): uniform in +-1/sqrt(fan in), weights and biases alike (PyTorch's default)."""
+        """Initial parameters: uniform in +-1/sqrt(fan in), weights and biases alike (PyTorch's default).
+
+        Parameters
+        ----------
+        seed : int
+
+        Returns
+        -------
+        float32, shape (d,)
+        """
         random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_INITIAL,)))
         x = np.empty(self.parameters, np.float32)
         for name, (part, _) in self.segments.items():
@@ -177,10 +186,15 @@ class Net:
         """
         return self._weighted(x, images, labels, 1.0, key)
 
-    def _weighted(self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None) -> tuple[float, Vector]:
-        """`gradient` times ``weight``: what these images contribute to a larger batch."""
+    def _weighted(
+        self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None, g: Vector | None = None
+    ) -> tuple[float, Vector]:
+        """`gradient` times ``weight``: what these images contribute to a larger batch; into ``g``, if there is one."""
         images, labels = self._checked(x, images, labels)
-        g = np.zeros(self.parameters, np.float32)
+        if g is None:
+            g = np.zeros(self.parameters, np.float32)
+        else:
+            g.fill(0)
         b = len(images)
         if b == 0:
             return 0.0, g
@@ -207,9 +221,14 @@ class Net:
     ) -> tuple[float, Iterator[LayerGradient]]:
         """The loss at once, and then the gradient one layer after the other, from the last to the first.
 
-        What is computed of a layer is final, and may travel while the layers before it are computed. Arguments and
-        errors as `gradient`; here the whole batch goes through together, and the parts make up `gradient`'s vector up
-        to rounding (bit for bit if the batch is no larger than the net's chunk, 64 images or more).
+        What is computed of a layer is final, and may travel while the layers before it are computed. Errors as
+        `gradient`; here the whole batch goes through together, and the parts make up `gradient`'s vector up to rounding
+        (bit for bit if the batch is no larger than the net's chunk, 64 images or more).
+
+        Parameters
+        ----------
+        x, images, labels, key
+            As for `gradient`.
 
         Returns
         -------
@@ -298,10 +317,20 @@ class Net:
         return rows
 
     def memory(self, b: int) -> int:
-        """Bytes that training on batches of b images takes, by the description: parameters and activations, twice.
+        """Memory that training takes, by the description: parameters and activations, twice, for each has a gradient beside it.
 
-        Each number has a gradient beside it. The kernels stay within 1.2 times that, plus the scratch of one layer:
-        what relu and pooling save by being computed with their convolution pays for borders.
+        The kernels stay within 1.2 times that: what relu and pooling save by being computed with their convolution pays for
+        borders and scratch.
+
+        Parameters
+        ----------
+        b : int
+            Images of a batch.
+
+        Returns
+        -------
+        int
+            In bytes.
         """
         return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
 
@@ -312,7 +341,19 @@ class Net:
     def reference_gradient(
         self, x: Array, images: Array, labels: Array, key: int | None = None
     ) -> tuple[float, Array]:
-        """`gradient` by the definitions in `refsgd.nn.layers`: slow, plain numpy, in the precision of ``x``."""
+        """`gradient` by the definitions in `refsgd.nn.layers`: slow, plain numpy, in the precision of ``x``.
+
+        Parameters
+        ----------
+        x : float32 or float64, shape (d,)
+        images, labels, key
+            As for `gradient`, but not checked; b is at least 1.
+
+        Returns
+        -------
+        loss : float
+        g : array, shape (d,)
+        """
         p = self.unflatten(x, key)
         z, kept = forward(self.layers, p, images.astype(x.dtype))
         loss, dz = softmax_cross_entropy(z, labels)
@@ -320,7 +361,19 @@ class Net:
         return loss, np.concatenate([part.ravel() for part in _flattened(gradients)])
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
-        """Views of the flat vector ``x`` for `refsgd.nn.layers.forward`: per layer a dict, or lists for its branches."""
+        """The flat vector as `refsgd.nn.layers.forward` takes it.
+
+        Parameters
+        ----------
+        x : array, shape (d,)
+        key : int, optional
+            As for `gradient`; handed to every dropout.
+
+        Returns
+        -------
+        list
+            For each layer a dict of views of ``x`` by name, or a list of such lists, one for each of its branches.
+        """
         dropping = {} if key is None else {"key": np.asarray(key)}
         views: dict[str, dict[str, Array]] = {
             leaf.name: dict(dropping) if isinstance(leaf.layer, Dropout) else {} for leaf in self.leaves

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from refsgd.nn.layers import Array
 from refsgd.nn.net import Net, Vector
 
@@ -18,8 +20,8 @@ class Parallel:
     replicas : sequence of Net
         Net objects of the same layers, one per thread.
     least : float
-        Floating-point operations of a part below which fewer threads share a batch: to hand over a part takes some tens of microseconds, and
-        so do two threads that both want the interpreter between their kernels.
+        Floating-point operations of a part below which fewer threads share a batch: to hand over parts, and to wait for the interpreter that
+        other threads want between their kernels, takes some tenth of a millisecond.
 
     Notes
     -----
@@ -27,7 +29,7 @@ class Parallel:
     replicas and on ``least``, not on timing. Batch norm takes its statistics of each part, as workers of a distributed run do.
     """
 
-    def __init__(self, replicas: Sequence[Net], least: float = 3e8) -> None:
+    def __init__(self, replicas: Sequence[Net], least: float = 5e7) -> None:
         self.replicas = list(replicas)
         # A backward pass takes twice as many as the forward pass.
         self._least, self._flops = least, 3 * sum(row.flops for row in self.replicas[0].describe())
@@ -37,7 +39,18 @@ class Parallel:
             threading.Thread(target=self._work, args=(k, jobs), daemon=True).start()
 
     def gradient(self, x: Array, images: Array, labels: Array) -> tuple[float, Vector]:
-        """Mean loss over a batch and its gradient; arguments and errors as `Net.gradient`."""
+        """Mean loss over a batch and its gradient; errors as `Net.gradient`.
+
+        Parameters
+        ----------
+        x, images, labels
+            As for `Net.gradient`.
+
+        Returns
+        -------
+        loss : float
+        g : float32, shape (d,)
+        """
         b = len(images)
         n = min(len(self.replicas), max(1, int(self._flops * b // self._least))) if self._least else len(self.replicas)
         bounds = [b * k // n for k in range(n + 1)]
@@ -66,12 +79,15 @@ class Parallel:
             jobs.put(None)
         self._jobs = []
 
-    def _attempt(self, k: int, x: Array, images: Array, labels: Array, weight: float) -> Any:
+    def _attempt(self, k: int, x: Array, images: Array, labels: Array, weight: float, g: Vector | None = None) -> Any:
         try:
-            return self.replicas[k]._weighted(x, images, labels, weight)
+            return self.replicas[k]._weighted(x, images, labels, weight, g=g)
         except Exception as error:
             return error
 
     def _work(self, k: int, jobs: SimpleQueue[Any]) -> None:
+        # Used again for every batch: a new one would take some milliseconds to get from the system, page by page.
+        g = np.empty(self.replicas[k].parameters, np.float32)
         while (job := jobs.get()) is not None:
-            self._done.put((k, self._attempt(k, *job)))
+            x, images, labels, weight = job
+            self._done.put((k, self._attempt(k, x, images, labels, weight, g)))

@@ -47,7 +47,7 @@ At = dict[str, int]
 
 # What a group of images takes at least [bytes], and less than twice that: it stays in the cache that two cores share,
 # and groups are not so small that handling them shows.
-_CACHE = 4 << 20
+_CACHE = 8 << 20
 
 
 class Stage:
@@ -55,6 +55,13 @@ class Stage:
 
     Batch norm ends a stage, because it looks at all images before it changes the first. Neither groups nor stages change a
     sum over the images of a batch, only Winograd's, which adds up its transformed filters by group.
+
+    Parameters
+    ----------
+    steps : list of Step
+        In the order of the forward pass.
+    grouped : bool
+        Whether there are groups at all, or the images stay together.
     """
 
     def __init__(self, steps: list[Step], grouped: bool) -> None:
@@ -69,7 +76,22 @@ class Stage:
             self.images = max(8, max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
 
     def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Numbers of images, and the frame for each group; the fields of the stage are where the group begins."""
+        """Divide images into groups; during each, the fields of the stage are where it begins.
+
+        Parameters
+        ----------
+        b : int
+            Number of images.
+        frame : Frame
+            Of all of them.
+
+        Yields
+        ------
+        count : int
+            Images of the group.
+        group : Frame
+            For the group.
+        """
         groups = b // self.images if self.images else 1
         if groups <= 1:
             yield b, frame
@@ -214,8 +236,6 @@ class Plan:
             self._append(ReluStep(source, source))
             return source, 1
         if isinstance(layer, Dropout):
-            if len(source.shape) != 1:
-                raise NotImplementedError("kernels for dropout of images; put it after Flatten or GlobalAverage")
             self._append(DropoutStep(layer, source))
             return source, 1
         target = self._buffer(shape, wanted)
@@ -296,20 +316,33 @@ class Plan:
         self.steps.append(step)
 
     def reserve(self, images: int) -> None:
-        """Make room for ``images`` images, if there is not."""
+        """Make room, if there is not.
+
+        Parameters
+        ----------
+        images : int
+            That go through at once, at most.
+        """
         if images <= self.capacity:
             return
-        self.scratch.allocate()
         for buffer in self.buffers:
             buffer.value.allocate(images)
             if self.keep or buffer is self.output:
                 buffer.gradient.allocate(images)
         for step in self.steps:
             step.allocate(images)
+        self.scratch.allocate()
         self.capacity = images
 
     def forward(self, images: Array, frame: Frame) -> None:
-        """Scores of ``images`` (b, H, W, C), into the value of ``self.output``."""
+        """Compute the scores, into the value of ``self.output``.
+
+        Parameters
+        ----------
+        images : float32, shape (b, H, W, C)
+            Contiguous; there must be room for them (`reserve`).
+        frame : Frame
+        """
         b, first = len(images), self.input.value
         rows, run = first.shape[0], first.shape[1] * first.shape[2]
         elementwise.copy_images(
@@ -327,7 +360,22 @@ class Plan:
             elementwise.zero_border(b, *field.shape, field.pad, field.address, field.image, field.row)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
-        """Sum of the cross-entropies and number classified rightly; leaves the gradient in ``self.output``."""
+        """Compare the scores with the labels; leaves the gradient in ``self.output``.
+
+        Parameters
+        ----------
+        labels : int64, shape (b,)
+            Classes, read-only.
+        share : float32
+            Of each image in the gradient: 1 / b for the gradient of the mean of b images.
+
+        Returns
+        -------
+        loss : float
+            Sum of the cross-entropies.
+        right : int
+            Number of images classified rightly.
+        """
         z, dz = self.output.value, self.output.gradient
         loss, right = elementwise.softmax_cross_entropy(
             len(labels), self.output.size, z.address, labels, share, dz.address
@@ -335,7 +383,14 @@ class Plan:
         return loss, right
 
     def backward(self, b: int, frame: Frame) -> None:
-        """Add the gradients of b images to the vector at ``frame.g``."""
+        """Add the gradient to the vector at ``frame.g``.
+
+        Parameters
+        ----------
+        b : int
+            Number of images, as in `forward`.
+        frame : Frame
+        """
         for stage in reversed(self.stages):
             self._backward(stage, b, frame)
 
@@ -345,7 +400,19 @@ class Plan:
                 step.backward(count, group)
 
     def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
-        """As `backward`, stopping wherever the gradient of a layer's parameters, at these byte offsets, is complete."""
+        """As `backward`, stopping wherever the gradient of a layer's parameters is complete.
+
+        Parameters
+        ----------
+        b : int
+            Number of images, as in `forward`.
+        frame : Frame
+
+        Yields
+        ------
+        dict of str to int
+            Byte offsets of these parameters in the flat vector, by name.
+        """
         for stage in reversed(self.stages):
             self._backward(stage, b, frame)
             for step in reversed(stage.steps):

@@ -18,9 +18,15 @@ NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
 class Step:
     """One entry of a plan. ``prepare`` and ``finish`` run once a gradient, the others once a chunk of images.
 
-    Attributes
+    A class of steps says what it computes, and what it is made of beside source and target; its methods do what is said here.
+
+    Parameters
     ----------
     source, target : Buffer
+        What the step reads and writes forward; backward, it reads the target's gradient and writes the source's.
+
+    Attributes
+    ----------
     accumulate : bool
         Whether ``backward`` adds to the gradient of the source, which others write too, or overwrites it.
     masks : bool
@@ -34,19 +40,48 @@ class Step:
         self.source, self.target = source, target
 
     def allocate(self, images: int) -> None:
-        """Make room for ``images`` images, beside the buffers."""
+        """Make room beside the buffers.
+
+        Parameters
+        ----------
+        images : int
+        """
 
     def prepare(self, frame: Frame) -> None:
-        """Before the first chunk: derive what the backward pass needs from the parameters."""
+        """Before the first chunk: derive what the backward pass needs from the parameters.
+
+        Parameters
+        ----------
+        frame : Frame
+        """
 
     def forward(self, b: int, frame: Frame) -> None:
-        """Compute the target for b images."""
+        """Compute the target.
+
+        Parameters
+        ----------
+        b : int
+            Number of images.
+        frame : Frame
+        """
 
     def backward(self, b: int, frame: Frame) -> None:
-        """Add to the gradient of the parameters; write that of the source."""
+        """Add to the gradient of the parameters, and write that of the source if it is wanted.
+
+        Parameters
+        ----------
+        b : int
+            Number of images.
+        frame : Frame
+        """
 
     def finish(self, frame: Frame) -> None:
-        """After the last chunk: complete the gradient of the parameters."""
+        """After the last chunk: complete the gradient of the parameters.
+
+        Parameters
+        ----------
+        frame : Frame
+        """
 
 
 class ConvStep(Step):
@@ -54,6 +89,16 @@ class ConvStep(Step):
 
     The gradient of the input is a convolution too: with stride s, pixels whose place has the same remainder modulo
     s see the same taps, so there are s * s small convolutions of dy with some of the taps, turned by half a turn.
+
+    Parameters
+    ----------
+    conv : Conv
+    at : dict of str to int
+        Byte offsets of its parameters in the flat vector, by name.
+    relu : bool
+        Whether a relu follows.
+    scratch : Scratch
+        Of the plan; the step asks it for the areas that it uses.
     """
 
     def __init__(
@@ -71,7 +116,7 @@ class ConvStep(Step):
         if source.wanted:
             for lines in (line for phase in self.phases for line in phase):
                 target.gradient.need(lines.border)
-            scratch.need("turned", conv.kernel**2 * self.c * self.o)
+            scratch.need("filters", conv.kernel**2 * self.c * self.o)
 
     def _phases(self, axis: int) -> list[_Lines]:
         """The places of the input by remainder, along one axis."""
@@ -90,7 +135,7 @@ class ConvStep(Step):
 
     def _turn(self, frame: Frame) -> int:
         """Lay the filters out as the gradient of the input reads them; returns where."""
-        turned = to = self.scratch.address("turned")
+        turned = to = self.scratch.address("filters")
         size = 4 * self.c * self.o
         for rows, columns in self.phases:
             for i in rows.taps:
@@ -164,11 +209,22 @@ class ConvStep(Step):
 
 
 class PixelStep(ConvStep):
-    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`."""
+    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`. Made as `ConvStep` is."""
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute the convolution, and pays."""
+        """Whether this step can compute a convolution, and pays.
+
+        Parameters
+        ----------
+        conv : Conv
+        source : Buffer
+            Its input.
+
+        Returns
+        -------
+        bool
+        """
         height, width, c = source.shape
         inside = prod(min(1.0, side / (2 * conv.pad + 1)) for side in (height, width))
         return conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1 and c >= 16
@@ -204,11 +260,22 @@ class _Lines(NamedTuple):
 
 
 class WinogradStep(ConvStep):
-    """Convolution 3x3 with stride 1 and padding 1 on even sizes; see `refsgd.nn.winograd`."""
+    """Convolution 3x3 with stride 1 and padding 1 on even sizes; see `refsgd.nn.winograd`. Made as `ConvStep` is."""
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute the convolution, and pays."""
+        """Whether this step can compute a convolution, and pays.
+
+        Parameters
+        ----------
+        conv : Conv
+        source : Buffer
+            Its input.
+
+        Returns
+        -------
+        bool
+        """
         even = source.shape[0] % 2 == source.shape[1] % 2 == 0
         same = (conv.kernel, conv.stride, conv.pad) == (3, 1, 1)
         return same and even and min(source.shape[2], conv.channels) >= 24
@@ -218,19 +285,23 @@ class WinogradStep(ConvStep):
     ) -> None:
         super().__init__(conv, source, target, at, relu, scratch)
         c, o = self.c, self.o
-        across = source.shape[1] // 2
-        tiles = max(96, min(256, 100_000 // (16 * max(c, o))))
-        self.chunk = max(1, tiles // across)
-        tiles = self.chunk * across
-        scratch.need("inputs", 16 * tiles * max(c, o))
-        scratch.need("outputs", 16 * tiles * _panelled(max(c, o)))
+        self.chunk = 0
         scratch.need("filters", 16 * max(c * _panelled(o), o * _panelled(c)))
+        scratch.need("turned", 9 * o * kernels.PANEL)
+
+    def allocate(self, images: int) -> None:
+        down, across = (side // 2 for side in self.source.shape[:2])
+        widest = max(self.c, self.o)
+        tiles = max(96, min(256, 100_000 // (16 * widest)))
+        self.chunk = min(max(1, tiles // across), images * down)  # rows of tiles
+        self.scratch.need("inputs", 16 * self.chunk * across * widest)
+        self.scratch.need("outputs", 16 * self.chunk * across * _panelled(widest))
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
         # Packed when they are needed: they are still in the cache when they are read.
         filters = self.scratch.address("filters")
-        winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters)
+        winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters, 4 * self.c * _panelled(self.o))
         winograd.convolve(
             b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, filters, self.o,
             *self._tiles(), self.zeros_at, self._bias(frame), 0, 0, 0,
@@ -251,7 +322,9 @@ class WinogradStep(ConvStep):
         )  # fmt: skip
         winograd.unpack_gradient(self.c, self.o, summed, frame.g + self.at["weight"])
         if self.source.wanted:
-            winograd.pack_filters(self.o, self.c, self._turn(frame), filters)
+            winograd.pack_turned_filters(
+                self.c, self.o, frame.x + self.at["weight"], self.scratch.address("turned"), filters, 4 * self.o * _panelled(self.c)
+            )
             strides = d.image, d.row, d.pixel
             start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
             winograd.convolve(
@@ -261,7 +334,15 @@ class WinogradStep(ConvStep):
 
 
 class ConvPoolStep(Step):
-    """Convolution of stride 1, relu and 2x2 max-pooling as one; see `kernels.pool_convolve_backward`."""
+    """Convolution of stride 1, relu and 2x2 max-pooling as one; see `kernels.pool_convolve_backward`.
+
+    Parameters
+    ----------
+    conv : Conv
+        With a bias.
+    at : dict of str to int
+        Byte offsets of its parameters in the flat vector, by name.
+    """
 
     def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int]) -> None:
         super().__init__(source, target)
@@ -315,7 +396,16 @@ class ConvPoolStep(Step):
 
 
 class LinearStep(Step):
-    """Linear layer, with the relu that follows it if there is one."""
+    """Linear layer, with the relu that follows it if there is one.
+
+    Parameters
+    ----------
+    layer : Linear
+    at : dict of str to int
+        Byte offsets of its parameters in the flat vector, by name.
+    relu : bool
+        Whether a relu follows.
+    """
 
     _SMALL = 1 << 15  # below, transposing the weights costs less than the scalar products along their rows
 

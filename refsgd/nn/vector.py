@@ -85,6 +85,14 @@ def _store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
     b.call(function, [value, pointer, _i32(4), mask])
 
 
+def _prefetch(b: Any, address: Any) -> None:
+    """Ask for a line of the memory before it is needed; any address will do."""
+    pointer = _pointer(b, address, ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
+    read, keep, data = _i32(0), _i32(3), _i32(1)
+    b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [pointer, read, keep, data])
+
+
 def _multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     # "contract" lets LLVM use one fused instruction where the processor has it; nothing is reordered.
     return b.fadd(b.fmul(x, y, flags=("contract",)), z, flags=("contract",))
@@ -92,6 +100,10 @@ def _multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
 
 def _variables(b: Any, count: int) -> list[Any]:
     return [cgutils.alloca_once(b, _vector) for _ in range(count)]
+
+
+# The weights of a wide layer come from the memory, and their rows are too far apart for the processor to guess which is next.
+_ROWS_AHEAD = 16
 
 
 def make_tile(rows: int, vectors: int) -> Any:
@@ -103,6 +115,16 @@ def make_tile(rows: int, vectors: int) -> Any:
 
     with ``columns = (vectors - 1) * LANES + lanes``; ``c`` has row stride ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate)
     row stride ``sm``. One such tile is a piece of a convolution, of its weight gradient or of a linear layer, depending on the strides.
+
+    Parameters
+    ----------
+    rows, vectors : int
+        Rows of outputs, and vectors of `LANES` outputs in each.
+
+    Returns
+    -------
+    intrinsic
+        ``tile``.
     """
 
     @intrinsic
@@ -125,6 +147,8 @@ def make_tile(rows: int, vectors: int) -> Any:
                 weights = b.add(w, b.mul(outer.index, wi))
                 with cgutils.for_range(b, nj) as inner:
                     here = b.add(weights, b.mul(inner.index, wj))
+                    for _, address, _ in each_vector(b.add(here, b.mul(wj, _i64(_ROWS_AHEAD)))):
+                        _prefetch(b, address)
                     loaded = [_load(b, address, mask) for _, address, mask in each_vector(here)]
                     step = b.mul(inner.index, aj)
                     for m in range(rows):
@@ -146,6 +170,16 @@ def make_dots(rows: int, columns: int) -> Any:
     """An intrinsic for a tile of scalar products: ``c[m, n] = sum_{k < count} a[m*am + k] * w[n*wn + k]``.
 
     ``dots(a, am, w, wn, count, c, cm)``. It multiplies by a transposed matrix without transposing it.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Of the outputs.
+
+    Returns
+    -------
+    intrinsic
+        ``dots``.
     """
 
     @intrinsic
@@ -264,9 +298,19 @@ def pixel_scale(context, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floo
 def make_pixel_gradient(sums: bool) -> Any:
     """An intrinsic for the backward pass of batch norm over the pixels of one image, for ``lanes`` channels.
 
-    ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, lanes)``, with e the entries of dy where
+    ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes)``, with e the entries of dy where
     ``scale * x + shift`` exceeds the floor, else 0. If ``sums``, the sums of e and of ``e * (x - mean)`` go to the addresses u and w; else
-    ``u = f0 * e + f1 * (x - mean) + f2``, the three factors of each channel lying ``uw`` apart from w on, ``uw`` being the last argument.
+    ``u = f0 * e + f1 * (x - mean) + f2``, the three factors of each channel lying ``uw`` apart from w on.
+
+    Parameters
+    ----------
+    sums : bool
+        Which of the two.
+
+    Returns
+    -------
+    intrinsic
+        ``gradient``.
     """
 
     @intrinsic
@@ -304,6 +348,18 @@ def make_sparse(vectors: int, inputs: bool) -> Any:
 
     ``sparse(dw, x, w, dx, offsets, values, count, lanes)`` computes ``dw[k] += sum_p g_p * x[o_p + k]`` and, if ``inputs``, for
     every p in turn ``dx[o_p + k] += g_p * w[k]``, where k runs over ``(vectors - 1) * LANES + lanes`` consecutive floats.
+
+    Parameters
+    ----------
+    vectors : int
+        Vectors of `LANES` floats in the row.
+    inputs : bool
+        Whether to compute dx.
+
+    Returns
+    -------
+    intrinsic
+        ``sparse``.
     """
 
     @intrinsic
@@ -340,6 +396,16 @@ def make_sparse_narrow(rows: int) -> Any:
     """As `make_sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums hide the latency.
 
     ``sparse(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of ``x`` at ``r*xr``.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of taps.
+
+    Returns
+    -------
+    intrinsic
+        ``sparse``.
     """
 
     @intrinsic
@@ -373,6 +439,18 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
     ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` works on ``lanes`` channels at once: element (i, j)
     of X lies at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else the four
     arguments after yj are ignored.
+
+    Parameters
+    ----------
+    matrix : tuple of tuples of float
+        The rows of A.
+    added : bool
+        Whether there are a start and a floor.
+
+    Returns
+    -------
+    intrinsic
+        ``transform``.
     """
     size = len(matrix[0])
 
@@ -415,7 +493,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
 
 @intrinsic
 def transpose_block(context, a, ar, t, tr, accumulate):  # type: ignore[no-untyped-def]
-    """``t = a.T``, or ``t += a.T``, for a block of LANES x LANES with row strides ``ar`` and ``tr``."""
+    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for a block of LANES x LANES with row strides ``ar`` and ``tr``."""
 
     def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
         a, ar, t, tr, accumulate = arguments
@@ -444,9 +522,30 @@ def transpose_block(context, a, ar, t, tr, accumulate):  # type: ignore[no-untyp
     return types.void(*[types.int64] * 5), generate
 
 
+# Sizes, strides and addresses, and the floor.
+PRODUCT = types.void(*[types.int64] * 16, types.float32)
+
+
+@intrinsic
+def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+    """Call `refsgd.nn.kernels.product`, which the linker finds by its name: the caller's code holds no copy of it, as it would of another kernel.
+
+    ``call_product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)``, as `refsgd.nn.kernels.product`.
+    """
+
+    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+        convention = context.call_conv
+        kind = convention.get_function_type(signature.return_type, signature.args)
+        function = cgutils.get_or_insert_function(b.module, kind, call_product.__name__)
+        convention.call_function(b, function, signature.return_type, signature.args, arguments)
+        return context.get_dummy_value()
+
+    return PRODUCT, generate
+
+
 @intrinsic
 def floats(context, address):  # type: ignore[no-untyped-def]
-    """The address as a pointer to float32, for `numba.carray`."""
+    """``address`` as a pointer to float32, for `numba.carray`."""
 
     def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
         return _pointer(b, arguments[0], _f32)

@@ -7,14 +7,14 @@ goes. Transforms cost additions only, which is worth it from some 32 channels on
 
 Conventions as in `refsgd.nn.kernels`. Images have even sizes; ``x`` is the address of the border pixel at (-1, -1).
 Scratch ``v`` (16, tiles, c) and ``m`` (16, tiles, o) hold the tiles of ``chunk`` rows of tiles, so that they stay in the
-cache. Transformed filters ``u`` are packed in panels: (16, panels, c, PANEL).
+cache; at ``zeros`` lie as many zeros as there are channels. Transformed filters ``u`` are packed in panels: (16, panels, c, PANEL).
 """
 from __future__ import annotations
 
 import numpy as np
 
-from refsgd.nn.kernels import FLOAT, NONE, ONE, PANEL, kernel, product
-from refsgd.nn.vector import LANES, make_transform
+from refsgd.nn.kernels import FLOAT, PANEL, kernel, transpose
+from refsgd.nn.vector import LANES, call_product, make_transform
 
 _inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
 _outward = make_transform(((1, 1, 1, 0), (0, 1, -1, -1)), added=True)
@@ -27,14 +27,25 @@ _NO_FLOOR = np.float32(-np.inf)
 
 
 @kernel
-def pack_filters(c, o, w, u):  # type: ignore[no-untyped-def]
-    """``u = G w G.T`` for ``w`` of shape (3, 3, c, o)."""
-    panels = (o + PANEL - 1) // PANEL
-    ue = panels * c * PANEL * 4
+def pack_filters(c, o, w, u, ue):  # type: ignore[no-untyped-def]
+    """``u = G w G.T`` for ``w`` of shape (3, 3, c, o); ``ue`` is the stride of the 16 places."""
     for k in range(c):
         for j in range(0, o, LANES):
             target = u + ((j // PANEL * c + k) * PANEL + j % PANEL) * 4
             _filters(w + (k * o + j) * 4, 3 * c * o * 4, c * o * 4, target, 4 * ue, ue, 0, 0, 0, _NO_FLOOR, min(LANES, o - j))
+
+
+@kernel
+def pack_turned_filters(c, o, w, turned, u, ue):  # type: ignore[no-untyped-def]
+    """As `pack_filters`, for the gradient of the input: filters turned by half a turn, from the o channels of dy to the c channels of dx.
+
+    ``u`` and ``ue`` as there; ``turned`` is scratch for one panel, (3, 3, o, PANEL).
+    """
+    for first in range(0, c, PANEL):
+        width = min(PANEL, c - first)
+        for tap in range(9):
+            transpose(width, o, w + ((8 - tap) * c + first) * o * 4, turned + tap * o * width * 4, False)
+        pack_filters(o, width, turned, u + first * o * 4, ue)
 
 
 @kernel
@@ -65,9 +76,9 @@ def convolve(  # type: ignore[no-untyped-def]
                     _inward(source + 4 * k, xr, c * 4, target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR, min(LANES, c - k))
         tiles = (last - first) * across
         for e in range(16):
-            product(
-                tiles, o, v + e * ve, c * 4, ONE, NONE, c, FLOAT, u + e * ue, NONE, PANEL * 4, c * 4,
-                m + e * me, o * 4, zeros, NONE, _NO_FLOOR,
+            call_product(
+                tiles, o, v + e * ve, c * 4, 1, 0, c, FLOAT, u + e * ue, 0, PANEL * 4, c * 4,
+                m + e * me, o * 4, zeros, 0, _NO_FLOOR,
             )  # fmt: skip
         for q in range(first, last):
             n, r = q // down, q % down
@@ -108,7 +119,7 @@ def convolve_weights(  # type: ignore[no-untyped-def]
         for e in range(16):
             mine = g + e * c * o * 4
             start, stride = (mine, o * 4) if first else (zeros, 0)
-            product(
-                c, o, v + e * ve, FLOAT, ONE, NONE, tiles, c * 4, m + e * me, NONE, PANEL * 4, room * 4,
+            call_product(
+                c, o, v + e * ve, FLOAT, 1, 0, tiles, c * 4, m + e * me, 0, PANEL * 4, room * 4,
                 mine, o * 4, start, stride, _NO_FLOOR,
             )  # fmt: skip

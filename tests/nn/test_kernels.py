@@ -145,10 +145,18 @@ def test_batch_norm_of_features():
     assert np.abs(g - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
-def test_dropout_drops_what_the_definition_drops():
-    net = Net("drop", [Flatten(), Linear(70), Relu(), Dropout(0.3), Linear(4)], (5, 5, 1))
+DROPPING = {
+    "features": [Flatten(), Linear(70), Relu(), Dropout(0.3)],
+    "images": [Dropout(0.2), Conv(9, 3, pad=1), Relu(), Dropout(0.3), Conv(20, 3, pad=1), Relu(), MaxPool(), Dropout(0.1), Flatten()],
+    "branches": [Conv(6, 3, pad=1), Residual((Dropout(0.3), Conv(6, 3, pad=1), Dropout(0.2))), Relu(), Dropout(0.5), BatchNorm(), GlobalAverage()],
+}
+
+
+@pytest.mark.parametrize("layers", DROPPING.values(), ids=DROPPING)
+def test_dropout_drops_what_the_definition_drops(layers):
+    net = Net("drop", [*layers, Linear(4)], (5, 5, 2))
     random = np.random.default_rng(0)
-    x, images = net.init(0), random.standard_normal((300, 5, 5, 1)).astype(np.float32)
+    x, images = net.init(0), random.standard_normal((300, 5, 5, 2)).astype(np.float32)
     labels = random.integers(0, 4, 300)
     for key in (None, 0, 1, 2**63 + 5):
         loss, g = net.gradient(x, images, labels, key)
@@ -182,3 +190,15 @@ def test_nan_is_not_hidden_by_relu_or_pooling():
     images = np.zeros((1, 6, 6, 2), np.float32)
     images[0, 3, 3, 0] = np.nan
     assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])
+
+
+def test_the_gradient_at_the_label_keeps_its_digits_where_the_net_is_confident():
+    net = Net("two scores", [Flatten(), Linear(2)], (1, 1, 1))
+    x = np.zeros(net.parameters, np.float32)
+    x[net.segments["linear1.bias"][0]] = 16, 0
+    _, g = net.gradient(x, np.zeros((1, 1, 1, 1), np.float32), np.array([0]))
+    at_the_label = g[net.segments["linear1.bias"][0]][0]
+    exact = -1 / (1 + np.exp(16.0))
+    assert abs(at_the_label / exact - 1) < 1e-6
+    softmax = np.float32(1) / (np.float32(1) + np.exp(np.float32(-16)))
+    assert abs((softmax - np.float32(1)) / exact - 1) > 0.01  # the usual form has lost nearly all of them
