@@ -1,59 +1,67 @@
-"""Large arrays between processes with one copy: slots of shared memory, free again when the receiver drops them.
+"""Large arrays between processes without a copy: they are born in shared memory, and a message says where.
 
-The sender copies an array into a free slot of its own and sends the slot's number through the ring; the
-receiver gets a read-only view, and the slot is free when the last reference to it goes.  An array sent to
-several hosts is copied once.  Where no slot is free the bytes stream through the ring, so nothing ever waits
-and a program may keep what it got.
+In a process of a run numpy allocates large arrays in the process's own arena (`refsgd.runtimes.allocator`), which all others see.  To send
+one is to lend it: the message names its place, the receiver gets a read-only view, and the memory is used again when the sender has
+dropped the array and every receiver its view.  An array from elsewhere (made before the fork, received, made by
+compiled code) is copied into the arena once, however many it is sent to.  Where the arena is full the bytes stream through the
+ring, so nothing ever waits and a program may keep what it got.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.runtimes import allocator
+from refsgd.runtimes.allocator import LARGE
 from refsgd.runtimes.board import anonymous
 from refsgd.runtimes.wire import WireError
 
-LARGE = 1 << 16  # from here on a slot beats the ring
-SLOTS = 8  # of a host: its answers under way, and what others keep of it
-SLOT_BYTES = 1 << 27  # pages that nobody writes to cost nothing
-MOST_BYTES = 1 << 36  # of address space for all slots of a run
+ARENA_BYTES = 1 << 32  # of a host; pages that nobody writes to cost nothing
+MOST_BYTES = 1 << 36  # of address space for all arenas of a run
 
 
-class Slots:
-    """The memory of all hosts' slots, made before the fork.
-
-    One word per (slot, receiver) says that this receiver may still read: set by the sender before it sends,
-    cleared by the receiver.
+class Arenas:
+    """The arenas of all hosts, made before the fork, so that they lie at the same addresses in every process.
 
     Parameters
     ----------
     hosts : sequence of str
-    slots : int
-        Slots of each host.
     nbytes : int
-        Bytes of a slot; larger arrays stream.
+        Bytes of an arena.
     """
 
-    def __init__(self, hosts: Sequence[str], slots: int = SLOTS, nbytes: int = SLOT_BYTES) -> None:
-        self._hosts, self._slots = len(hosts), slots
-        self._nbytes = min(nbytes, MOST_BYTES // (self._hosts * slots)) // 4096 * 4096
-        rows = self._hosts * slots
-        self._control, self._data = anonymous(8 * rows * self._hosts), anonymous(rows * self._nbytes)
-        self._views = memoryview(self._control), memoryview(self._data)
+    def __init__(self, hosts: Sequence[str], nbytes: int = ARENA_BYTES) -> None:
+        self._nbytes = min(nbytes, MOST_BYTES // len(hosts)) // allocator.PAGE * allocator.PAGE
+        self._words = allocator.words_of(len(hosts))
+        self._control, self._data = anonymous(8 * self._words * len(hosts)), anonymous(self._nbytes * len(hosts))
+        self._views = memoryview(self._control).cast("q"), memoryview(self._data)
+        start = np.frombuffer(self._data, np.uint8).ctypes.data
+        for host in range(len(hosts)):
+            allocator.prepare(self._table(host), start + host * self._nbytes, self._nbytes, len(hosts))
+
+    def _table(self, host: int) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self._views[0][host * self._words : (host + 1) * self._words], np.int64)
 
     def of(self, host: int) -> Arena:
-        """The slots that `host` fills."""
-        control, data = self._views
-        row, n, size = 8 * self._hosts, self._slots, self._nbytes
-        return Arena([control[at : at + row].cast("Q") for at in range(host * n * row, (host + 1) * n * row, row)],
-                     [data[at : at + size] for at in range(host * n * size, (host + 1) * n * size, size)])
+        """The arena in which the arrays of `host` lie.
+
+        Parameters
+        ----------
+        host : int
+            Its place among the hosts.
+
+        Returns
+        -------
+        Arena
+        """
+        return Arena(self._table(host), self._views[1][host * self._nbytes : (host + 1) * self._nbytes])
 
     def close(self) -> None:
         """Give the memory back; all arrays in it must be gone."""
@@ -64,63 +72,107 @@ class Slots:
 
 
 class Arena:
-    """The slots of one host, as it fills them and as others read them.
+    """The arena of one host, as it lends its arrays and as others read them.
 
     Parameters
     ----------
-    words : list of memoryview
-        For each slot a word per receiver.
-    slots : list of memoryview
-        The bytes of each slot.
+    words : ndarray of int64
+        The table of blocks.
+    data : memoryview
+        Its bytes.
     """
 
-    def __init__(self, words: list[memoryview], slots: list[memoryview]) -> None:
-        self._words, self._slots, self._nbytes = words, slots, len(slots[0])
-        # What each slot holds, by identity: arrays that were sent are read-only, so the slot stays true.
-        self._held: list[Callable[[], Any]] = [_nothing] * len(slots)
-        # The receiver's side: the one owner of each slot's buffer.  (`weakref.finalize` is ten times as dear.)
-        self._lent: list[weakref.ref[Any] | None] = [None] * len(slots)
+    def __init__(self, words: npt.NDArray[np.int64], data: memoryview) -> None:
+        self._words, self._data = words, data
+        # The sender's side: where the copies of arrays from elsewhere lie, by the arrays' identity.
+        self._copies: dict[int, tuple[weakref.ref[Any], int]] = {}
+        # The receiver's side: the one owner of each view's buffer.  (`weakref.finalize` is ten times as dear.)
+        self._lent: dict[int, weakref.ref[Any]] = {}
+
+    def adopt(self) -> None:
+        """From now on numpy allocates large arrays of this thread here; for the rest of the process's life."""
+        allocator.install(self._words.ctypes.data)
 
     def place(self, to: int, array: npt.NDArray[Any]) -> int | None:
-        """Sender: the slot that now holds `array` for host `to`; None if it should stream."""
-        if not LARGE <= array.nbytes <= self._nbytes:
+        """Sender: where host `to` finds `array`; None if it should stream.
+
+        Parameters
+        ----------
+        to : int
+            The receiver's place among the hosts.
+        array : ndarray, any shape and dtype
+            C-contiguous and read-only; copied if it lies elsewhere and no copy of it is here.
+
+        Returns
+        -------
+        int or None
+            Bytes from the beginning of the arena. None where the array is small, or lies elsewhere and the arena is full.
+        """
+        if array.nbytes < LARGE:
             return None
-        found, lonely = None, False
-        for slot, held in enumerate(self._held):
-            content = held()
-            if content is array and not self._words[slot][to]:
-                self._words[slot][to] = 1
-                return slot
-            # Rather a slot whose array nobody can send again.
-            if (found is None or (content is None and not lonely)) and not any(self._words[slot]):
-                found, lonely = slot, content is None
-        if found is None:
-            return None
-        self._slots[found][: array.nbytes] = array.reshape(-1).view(np.uint8).data
-        self._held[found] = weakref.ref(array)
-        self._words[found][to] = 1
-        return found
+        distance = allocator.lend(self._words, array.__array_interface__["data"][0], to)
+        if distance < 0:
+            distance = allocator.lend(self._words, self._copy(array), to)
+        return distance if distance >= 0 else None
+
+    def _copy(self, array: npt.NDArray[Any]) -> int:
+        """The address of the copy of an array from elsewhere, which is read-only, so that the copy stays true; 0 if there is no room."""
+        key = id(array)
+        if key in self._copies:
+            return self._copies[key][1]
+        address: int = allocator.take(self._words, array.nbytes)
+        if address:
+            at = address - int(self._words[allocator.BASE])
+            self._data[at : at + array.nbytes] = array.reshape(-1).view(np.uint8).data
+            self._copies[key] = weakref.ref(array, partial(self._gone, key)), address
+        return address
+
+    def _gone(self, key: int, _: Any) -> None:
+        allocator.release(self._words, self._copies.pop(key)[1])
 
     def forget(self, to: int) -> None:
-        """Sender: host `to` has died and reads no slot any more."""
-        for words in self._words:
-            words[to] = 0
+        """Sender: host `to` has died and reads nothing any more.
 
-    def fetch(self, me: int, slot: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Receiver: the array in a slot, for host `me`; the slot is given back when the array and its views go."""
+        Parameters
+        ----------
+        to : int
+            Its place among the hosts.
+        """
+        allocator.forget(self._words, to)
+
+    def fetch(self, me: int, distance: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Receiver: the array that host `me` was lent; it is given back when the array and its views go.
+
+        Parameters
+        ----------
+        me : int
+            The receiver's place among the hosts.
+        distance : int
+            Where it begins, in bytes from the beginning of the arena.
+        shape : tuple of int
+        dtype : dtype
+
+        Returns
+        -------
+        ndarray, shape and dtype as asked
+            Read-only, not copied.
+
+        Raises
+        ------
+        WireError
+            If no such array was lent.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
-        if slot >= len(self._slots) or nbytes > self._nbytes or not self._words[slot][me]:
-            raise WireError(f"an array of {nbytes} bytes in slot {slot}, which does not hold one")
+        word = allocator.borrow(self._words, distance, nbytes, me) if max(distance, nbytes) < len(self._data) else -1
+        if word < 0:
+            raise WireError(f"an array of {nbytes} bytes at {distance} of an arena, where none was lent")
         # A buffer of its own, so that every view's base ends here and not at the whole mapping.
-        owner = np.frombuffer(self._slots[slot][:nbytes], dtype)
+        owner = np.frombuffer(self._data[distance : distance + nbytes], dtype)
         owner.flags.writeable = False
-        self._lent[slot] = weakref.ref(owner, partial(_give_back, self._words[slot], me))
+        ref = weakref.ref(owner, partial(self._give_back, word))
+        self._lent[id(ref)] = ref
         return owner.reshape(shape)
 
-
-def _nothing() -> None:
-    """A slot that has held no array."""
-
-
-def _give_back(words: memoryview, me: int, _: Any) -> None:
-    words[me] = 0
+    def _give_back(self, word: int, ref: Any) -> None:
+        del self._lent[id(ref)]
+        allocator.give_back(self._words, word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import sys
 import threading
@@ -18,7 +19,17 @@ SWITCH = 5e-4  # seconds between thread switches where there are helpers; Python
 
 
 class Task:
-    """One program with its place in the world."""
+    """One program with its place in the world.
+
+    Parameters
+    ----------
+    node : str
+    index : int
+        On the node; 0 is the main program.
+    program : generator
+    draws : Draws
+        Of this program's durations and choices.
+    """
 
     __slots__ = ("draws", "effect", "helper", "index", "name", "node", "program", "since", "waiting")
 
@@ -75,11 +86,28 @@ class Computing:
         return getattr(self._local, "task", None)
 
     def works_for(self, task: Task) -> None:
-        """From now on this thread works for a program."""
+        """From now on this thread works for a program.
+
+        Parameters
+        ----------
+        task : Task
+        """
         self._local.task = task
 
     def do(self, job: Job, effect: Compute) -> Done | None:
-        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`."""
+        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`.
+
+        Parameters
+        ----------
+        job : Job
+        effect : Compute
+            What is to be computed.
+
+        Returns
+        -------
+        Done or None
+            What the function raised is in it, not raised.
+        """
         task = job.task
         if job.priced and (self._threaded or (task.node, job.kind) in self._long):
             if task.helper is None:
@@ -106,7 +134,8 @@ class Computing:
                 self.finished.append(done)
                 self._knock()
 
-        threading.Thread(target=loop, name=f"{task.node} computes", daemon=True).start()
+        # In a copy of this thread's context, which says where numpy puts its arrays (`refsgd.runtimes.arena`).
+        threading.Thread(target=contextvars.copy_context().run, args=(loop,), name=f"{task.node} computes", daemon=True).start()
         return work
 
 

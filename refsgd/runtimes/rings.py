@@ -7,18 +7,17 @@ counters are aligned 8-byte words with one writer each.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from refsgd.runtimes.arena import Slots
-from refsgd.runtimes.board import Bell, anonymous, wait_for
+from refsgd.runtimes.board import Bell, Waiter, anonymous
 from refsgd.runtimes.wire import Frame, Incoming, Outgoing, decoder, encode
 
-SPIN = 300e-6  # seconds; about halves an all-reduce of 100 kB by 2 or 4 processes on 2 cores (5 rounds, not alone there); 1 ms gained no more
+if TYPE_CHECKING:
+    from refsgd.runtimes.arena import Arenas
+
 RING_BYTES = 1 << 20  # measured best at 4 kB to 45 MB a message: smaller ones stall, larger ones leave the cache
 
 
@@ -33,16 +32,18 @@ class Segment:
     ring : int
         Bytes of one ring.
     arena : bool
-        Whether large arrays go through slots of their own (`refsgd.runtimes.arena`).
+        Whether large arrays lie in shared memory and are lent (`refsgd.runtimes.arena`).
     """
 
     def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES,
                  arena: bool = True) -> None:
         self.hosts, self.nodes, self.ring = list(hosts), nodes, ring
-        self.slots: Slots | None = None
+        self.arenas: Arenas | None = None
         if arena:
+            from refsgd.runtimes.arena import Arenas  # not before it is needed: its compiled functions take a while to load
+
             with suppress(OSError):  # a system that counts every promised page may refuse; then arrays stream
-                self.slots = Slots(hosts)
+                self.arenas = Arenas(hosts)
         self.bells = {host: Bell() for host in hosts}
         n = self._n = len(self.hosts)
         control = -(-16 * n * n // 4096) * 4096
@@ -52,20 +53,54 @@ class Segment:
         self._data = self._view[control:]
 
     def tail(self, src: int, to: int) -> int:
-        """Index of the count of bytes written, by `src`; those of all rings into one host are neighbours."""
+        """Index of the count of bytes written, by `src`; those of all rings into one host are neighbours.
+
+        Parameters
+        ----------
+        src, to : int
+            Places of two hosts.
+
+        Returns
+        -------
+        int
+            Into `words`.
+        """
         return to * self._n + src
 
     def head(self, src: int, to: int) -> int:
-        """Index of the count of bytes read, by `to`."""
+        """Index of the count of bytes read, by `to`.
+
+        Parameters
+        ----------
+        src, to : int
+            Places of two hosts.
+
+        Returns
+        -------
+        int
+            Into `words`.
+        """
         return self._n * self._n + src * self._n + to
 
     def bytes_of(self, src: int, to: int) -> memoryview:
-        """The ring from `src` to `to`."""
+        """The ring from `src` to `to`.
+
+        Parameters
+        ----------
+        src, to : int
+            Places of two hosts.
+
+        Returns
+        -------
+        memoryview, (ring,) of bytes
+        """
         at = (src * self._n + to) * self.ring
         return self._data[at : at + self.ring]
 
     def connect(self, host: str) -> Rings:
-        """The transport of one host; called in its process."""
+        """The transport of one host; called in its process, whose large arrays lie in its arena from now on."""
+        if self.arenas is not None:
+            self.arenas.of(self.hosts.index(host)).adopt()
         return Rings(self, host)
 
     def forked(self) -> None:
@@ -75,8 +110,8 @@ class Segment:
         """Give memory and bells back; in the launcher, when no process uses them any more."""
         for bell in self.bells.values():
             bell.close()
-        if self.slots is not None:
-            self.slots.close()
+        if self.arenas is not None:
+            self.arenas.close()
         self._data.release()
         self.words.release()
         self._view.release()
@@ -84,7 +119,16 @@ class Segment:
 
 
 class Rings:
-    """One host's end of the rings to and from all others."""
+    """One host's end of the rings to and from all others.
+
+    Its methods are those of every `refsgd.runtimes.node.Transport`.
+
+    Parameters
+    ----------
+    segment : Segment
+    host : str
+        Which process this is.
+    """
 
     def __init__(self, segment: Segment, host: str) -> None:
         me, hosts = segment.hosts.index(host), segment.hosts
@@ -93,21 +137,24 @@ class Rings:
         self._out: dict[str, Outgoing] = {}
         self._in: list[Incoming | None] = []
         self._frames: list[Frame] = []
-        self._hosts, self._arena = hosts, segment.slots.of(me) if segment.slots else None
+        self._hosts, self._arena = hosts, segment.arenas.of(me) if segment.arenas else None
         self._place = {other: partial(self._arena.place, k) for k, other in enumerate(hosts)} if self._arena else {}
         for k, other in enumerate(hosts):
             if k == me:
                 self._in.append(None)
                 continue
             self._out[other] = Outgoing(_writer(segment, me, k))
-            fetch = partial(segment.slots.of(k).fetch, me) if segment.slots else None
+            fetch = partial(segment.arenas.of(k).fetch, me) if segment.arenas else None
             parts = decoder(self._frames.append, segment.nodes[other], segment.nodes[host], fetch=fetch)
             self._in.append(Incoming(_reader(segment, k, me, segment.bells[other]), parts))
         row = segment.tail(0, me)
         self._tails = segment.words[row : row + len(hosts)]
         self._seen = [0] * len(hosts)
         self._stalled: set[str] = set()
-        self._brisk = False  # whether the last sleep was short, and ended with a message
+        self._waiter = Waiter(self._arrived)
+
+    def _arrived(self) -> bool:
+        return bool(self._tails.tolist() != self._seen)
 
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Write a message, or queue what does not fit; never waits."""
@@ -138,19 +185,8 @@ class Rings:
         return frames
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`.
-
-        Where messages came soon the last time it first looks again for a moment, leaving the core to whoever wants it: an answer that
-        is on its way then costs no wake-up.  Who waits for long, as in a paced run, sleeps at once.
-        """
-        began = time.perf_counter()
-        end = began + min(SPIN, timeout) if self._brisk else began
-        while time.perf_counter() < end:
-            if self._tails.tolist() != self._seen:
-                return []
-            os.sched_yield()
-        ready = wait_for([self._bell.fileno(), *others], timeout)
-        self._brisk = time.perf_counter() - began < 2 * SPIN and self._tails.tolist() != self._seen
+        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
+        ready = self._waiter.wait([self._bell.fileno(), *others], timeout)
         if self._bell.fileno() in ready:
             self._bell.drain()
             ready.remove(self._bell.fileno())
@@ -167,11 +203,21 @@ class Rings:
 
     lost = ()  #: memory is never disconnected
 
-    def sever(self) -> None:
-        """Nothing to do: memory is never disconnected."""
+    def sever(self, host: str = "") -> bool:
+        """Nothing to do, so False: memory is never disconnected.
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        bool
+        """
+        return False
 
     def forget(self, host: str) -> None:
-        """A host has died: drop what waits for it, and take back the slots that it held."""
+        """A host has died: drop what waits for it, and take back what it was lent."""
         self._out[host].clear()
         self._stalled.discard(host)
         if self._arena is not None:

@@ -28,7 +28,7 @@ DEEPEST_TUPLE = 4
 MOST_DIMENSIONS = 32
 JOINED = 1 << 14  # up to here one copy is cheaper than a second write
 
-NONE, FALSE, TRUE, INT, FLOAT, TEXT, SCALAR, ARRAY, REPEATED, TUPLE, SLOT = range(11)
+NONE, FALSE, TRUE, INT, FLOAT, TEXT, SCALAR, ARRAY, REPEATED, TUPLE, LENT = range(11)
 DTYPES = [np.dtype(code) for code in ("<f4", "<f8", "<i4", "<i8", "?", "<f2", "|i1", "|u1", "<i2", "<u2", "<u4", "<u8",
                                       "<c8", "<c16")]
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -36,11 +36,11 @@ CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _BYTE, _INT, _FLOAT, _SHORT, _PAIR = (struct.Struct(f) for f in ("<B", "<Bq", "<Bd", "<BH", "<BB"))
 _SHAPES = [struct.Struct(f"<BBB{n}Q") for n in range(MOST_DIMENSIONS + 1)]
 _LENGTHS = [struct.Struct(f"<{n}Q") for n in range(MOST_DIMENSIONS + 1)]
-_Q, _D, _H = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<H")
+_Q, _D, _H, _TWO = (struct.Struct(f) for f in ("<q", "<d", "<H", "<BB"))
 
 Raw = npt.NDArray[np.uint8]
-Place = Callable[[npt.NDArray[Any]], "int | None"]  #: sender's side of an arena: the slot that now holds an array
-Fetch = Callable[[int, tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]  #: receiver's side: the array of a slot
+Place = Callable[[npt.NDArray[Any]], "int | None"]  #: sender's side of an arena: where the array is found
+Fetch = Callable[[int, tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]  #: receiver's side: the array that is there
 
 
 class WireError(ValueError):
@@ -71,9 +71,9 @@ def _describe_array(value: npt.NDArray[Any], parts: list[bytes], raws: list[Raw]
         # One number seen through a shape (np.broadcast_to): nothing but the number needs to travel.
         parts += [shape.pack(REPEATED, code, value.ndim, *value.shape), value.reshape(-1)[:1].tobytes()]
         return
-    slot = place(value) if place is not None and value.flags.c_contiguous else None
-    if slot is not None:
-        parts += [shape.pack(SLOT, code, value.ndim, *value.shape), struct.pack("<Q", slot)]
+    where = place(value) if place is not None and value.flags.c_contiguous else None
+    if where is not None:
+        parts += [shape.pack(LENT, code, value.ndim, *value.shape), _LENGTHS[1].pack(where)]
         return
     parts.append(shape.pack(ARRAY, code, value.ndim, *value.shape))
     if value.nbytes:
@@ -130,9 +130,14 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
     stamp : float
         Start of its transmission [s].
     place : callable, optional
-        Puts an array into shared memory and gives its slot, or None for the stream.
+        Says where in shared memory an array is found, or None for the stream.
     limit : int
         Most payload bytes of a message in this run; its receivers refuse larger ones.
+
+    Returns
+    -------
+    list of memoryview of bytes
+        One where all is small; else head and description, then the bytes of each array.
 
     Raises
     ------
@@ -149,7 +154,7 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
             _describe(value, parts, raws, place, 0)
         except TypeError as error:
             raise TypeError(f"field {type(body).__name__}.{name}{error}") from None
-    total = sum(raw.nbytes for raw in raws)
+    total = sum([raw.nbytes for raw in raws])
     description = b"".join(parts)
     if len(description) > LONGEST_DESCRIPTION or total > limit:
         raise TypeError(f"a message {type(body).__name__} of {total} bytes with {len(description)} of description; "
@@ -175,7 +180,18 @@ class Outgoing:
         self.nbytes = 0  #: bytes that wait
 
     def post(self, views: list[memoryview]) -> int:
-        """Queue the views of a frame and write what goes; bytes written."""
+        """Queue the views of a frame and write what goes; bytes written.
+
+        Parameters
+        ----------
+        views : list of memoryview of bytes
+            Of `encode`.
+
+        Returns
+        -------
+        int
+            Bytes written, also of what waited before.
+        """
         self._waiting.extend(views)
         self.nbytes += sum(map(len, views))
         return self.flush()
@@ -227,7 +243,7 @@ class _Description:
 
     def field(self, depth: int = 0) -> Any:
         kind = self.byte()
-        if kind == ARRAY:
+        if kind == ARRAY or kind == LENT:
             return self.array(kind)
         if kind == NONE:
             return None
@@ -245,18 +261,18 @@ class _Description:
         if kind == SCALAR:
             dtype = DTYPES[self.byte()]
             return np.frombuffer(self.bytes(dtype.itemsize), dtype)[0]
-        if kind in (REPEATED, SLOT):
+        if kind == REPEATED:
             return self.array(kind)
         raise WireError(f"a field of unknown kind {kind}")
 
     def array(self, kind: int) -> npt.NDArray[Any]:
-        dtype, ndim = DTYPES[self.byte()], self.byte()
+        code, ndim = self.take(_TWO)
         if ndim > MOST_DIMENSIONS:
             raise WireError(f"an array of {ndim} dimensions")
-        shape = self.take(_LENGTHS[ndim])
+        dtype, shape = DTYPES[code], self.take(_LENGTHS[ndim])
         if kind == REPEATED:
             return np.broadcast_to(np.frombuffer(self.bytes(dtype.itemsize), dtype)[0], shape)
-        if kind == SLOT:
+        if kind == LENT:
             if self.fetch is None:
                 raise WireError("an array in shared memory, which this stream has not")
             return self.fetch(self.take(_LENGTHS[1])[0], shape, dtype)
@@ -274,7 +290,7 @@ class _Description:
 
 def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: Container[int],
             limit: int = LARGEST_PAYLOAD, fetch: Fetch | None = None) -> Generator[memoryview, None, None]:
-    """Yield the next view to be filled, for ever; call `deliver` with each complete frame.
+    """A generator that cuts a byte stream into frames and calls `deliver` with each complete one.
 
     Bytes go from the stream straight into the array that the program will get: one copy on this side.
 
@@ -287,16 +303,21 @@ def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: 
     limit : int
         Most payload bytes of a frame.
     fetch : callable, optional
-        Gives the array of a slot in shared memory.
+        Gives the array at a place in shared memory.
+
+    Yields
+    ------
+    memoryview of bytes
+        What is to be filled next, for ever; go on when it is full.
 
     Raises
     ------
     WireError
         If the bytes are not a frame of this run.
     """
-    head = bytearray(HEAD.size)
+    head = memoryview(bytearray(HEAD.size))
     while True:
-        yield memoryview(head)
+        yield head
         length, tag, src, to, number, stamp, total = HEAD.unpack(head)
         if not 3 <= length <= LONGEST_DESCRIPTION or total > limit:
             raise WireError(f"a frame of {total} bytes with {length} of description; expected at most {limit} and "
@@ -322,7 +343,15 @@ def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: 
 
 
 class Incoming:
-    """Feeds a decoder from ``read_into(view)``, which gives the number of bytes it had (0: none at present)."""
+    """Feeds a decoder from a byte stream.
+
+    Parameters
+    ----------
+    read_into : callable
+        ``read_into(view)`` writes what it has, as far as it fits, and gives the number of bytes (0: none at present).
+    parts : generator
+        Of `decoder`.
+    """
 
     def __init__(self, read_into: Callable[[memoryview], int], parts: Generator[memoryview, None, None]) -> None:
         self._read_into, self._parts = read_into, parts
@@ -330,8 +359,8 @@ class Incoming:
 
     def pump(self) -> int:
         """Read what there is; bytes read."""
-        moved = 0
-        while n := self._read_into(self._view):
+        moved, read_into, parts = 0, self._read_into, self._parts
+        while n := read_into(self._view):
             moved += n
-            self._view = self._view[n:] if n < len(self._view) else next(self._parts)
+            self._view = self._view[n:] if n < len(self._view) else next(parts)
         return moved

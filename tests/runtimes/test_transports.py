@@ -1,4 +1,4 @@
-"""Rings, slots and sockets, each by itself and in runs that press on their limits."""
+"""Rings, arenas and sockets, each by itself and in runs that press on their limits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
-from refsgd.runtimes import processes, rings, tcp
-from refsgd.runtimes.arena import LARGE, Slots
+from refsgd.runtimes import allocator, board, processes, tcp
+from refsgd.runtimes.allocator import LARGE
+from refsgd.runtimes.arena import Arenas
 from refsgd.runtimes.processes import run
 from refsgd.runtimes.rings import Rings, Segment
 from refsgd.runtimes.simulator import simulate
@@ -44,7 +45,7 @@ PLACES = {host: frozenset([i]) for i, host in enumerate(HOSTS)}
 def ends(request):
     """Both ends of small rings, in one process."""
     segment = Segment(HOSTS, PLACES, ring=4096, arena=request.param)
-    out = [segment.connect(host) for host in HOSTS]
+    out = [Rings(segment, host) for host in HOSTS]
     yield out
     out.clear()
     gc.collect()
@@ -66,7 +67,7 @@ def move(src: Rings, to: Rings, count: int) -> list[Any]:
 def test_messages_larger_than_the_ring_stream_through_it(sizes):
     """In order and whole, whatever wraps where."""
     segment = Segment(HOSTS, PLACES, ring=4096, arena=False)
-    a, b, _ = [segment.connect(host) for host in HOSTS]
+    a, b, _ = [Rings(segment, host) for host in HOSTS]
     for k, size in enumerate(sizes):
         a.post("peer1", Data(np.full(size, k, np.int32), k), 0, 1, k, 0.0)
     frames = move(a, b, len(sizes))
@@ -95,28 +96,116 @@ def test_an_array_stays_true_as_long_as_somebody_holds_it(ends):
 
 def test_an_array_sent_to_many_is_copied_once():
     """One slot, two receivers; free when both have dropped it."""
-    slots = Slots(HOSTS, 2, 1 << 20)
-    mine, theirs = slots.of(0), [slots.of(0), slots.of(0)]
+    arenas = Arenas(HOSTS, 3 << 18)  # room for two
+    mine, theirs = arenas.of(0), [arenas.of(0), arenas.of(0)]
     x, y, z = (np.full(LARGE, k, np.float32) for k in range(3))
-    assert [mine.place(1, x), mine.place(2, x), mine.place(1, y)] == [0, 0, 1]
-    assert mine.place(1, z) is None  # no slot is free: it streams
-    first, second = (arena.fetch(k + 1, 0, x.shape, x.dtype) for k, arena in enumerate(theirs))
-    assert (first == 0).all() and not second.flags.writeable
-    del first
+    first, again, second = mine.place(1, x), mine.place(2, x), mine.place(1, y)
+    assert first == again == 0 and second is not None and second >= x.nbytes
+    assert mine.place(1, z) is None  # no room: it streams
+    lent = [arena.fetch(k + 1, 0, x.shape, x.dtype) for k, arena in enumerate(theirs)]
+    assert all((array == 0).all() and not array.flags.writeable for array in lent)
+    del x
     assert mine.place(1, z) is None
-    del second
+    lent.pop()
+    assert mine.place(1, z) is None  # one of them reads on
+    lent.pop()
     assert mine.place(1, z) == 0
-    for slot, shape in ((5, (4,)), (1, (1 << 30,)), (0, (4,))):
-        with pytest.raises(WireError):
-            theirs[1].fetch(2, slot, shape, np.dtype(np.float32))
+    for distance, shape in ((3 << 18, (4,)), (1 << 70, (4,)), (second, (1 << 30,)), (second, (1 << 17,)), (0, (4,))):
+        with pytest.raises(WireError, match="where none was lent"):
+            theirs[1].fetch(2, distance, shape, np.dtype(np.float32))
     del mine, theirs
-    slots.close()
+    gc.collect()
+    arenas.close()
 
 
 def test_small_and_huge_arrays_stream():
-    """Slots are for the sizes between."""
-    arena = Slots(HOSTS, 2, 1 << 17).of(0)
-    assert arena.place(1, np.zeros(LARGE - 1, np.uint8)) is None and arena.place(1, np.zeros(1 << 18, np.uint8)) is None
+    """An arena is for the sizes between."""
+    arenas = Arenas(HOSTS, 1 << 17)
+    assert arenas.of(0).place(1, np.zeros(LARGE - 1, np.uint8)) is None and arenas.of(0).place(1, np.zeros(1 << 18, np.uint8)) is None
+    arenas.close()
+
+
+class Table:
+    """The table of an arena of three blocks' room, for addresses that nobody writes to."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(allocator.words_of(2), np.int64)
+        allocator.prepare(self.words, 1 << 40, 3 * (LARGE + allocator.STAGGER), 2)
+
+    def take(self, nbytes: int = LARGE) -> int:
+        """How far from the beginning a new block lies; -1 where there is none."""
+        return (allocator.take(self.words, nbytes) or (1 << 40) - 1) - (1 << 40)
+
+
+def test_a_block_is_used_again_when_its_array_and_all_loans_are_gone():
+    """Two loans of one block to one receiver, one of them of its middle: both come back, in any order."""
+    table = Table()
+    words, block = table.words, table.take()
+    assert allocator.lend(words, (1 << 40) + 4096, 1) == 4096 and allocator.lend(words, 1 << 40, 1) == 0
+    allocator.release(words, 1 << 40)
+    given = [allocator.borrow(words, 4096, 100, 1), allocator.borrow(words, 0, LARGE, 1)]
+    assert given[0] == given[1] > 0 and allocator.borrow(words, 0, LARGE, 0) == -1  # nothing was lent to the other
+    allocator.give_back(words, given[0])
+    assert table.take() != block
+    allocator.give_back(words, given[1])
+    assert table.take() == block and allocator.borrow(words, 0, LARGE, 1) == -1
+
+
+def test_a_full_arena_gives_what_fits_and_then_nothing():
+    """A small array takes a large block where there is no better one; the dead keep nothing."""
+    table = Table()
+    large = table.take(2 * LARGE)
+    assert [table.take(), table.take()] == [2 * LARGE + allocator.STAGGER, -1]
+    allocator.lend(table.words, (1 << 40) + large, 1)
+    allocator.release(table.words, (1 << 40) + large)
+    assert table.take() == -1
+    allocator.forget(table.words, 1)
+    assert table.take() == large and table.take() == -1
+
+
+def test_a_loan_does_not_reach_into_the_next_block():
+    """What a receiver asks for lies within one block that it was lent."""
+    table = Table()
+    table.take()
+    next_ = table.take()
+    allocator.lend(table.words, 1 << 40, 1)
+    assert allocator.borrow(table.words, 8, LARGE - 8, 1) > 0 and allocator.borrow(table.words, 8, LARGE - 7, 1) == -1
+    assert allocator.borrow(table.words, next_, 8, 1) == -1 and allocator.lend(table.words, (1 << 40) + 3 * (LARGE + allocator.STAGGER), 1) == -1
+
+
+BORN = """
+import numpy as np
+from refsgd.runtimes.arena import Arenas
+from refsgd.runtimes.allocator import LARGE
+arenas = Arenas(["peer0", "peer1"], 1 << 22)
+mine, theirs = arenas.of(0), arenas.of(0)
+before = np.full(LARGE, 1, np.uint8)
+mine.adopt()
+x, zeros = np.full(LARGE, 2, np.uint8), np.zeros(LARGE, np.uint8)
+grown = np.full(LARGE, 3, np.uint8)
+grown.resize(2 * LARGE, refcheck=False)
+shrunk = np.full(2 * LARGE, 4, np.uint8)
+shrunk.resize(100, refcheck=False)
+at = [mine.place(1, a) for a in (x, zeros, before, x[5:], x[: LARGE - 1], grown)]
+print(at[:2] == [0, at[1]], at[3] is None, at[4] is None, zeros.any(), (grown[:LARGE] == 3).all(), grown[LARGE:].any(), (shrunk == 4).all())
+view = theirs.fetch(1, at[0], (LARGE,), np.dtype(np.uint8))
+x[0] = 7  # a program must not; it shows that there is one memory
+print(view[0], theirs.fetch(1, at[2], (LARGE,), np.dtype(np.uint8))[0])
+del x
+fresh = np.full(LARGE, 9, np.uint8)
+print(view[0], mine.place(1, fresh) != at[0])
+del view, fresh
+print(mine.place(1, np.full(LARGE, 9, np.uint8)) == at[0])
+many = [np.full(1 << 20, k, np.uint8) for k in range(8)]  # more than there is room for
+print([int(a[-1]) for a in many] == list(range(8)), sum(mine.place(1, a) is not None for a in many) < 8)
+"""
+
+
+def test_numpy_makes_large_arrays_in_the_arena():
+    """In a process of its own, as it stays so for its life."""
+    done = subprocess.run([sys.executable, "-c", BORN], capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.split("\n") == [
+        "True True True False True False True", "7 1", "7 True", "True", "True True", ""], done
 
 
 def flood(other, count, size):
@@ -167,8 +256,8 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
         b.wait(timeout, [])
         return looks > 0
 
-    monkeypatch.setattr(rings, "SPIN", 0.01)
-    monkeypatch.setattr(rings.os, "sched_yield", leave_the_core)
+    monkeypatch.setattr(board, "SPIN", 0.01)
+    monkeypatch.setattr(board.os, "sched_yield", leave_the_core)
     assert not looked(0.001)  # nobody has answered yet
     a.post("peer1", Data(1), 0, 1, 0, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1  # it is there: this wait was short
@@ -178,7 +267,7 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
     assert not looked(1.0) and not looked(0.001)
     a.post("peer1", Data(2), 0, 1, 1, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1
-    monkeypatch.setattr(rings.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
+    monkeypatch.setattr(board.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
     b.wait(1.0, [])
     assert len(move(a, b, 1)) == 1  # seen without sleeping
 
@@ -417,15 +506,16 @@ def main():
         yield Compute(lambda: [np.ones(1 << 18, np.float32) for _ in range(4)])
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-print(processes.run({"worker0": Node(main())}).values["worker0"])
+for transport in ("shm", "tcp"):
+    print(processes.run({"worker0": Node(main())}, transport=transport).values["worker0"])
 processes.keep_memory = lambda: None
-print(processes.run({"worker0": Node(main())}).values["worker0"])
+print(processes.run({"worker0": Node(main())}, transport="tcp").values["worker0"])
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what is freed, or not, as they like")
 def test_fresh_vectors_use_memory_that_is_there():
-    """Four of 1 MB have 1,024 pages, which without `keep_memory` are faulted in each of 20 times."""
+    """Four of 1 MB have 1,024 pages, which without an arena and without `keep_memory` are faulted in each of 20 times."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=60)
-    kept, given_back = map(int, done.stdout.split())
-    assert kept < 5 * 1024 and given_back > 10 * 1024
+    arena, kept, given_back = map(int, done.stdout.split())
+    assert max(arena, kept) < 5 * 1024 and given_back > 10 * 1024
