@@ -156,7 +156,19 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     path : Path
         In an existing folder; the file is replaced.
     checkpoint : Checkpoint
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be written; what was there before is left as it was.
     """
+    try:
+        _replace(path, checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written ({error.strerror}); expected a folder that is there, with free space") from None
+
+
+def _replace(path: Path, checkpoint: Checkpoint) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".checkpoint-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -562,7 +574,8 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
         journal(event)  # type: ignore[misc]
     with on_request(meeting.pause.want if meeting.pause is not None else None):
         if runtime == "mpi":
-            run = mpi.run(meeting.deployment, machine, seed, everywhere=True, journal=tell, pause=meeting.pause, beginning=meeting.beginning)
+            run = mpi.run(meeting.deployment, machine, seed, everywhere=True, journal=tell, pause=meeting.pause,
+                          beginning=meeting.beginning, largest=largest)
             assert run is not None
             return run
         return processes.run(meeting.deployment, machine, seed, transport="shm" if runtime == "processes" else runtime, on_start=on_start,

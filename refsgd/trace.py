@@ -34,7 +34,8 @@ class Event(NamedTuple):
     mark      ``name`` and the mark's own values
     load, add ``part`` of a shared cell, ``ticket``: the common order of locked accesses (real processes)
     return    the program has ended
-    died      the node's process has ended before its programs: ``reason``
+    died      the node's process has ended before its programs: ``reason``; of real processes ``silent``, seconds from
+              its last sign of life until that was known
     ========= ==========================================================================================
     """
 
@@ -170,11 +171,15 @@ class Trace:
 
     @cached_property
     def iteration_rate(self) -> float:
-        """Iterations per second of all workers together; each worker's rate counts until its own last event."""
+        """Iterations per second of all workers together; each worker's rate counts until its own last event.
+
+        Where late gradients are dropped, a worker skips iterations: all go through as many as there are updates.
+        """
+        counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0)) if self.marks("drop") else self.iterations
         ends: dict[str, float] = {}
         for e in self.of("return"):
             ends[e.node] = max(ends.get(e.node, 0.0), e.time) if e.program == 0 else ends.get(e.node, 0.0)
-        return sum(count / ends[w] for w, count in self.iterations.items() if ends.get(w, 0.0) > 0)
+        return sum(count / ends[w] for w, count in counts.items() if ends.get(w, 0.0) > 0)
 
     # -- staleness and clocks ------------------------------------------------------------------------------
 

@@ -195,9 +195,33 @@ def test_a_checkpoint_is_never_half_written(folder, monkeypatch):
     """A full disk in the middle of writing leaves the earlier ones and nothing else."""
     names = sorted(p.name for p in folder.iterdir())
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-000004 could not be written \(No space left on device\); expected .* free space"):
         refsgd.run("bsp", checkpoint=folder, checkpoint_every=0.1, **arguments("bsp", steps=45))
     assert sorted(p.name for p in folder.iterdir()) == names
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "/dev/null/nope", "file/nope"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(place, tmp_path, capsys, monkeypatch):
+    """In one line that says what to do."""
+    from refsgd.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("refsgd.checkpoint.perform", lambda *rest: pytest.fail("it ran"))
+    assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--checkpoint", place]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"refsgd: checkpoint {place}: nothing can be written there (") and said.count("\n") == 1 and "expected a folder" in said
+
+
+def test_a_record_that_cannot_be_written_is_one_line(capsys):
+    """Nowhere to begin, or a disk that is full."""
+    from refsgd.cli import main
+
+    command = ["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--record"]
+    assert main([*command, "/proc/nope"]) == 2
+    assert capsys.readouterr().err == "refsgd: the record /proc/nope cannot be written (No such file or directory); expected a place for a file\n"
+    assert main([*command, "/dev/full"]) == 1
+    assert capsys.readouterr().err == "refsgd: the record /dev/full could not be written (No space left on device); expected more free space\n"
 
 
 def test_only_the_same_run_goes_on(folder):

@@ -38,7 +38,15 @@ class _Lock:
 
 
 def share(deployment: Deployment, tickets: int = 0) -> None:
-    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have been."""
+    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have been.
+
+    Parameters
+    ----------
+    deployment : Deployment
+        Its cells are changed in place.
+    tickets : int
+        Number of the first access: how many an earlier part of the run has made.
+    """
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
     lock = _Lock(tickets) if found else None
     for cell in found.values():
@@ -48,19 +56,61 @@ def share(deployment: Deployment, tickets: int = 0) -> None:
 
 
 def load(effect: Load) -> tuple[Any, int]:
-    """A copy of one part of a cell, and the number of this access."""
+    """A copy of one part of a cell, and the number of this access.
+
+    Parameters
+    ----------
+    effect : Load
+
+    Returns
+    -------
+    ndarray, (size of the part,), dtype of the cell
+    int
+
+    Raises
+    ------
+    RuntimeError
+        If the cell's lock is held for longer than `PATIENCE`.
+    """
     cell: Cell = effect.cell
     with cell.lock.ticket() as number:
         return cell.x[cell.cut[effect.part]].copy(), number
 
 
 def before(effect: Add) -> Any:
-    """What an `Add` that is not atomic adds to: what it reads now."""
+    """What an `Add` that is not atomic adds to: what it reads now.
+
+    Parameters
+    ----------
+    effect : Add
+
+    Returns
+    -------
+    ndarray, (size of the part,), or None
+        None for an atomic one, which reads when it writes.
+    """
     return None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
 
 
 def add(effect: Add, seen: Any) -> int | None:
-    """Write an `Add`; its number, or None where no lock gives it one."""
+    """Write an `Add`; its number, or None where no lock gives it one.
+
+    Parameters
+    ----------
+    effect : Add
+    seen : ndarray, (size of the part,), or None
+        Of `before`.
+
+    Returns
+    -------
+    int or None
+        None for an `Add` that is not atomic.
+
+    Raises
+    ------
+    RuntimeError
+        If the cell's lock is held for longer than `PATIENCE`.
+    """
     if not effect.atomic:
         add_to(effect, seen)
         return None

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, where
+from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, no_effect, no_message, unread, where
 from refsgd.trace import Event, Run, Trace
 
 Check = Callable[[Run], None]
@@ -161,6 +161,8 @@ class World:
         if isinstance(effect, Send):
             if effect.to not in self.boxes:
                 raise ValueError(f"{task.node}: {line_of(task.program)} sends to {effect.to!r}; expected one of {', '.join(self.nodes)}")
+            if not hasattr(effect.body, "_fields"):
+                raise no_message(task.node, task.program, effect.body)
             freeze(effect.body)
             channel = task.node, effect.to
             number, size = self._numbers.get(channel, 0), payload_bytes(effect.body)
@@ -184,7 +186,7 @@ class World:
             add_to(effect, self._seen.pop((task.node, task.index), None))
             self._record(task, "add", {"part": effect.part})
             return None
-        raise TypeError(f"{task.node}: {line_of(task.program)} yielded {effect!r}; expected an effect (a sub-program needs `yield from`)")
+        raise no_effect(task.node, task.program, effect)
 
     def _take(self, task: _Task, kind: str) -> tuple[str, Any] | None:
         hit = self.boxes[task.node].take(task.effect.kinds, task.effect.src)
@@ -283,7 +285,7 @@ class World:
         """Nothing is under way: an error, or the next responder is told that the run has ended."""
         waiting = [t for t in self.all_tasks() if t.index == 0 and t.effect is not None]
         if waiting:
-            lines = "; ".join(f"{t.node} at {line_of(t.program)} waits for {describe(t.effect)}" for t in waiting)
+            lines = "; ".join(f"{t.node} at {line_of(t.program)} waits for {describe(t.effect)}{unread(self.boxes[t.node].letters)}" for t in waiting)
             raise Stuck(f"deadlock: {lines}")
         for task in self.all_tasks():
             if task.effect is not None:

@@ -4,7 +4,8 @@ A step of a worker or peer is a gradient, of a server an update, counted from 0.
 
 ====== ================================================================================================
 kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also the server beside it
-drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and ends
+drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and ends; or it loses
+       that to one other (TCP: which both find out, and a second later it ends; a worker sooner than a server)
 pause  the node's process stands still for so many seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
 slow   from this step on all computing of the node takes so many times as long
 delay  from this step on messages of the node (to one other, if that is named) arrive so many seconds later
@@ -29,14 +30,15 @@ from typing import Any, NamedTuple
 
 from refsgd.effects import Array, Deployment
 from refsgd.runtimes.programs import counts_steps
-from refsgd.trace import Run
+from refsgd.trace import Run, is_worker
 
 #: what can befall a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
 KEEP = 8  # newest parameters that every node holds where the run may be halted and go on from them
 EXPECTED = ("expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, slow ROLE RANK at step STEP by "
-            "FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, or random COUNT seed SEED")
+            "FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, "
+            "drop ROLE RANK to ROLE RANK at step STEP, or random COUNT seed SEED")
 _PLANNED = re.compile(r"(?P<kind>kill|drop|pause|slow|delay) +(?P<role>[a-z]+) *(?P<rank>\d+)"
                       r"( +to +(?P<other>[a-z]+) *(?P<place>\d+))? +at +step +(?P<step>\d+)"
                       r"( +(?P<word>for|by) +(?P<amount>[0-9.]+(e-?\d+)?))?")
@@ -47,7 +49,8 @@ _WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by
 class Fault(NamedTuple):
     """One fault of a plan: `kind` befalls `node` when it begins gradient (a server: update) number `step`, from 0.
 
-    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late ("": all).
+    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late (delay), or the other end
+    of the connection that is lost (drop); "" means all.
 
     Examples
     --------
@@ -76,7 +79,7 @@ class Fault(NamedTuple):
         Fault
         """
         match = _PLANNED.fullmatch(text.strip())
-        if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] != "delay"):
+        if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] not in ("delay", "drop")):
             raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
         fault = cls(match["kind"], match["role"] + match["rank"], int(match["step"]), float(match["amount"] or 0),
                     f"{match['other']}{match['place']}" if match["other"] else "")
@@ -168,8 +171,27 @@ def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
             if node not in known:
                 raise ValueError(f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
         ends[fault.node] += fault.kind in ("kill", "drop")
+        if fault.kind == "drop" and fault.to and (fault.to == fault.node or gives_up(fault.node, fault.to, known) != fault.node):
+            raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of two workers the later one; "
+                             "expected that one first")
         if fault.step < 0 or ends[fault.node] > 1 or fault.kind not in KINDS:
             raise ValueError(f"fault {str(fault)!r}; expected a known kind, a step >= 0, and one end for each node")
+
+
+def gives_up(one: str, other: str, nodes: Sequence[str]) -> str:
+    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the later one.
+
+    Parameters
+    ----------
+    one, other : str
+    nodes : sequence of str
+        In the deployment's order.
+
+    Returns
+    -------
+    str
+    """
+    return max(one, other, key=lambda node: (is_worker(node), nodes.index(node)))
 
 
 class Halted(Exception):

@@ -42,7 +42,8 @@ class Faulty(Simulator):
     def _die(self, fault: Fault) -> None:
         host = self.host[fault.node]
         gone = [node for node in self.nodes if self.host[node] == host]
-        how = "was killed" if fault.kind == "kill" else "lost its connections"
+        lost = f"its connection to {fault.to}" if fault.to else "its connections"
+        how = "was killed" if fault.kind == "kill" else f"lost {lost}"
         reason = f"{fault.node} {how} as planned at step {fault.step}"
         if self._on_death == "stop" or len(self.dead) + len(gone) == len(self.nodes):
             raise RunFailed(f"{reason}, at {self.now:.6g} s", host)

@@ -18,6 +18,7 @@ from refsgd.runtimes.replay import ReplayError, Steps, step
 from refsgd.trace import Event, Trace
 
 FORMAT = 2
+ADVICE = "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what --json or --trace writes cannot be replayed): run it again with --record"
 
 
 def line(value: Any) -> bytes:
@@ -54,15 +55,19 @@ class Journal:
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str], made: bool = False) -> None:
         self._tickets, self._workers = 0, sum(not node.startswith("server") for node in nodes)
-        self._made = made
+        self._made, self._path = made, path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (0 if made else os.O_CREAT | os.O_TRUNC), 0o644)
         if not made:
             self._write({"record": FORMAT, **header, "nodes": list(nodes)})
 
     def _write(self, value: Any) -> None:
         data = line(value)
-        if os.write(self._fd, data) < len(data):
-            raise OSError("the record could not be written whole; expected more free space")
+        try:
+            whole, why = os.write(self._fd, data) == len(data), "a part of a line"
+        except OSError as error:
+            whole, why = False, str(error.strerror)
+        if not whole:
+            raise RuntimeError(f"the record {self._path} could not be written ({why}); expected more free space")
 
     def __call__(self, event: Event) -> None:
         """Write what a program did."""
@@ -125,18 +130,19 @@ def read(path: str | Path) -> Record:
     rows = Path(path).read_bytes().split(b"\n")
     torn, values = rows.pop(), list[Any]()
     if not rows and not torn.startswith(b"{"):
-        raise ReplayError(f"{path}: not a record; expected a file that refsgd run --record wrote")
+        raise ReplayError(f"{path}: not a record; {ADVICE}")
     for number, row in enumerate(rows, 1):
         text, _, check = row.rpartition(b" ")
         if check != b"%08x" % zlib.crc32(text):
             if number == 1:
-                raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; expected a file that "
-                                  "refsgd run --record wrote")
+                raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
             raise ReplayError(f"{path}, line {number}: the line is not as it was written (its checksum differs); expected a file "
                               "that nobody has altered")
         values.append(json.loads(text))
     header = values[0] if values and isinstance(values[0], dict) else {}
-    if header.get("record") != FORMAT:
+    if "record" not in header:
+        raise ReplayError(f"{path}: not a record; {ADVICE}")
+    if header["record"] != FORMAT:
         raise ReplayError(f"{path}: record format {header.get('record')!r}; expected {FORMAT}")
     steps: Steps = {node: [] for node in header["nodes"]}
     end = None

@@ -61,7 +61,17 @@ class Network(Protocol):
     bells: dict[str, Bell]
 
     def connect(self, host: str) -> Transport:
-        """The transport of one process; called in it, after the fork."""
+        """The transport of one process; called in it, after the fork.
+
+        Parameters
+        ----------
+        host : str
+            Which process this is.
+
+        Returns
+        -------
+        Transport
+        """
         ...
 
     def forked(self) -> None:
@@ -224,13 +234,16 @@ class Launch:
 
     def _lost(self, host: str, error: BaseException, cause: BaseException | None) -> None:
         """Raise the error, or, if the run is to survive a death, tell all others of it."""
+        silent = (time.monotonic_ns() - self.words(host, BEAT)) / 1e9  # at least what it took to notice
+        if isinstance(error, RunFailed):
+            error.silent = silent
         survives = self.on_death != "stop" and isinstance(error, RunFailed) and self.board.words[START]
         if not survives or self._closing or len(self.dead) + 1 == len(self.hosts):
             raise error from cause
         log.warning("%s; the run goes on without it", error)
         self.dead.append(host)
         now = time.monotonic() - self.board.words[START] / 1e9
-        self._epitaphs += [Event(now, node, 0, "died", {"reason": str(error)})
+        self._epitaphs += [Event(now, node, 0, "died", {"reason": str(error), "silent": silent})
                            for node, where in self.host.items() if where == host]
         self.board.of(host)[DEAD] = 1
         self.board.words[DEATHS] = len(self.dead)

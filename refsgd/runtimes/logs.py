@@ -65,7 +65,7 @@ def shared_handlers() -> Iterator[None]:
             threading.Thread(target=shared.close, daemon=True).start()
 
 
-class PipeHandler(logging.handlers.QueueHandler):
+class _PipeHandler(logging.handlers.QueueHandler):
     """In a child: gives each record, made fit to travel, to a function that writes it to the parent."""
 
     def __init__(self, write: Callable[[logging.LogRecord], None]) -> None:
@@ -78,8 +78,14 @@ class PipeHandler(logging.handlers.QueueHandler):
 
 
 def to_parent(write: Callable[[logging.LogRecord], None]) -> None:
-    """In a child: give all records to `write`, which hands them to the parent's loggers, instead of handlers."""
-    handler = PipeHandler(write)
+    """In a child: give all records to `write`, which hands them to the parent's loggers, instead of handlers.
+
+    Parameters
+    ----------
+    write : callable
+        ``write(record)``; records come made fit for pickling.
+    """
+    handler = _PipeHandler(write)
     for logger in loggers_with_handlers():
         logger.handlers[:] = [] if logger.propagate else [handler]
     logging.getLogger().handlers[:] = [handler]
@@ -94,7 +100,7 @@ def flush() -> None:
                 handler.queue.join_thread()
 
 
-class WhoAndWhen(logging.Filter):
+class _WhoAndWhen(logging.Filter):
     """Puts ``record.node`` and ``record.step`` (the program's count of Computes) on each record of a child."""
 
     def __init__(self, standing: Callable[[], tuple[str, int]]) -> None:
@@ -108,8 +114,14 @@ class WhoAndWhen(logging.Filter):
 
 
 def stamp_records(standing: Callable[[], tuple[str, int]]) -> None:
-    """In a child: note on every record which node logged it, at which step."""
-    stamp = WhoAndWhen(standing)
+    """In a child: note on every record which node logged it, at which step.
+
+    Parameters
+    ----------
+    standing : callable
+        Gives the node for which the calling thread works, and its step, such as `Driver.standing`.
+    """
+    stamp = _WhoAndWhen(standing)
     for logger in loggers_with_handlers():
         for handler in logger.handlers:
             handler.filters = [stamp, *handler.filters]

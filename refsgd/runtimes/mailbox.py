@@ -79,7 +79,7 @@ class Mailbox:
                 continue
             tag, body = letter.tag, letter.body
             for kind in kinds:
-                if tag == tag_of(kind):
+                if type(body) is kind or tag == tag_of(kind):
                     if i:
                         del letters[i]
                     else:

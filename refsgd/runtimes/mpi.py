@@ -24,7 +24,7 @@ from refsgd.runtimes.node import Aborted, Driver
 from refsgd.runtimes.pause import Beginning, Pause
 from refsgd.runtimes.reports import deadlock, failure, in_words, join, report
 from refsgd.runtimes.simulator import RunFailed
-from refsgd.runtimes.wire import Frame, Incoming, decoder, encode
+from refsgd.runtimes.wire import HEAD, LARGEST_PAYLOAD, LONGEST_DESCRIPTION, Frame, Incoming, WireError, decoder, encode
 from refsgd.trace import Event, Run
 
 if TYPE_CHECKING:
@@ -51,12 +51,36 @@ Made = TypeVar("Made")
 
 
 def in_order(make: Callable[[bool], Made]) -> Made:
-    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one computer."""
+    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one computer.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(first)``, told whether this is rank 0.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    RunFailed
+        If the ranks are on several computers, or there is no MPI.
+    OSError
+        On all ranks, if `make` raised it on rank 0.
+    """
     comm = world()
     if comm.Split_type(_shared()).size < comm.size:
         raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
-    first = make(True) if comm.rank == 0 else None
-    comm.Barrier()
+    first, error = None, None
+    if comm.rank == 0:
+        try:
+            first = make(True)
+        except OSError as found:
+            error = found
+    error = comm.bcast(error)  # or the others would wait for ever
+    if error is not None:
+        raise error
     return first if first is not None else make(False)
 
 
@@ -67,7 +91,22 @@ def _shared() -> int:
 
 
 def shared_bytes(nbytes: int) -> Any:
-    """Zeroed memory that all ranks share; raises `RunFailed` if they are on several computers."""
+    """Zeroed memory that all ranks share; raises `RunFailed` if they are on several computers.
+
+    Parameters
+    ----------
+    nbytes : int
+
+    Returns
+    -------
+    memory, (nbytes,) of bytes
+        MPI's own buffer, which is sliced and written as a memoryview is.
+
+    Raises
+    ------
+    RunFailed
+        If the ranks are on several computers, or there is no MPI.
+    """
     comm = world()
     from mpi4py import MPI
 
@@ -83,11 +122,31 @@ def shared_bytes(nbytes: int) -> Any:
 
 
 class Ranks:
-    """One rank's messages to and from all others, and its part in the counting."""
+    """One rank's messages to and from all others, and its part in the counting.
 
-    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], board: Board, deadline: float) -> None:
+    Its methods that are not explained are those of every `refsgd.runtimes.node.Transport`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        As many ranks as hosts.
+    rounds : mpi4py.MPI.Comm
+        A duplicate, in which only the counting happens.
+    hosts : sequence of str
+        By rank.
+    board : Board
+        Of this rank alone.
+    deadline : float
+        Seconds without a message after which a rank that needs one gives up.
+    largest : int
+        Most payload bytes of a message: no rank makes another one take more memory for it.
+    """
+
+    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], board: Board, deadline: float,
+                 largest: int = LARGEST_PAYLOAD) -> None:
         from mpi4py import MPI
 
+        self._hosts, self._largest, self._longest = hosts, largest, HEAD.size + LONGEST_DESCRIPTION + largest
         self._deadline, self._heard = deadline, time.monotonic()
         self._mpi, self._comm, self._rounds = MPI, comm, rounds
         self._rank = {host: k for k, host in enumerate(hosts)}
@@ -105,7 +164,7 @@ class Ranks:
 
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Hand a message to MPI; never waits."""
-        frame = b"".join(encode(body, src, to, number, stamp))
+        frame = b"".join(encode(body, src, to, number, stamp, limit=self._largest))
         request = self._comm.Isend([frame, self._mpi.BYTE], self._rank[host], MESSAGE)
         self._pending.append((request, frame))
 
@@ -115,12 +174,14 @@ class Ranks:
             self._pending = [one for one in self._pending if not one[0].Test()]
         status = self._mpi.Status()
         while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
-            data = bytearray(status.Get_count(self._mpi.BYTE))
-            message.Recv([data, self._mpi.BYTE])
+            data, src = self._receive(message, status), status.Get_source()
             if status.Get_tag() == FAILED:
                 self._command[COMMAND] = ABORT
                 break
-            self._decode(memoryview(data), status.Get_source())
+            try:
+                self._decode(memoryview(data), src)
+            except WireError as error:
+                raise WireError(f"from {self._hosts[src]} (rank {src}) came {error}") from None
         if not self._frames:
             return []
         self._nap, self._heard = SHORTEST, time.monotonic()
@@ -128,7 +189,25 @@ class Ranks:
         self._frames.clear()
         return frames
 
+    def _receive(self, message: MPI.Message, status: MPI.Status) -> bytearray:
+        """The bytes of a message that MPI has matched; one that is longer than any frame ends the job, and no memory is taken for it."""
+        count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
+        if count > self._longest:  # MPI cannot refuse it: its sender would wait for ever, and Open MPI does not survive cutting it short
+            self._abort(f"from {self._hosts[src]} (rank {src}) came a message of {count} bytes; expected at most {self._longest}")
+        data = bytearray(count)
+        message.Recv([data, self._mpi.BYTE])
+        return data
+
+    def _abort(self, why: str) -> None:
+        sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
+        sys.stderr.flush()
+        self._comm.Abort(1)
+
     def _decode(self, data: memoryview, src: int) -> None:
+        """Check that these bytes are one frame of this run, and keep it."""
+        length, *_, total = HEAD.unpack_from(data) if len(data) >= HEAD.size else (0, 0)
+        if len(data) != HEAD.size + length + total:
+            raise WireError(f"a message of {len(data)} bytes; expected one frame, of {HEAD.size + length + total} by its head")
         at = 0
 
         def read_into(view: memoryview) -> int:
@@ -138,7 +217,7 @@ class Ranks:
             at += n
             return n
 
-        Incoming(read_into, decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank])).pump()
+        Incoming(read_into, decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank], self._largest)).pump()
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
@@ -165,8 +244,18 @@ class Ranks:
 
     lost = ()  #: MPI ends the job where a connection is lost
 
-    def sever(self) -> None:
-        """Nothing to do: no faults are planned here."""
+    def sever(self, host: str = "") -> bool:
+        """Nothing to do, so False: no faults are planned here.
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        bool
+        """
+        return False
 
     def forget(self, host: str) -> None:
         """Nothing to do: if a rank dies, `mpiexec` ends all."""
@@ -206,7 +295,13 @@ class Ranks:
         self._request = self._rounds.Iallreduce(self._mine, self._total)
 
     def finish_rounds(self, count: int) -> None:
-        """Take part in all rounds that any rank has begun: a collective that is left open never completes."""
+        """Take part in all rounds that any rank has begun: a collective that is left open never completes.
+
+        Parameters
+        ----------
+        count : int
+            The most rounds that any rank has begun.
+        """
         while True:
             if self._request is not None:
                 self._request.Wait()
@@ -222,13 +317,17 @@ class Ranks:
                 self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
 
     def meet(self, line: str) -> None:
-        """Wait until all ranks have ended their part; if that takes too long after a failure, end the job with its `line`."""
+        """Wait until all ranks have ended their part; if that takes too long after a failure, end the job with its `line`.
+
+        Parameters
+        ----------
+        line : str
+            What failed here; empty where nothing did, and then the wait has no end.
+        """
         request, end = self._comm.Ibarrier(), time.monotonic() + GRACE
         while not request.Test():
             if line and time.monotonic() > end:
-                sys.stderr.write(f"refsgd: {line}; not all ranks heard of it within {GRACE:g} s, so MPI_Abort ends them\n")
-                sys.stderr.flush()
-                self._comm.Abort(1)
+                self._abort(f"{line}; not all ranks heard of it within {GRACE:g} s")
             time.sleep(LONGEST)
 
     def drain(self) -> None:
@@ -236,7 +335,7 @@ class Ranks:
         barrier, status = None, self._mpi.Status()
         while barrier is None or not barrier.Test():
             while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
-                message.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
+                self._receive(message, status)
             if barrier is None and all(request.Test() for request, _ in self._pending):
                 barrier = self._comm.Ibarrier()
             time.sleep(SHORTEST)
@@ -245,7 +344,7 @@ class Ranks:
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
         comm: MPI.Intracomm | None = None, everywhere: bool = False, deadline: float = PATIENCE,
         journal: Callable[[Event], None] | None = None, pause: Pause | None = None,
-        beginning: Beginning | None = None) -> Run | None:
+        beginning: Beginning | None = None, largest: int | None = None) -> Run | None:
     """Run a deployment over MPI; every rank of `comm` calls this with the same arguments.
 
     Parameters
@@ -266,7 +365,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         Seconds for which a rank waits for a message before it ends the run.
     journal : callable, optional
         Told, in the rank where it happens, each event at once (`refsgd.runtimes.journal`).
-    pause, beginning
+    pause, beginning, largest
         As of `refsgd.runtimes.processes.run`.
 
     Returns
@@ -305,7 +404,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     if own != MPI.COMM_NULL:
         rounds = own.Dup()
         try:
-            result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer, deadline, journal, pause, beginning)
+            result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer, deadline, journal, pause, beginning,
+                            LARGEST_PAYLOAD if largest is None else largest)
         except Exception as error:
             failure = error
         rounds.Free()
@@ -322,12 +422,12 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
 
 def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: Deployment, machine: Machine,
            seed: int, observe: int, one_computer: bool, deadline: float, journal: Callable[[Event], None] | None,
-           pause: Pause | None, beginning: Beginning | None) -> Run | None:
+           pause: Pause | None, beginning: Beginning | None, largest: int) -> Run | None:
     """One rank's part of a run."""
     me, place, order = hosts[comm.rank], machine.hosts(deployment), list(deployment)
     programs = {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].responders))]}
     board = Board(programs)
-    ranks = Ranks(comm, rounds, hosts, board, deadline)
+    ranks = Ranks(comm, rounds, hosts, board, deadline, largest)
     ranks.nodes = {k: frozenset(i for i, n in enumerate(order) if place[n] == host) for k, host in enumerate(hosts)}
     driver = Driver(me, deployment, machine, seed, ranks, board, lambda: None, (), observe)
     driver.journal, driver.pause = journal, pause

@@ -61,10 +61,10 @@ from refsgd.runtimes.board import (
     Notes,
 )
 from refsgd.runtimes.computing import Computing, Done, Job, Task
-from refsgd.runtimes.faults import Fault, Plan, can_be_ended
+from refsgd.runtimes.faults import Fault, Plan, can_be_ended, gives_up
 from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import freeze, line_of
+from refsgd.runtimes.programs import blame, freeze, line_of, no_effect
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
 from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
@@ -86,7 +86,26 @@ class Transport(Protocol):
     """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `wait`."""
 
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Hand over a message with its nominal start; what does not fit now is kept and sent later."""
+        """Hand over a message; what does not fit now is kept and sent later.
+
+        Parameters
+        ----------
+        host : str
+            Where the receiver lives.
+        body : NamedTuple
+            The message; its arrays are read-only from now on.
+        src, to : int
+            Places of sender and receiver in the deployment's order.
+        number : int
+            Of the message in the channel (src, to), from 0.
+        stamp : float
+            Nominal start of its transmission [s since the common start].
+
+        Raises
+        ------
+        TypeError
+            If a field of the message cannot travel, or the message is too large (`refsgd.runtimes.wire.encode`).
+        """
         ...
 
     def take(self) -> list[Frame]:
@@ -94,7 +113,20 @@ class Transport(Protocol):
         ...
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something comes or `timeout` seconds have passed; those of `others` that are readable."""
+        """Sleep until something comes, or there is room for what did not fit, or the time is up.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        others : sequence of int
+            Descriptors that also end the sleep when they become readable.
+
+        Returns
+        -------
+        list of int
+            Those of `others` that are readable.
+        """
         ...
 
     def knock(self) -> None:
@@ -107,7 +139,12 @@ class Transport(Protocol):
         ...
 
     def forget(self, host: str) -> None:
-        """A host has died: drop what is kept for it."""
+        """A host has died: drop what is kept for it.
+
+        Parameters
+        ----------
+        host : str
+        """
         ...
 
     @property
@@ -115,8 +152,19 @@ class Transport(Protocol):
         """Hosts whose connection has ended."""
         ...
 
-    def sever(self) -> None:
-        """Cut all connections at once, as a broken network does."""
+    def sever(self, host: str = "") -> bool:
+        """Cut all connections at once, or that to one host, as a broken network does.
+
+        Parameters
+        ----------
+        host : str
+            "": all.
+
+        Returns
+        -------
+        bool
+            Whether there was a connection to cut.
+        """
         ...
 
     def close(self) -> None:
@@ -207,7 +255,13 @@ class Driver:
     # -- stopping and going on -----------------------------------------------------------------------------
 
     def go_on(self, beginning: Beginning) -> None:
-        """Stand where an earlier run stood, of which the programs of the deployment are."""
+        """Stand where an earlier run stood, of which the programs of the deployment are.
+
+        Parameters
+        ----------
+        beginning : Beginning
+            Its seconds, messages, values, effects and draws become this driver's.
+        """
         self.now = self.seconds = beginning.seconds
         self._numbers.update({channel: n for channel, n in beginning.numbers.items() if channel[0] in self.boxes})
         self._next.update(beginning.numbers)
@@ -237,22 +291,64 @@ class Driver:
         return self._numbers
 
     def got(self, src: str, to: str) -> int:
-        """Messages that have come in from a node of another host."""
+        """Messages that have come in from a node of another host.
+
+        Parameters
+        ----------
+        src : str
+        to : str
+            A node here.
+
+        Returns
+        -------
+        int
+            Their number, also of those that the emulated link still holds.
+        """
         return self._next.get((src, to), 0)
 
     def listen(self, timeout: float) -> None:
-        """Take over what comes in, and let nothing happen."""
+        """Take over what comes in, and let nothing happen.
+
+        Parameters
+        ----------
+        timeout : float
+            Longest wait, in seconds.
+
+        Raises
+        ------
+        Aborted
+            If the launcher is gone.
+        """
         self._words[BEAT] = time.monotonic_ns()
         if self.transport.wait(timeout, self.watch):
             raise Aborted
         self._collect()
 
     def programs(self, node: str) -> list[tuple[Program[Any], Any]]:
-        """The programs of a node here, with the effects at which they stand."""
+        """The programs of a node here, with the effects at which they stand.
+
+        Parameters
+        ----------
+        node : str
+
+        Returns
+        -------
+        list of (generator, effect)
+            The main program first; the effect of one that has ended is None.
+        """
         return [(task.program, task.effect) for task in self._tasks[node]]
 
     def letters(self, node: str) -> list[Letter]:
-        """What has come, or is about to arrive, and has not been received by a node here; by sender and number."""
+        """What has come, or is about to arrive, and has not been received by a node here; by sender and number.
+
+        Parameters
+        ----------
+        node : str
+
+        Returns
+        -------
+        list of Letter
+        """
         due = [args[1] for *_, call, args in self._heap if call in (self._deliver, self._head) and args[0] == node]
         return sorted([*self.boxes[node].letters, *due], key=lambda letter: (self.rank[letter.src], letter.number))
 
@@ -343,11 +439,15 @@ class Driver:
             self._resume(task, RunEnded())
 
     def _look_at_connections(self) -> None:
-        """A connection that is lost to a host that lives ends this process: soon the launcher would have named the dead."""
+        """A connection that is lost to a host that lives ends this process: soon the launcher would have named the dead.
+
+        Both ends see it, and one should go: the other has twice the patience.
+        """
         now = time.monotonic()
         for host in self.transport.lost:
-            if host not in self._dead and now - self._lost_at.setdefault(host, now) > PATIENCE and not self._command[COMMAND]:
-                raise ConnectionError(f"the connection to {host}, which lives, was lost")
+            patience = PATIENCE if gives_up(self.here, host, self.nodes) == self.here else 2 * PATIENCE
+            if host not in self._dead and now - self._lost_at.setdefault(host, now) > patience and not self._command[COMMAND]:
+                raise ConnectionError(f"the connection between {self.here} and {host} was lost, and both live")
 
     def _advance(self) -> None:
         """Perform the earliest due happening: one program then runs until it waits."""
@@ -411,7 +511,7 @@ class Driver:
         except RunEnded:
             return self._returned(task, None)
         except Exception as error:
-            error.add_note(f"in program {task.name} of {task.node} at {self.now:.6g} s")
+            blame(error, task.name, task.node, self.now)
             raise
         if _Built.count > built + 1:
             raise ForgottenYield(
@@ -455,8 +555,7 @@ class Driver:
             due = self.now + self._duration(task, "update") if self.paced else self.now
             self._at(due, RESUME, self.rank[task.node], self._finish_add, task, effect, cells.before(effect))
             return _BLOCKED
-        raise TypeError(f"{task.node}: {line_of(task.program)} yielded {effect!r}; expected an effect "
-                        "(a sub-program needs `yield from`)")
+        raise no_effect(task.node, task.program, effect)
 
     def _finish_add(self, task: Task, effect: Add, seen: Any) -> None:
         self._record(task, "add", {"part": effect.part, "ticket": cells.add(effect, seen)})
@@ -500,8 +599,10 @@ class Driver:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "drop":
-            self.transport.sever()
-            raise ConnectionError(f"{fault.node} lost its connections as planned at step {fault.step}")
+            cut = self.transport.sever(self.host[fault.to] if fault.to else "")
+            if not (fault.to and cut):  # what one end cannot know, both find out
+                what = f"its connection to {fault.to}" if fault.to else "its connections"
+                raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
         else:
             self._words[WAKE] = time.monotonic_ns() + int(fault.amount * 1e9)
             self._quiet()  # the launcher looks when to continue this process
@@ -547,21 +648,22 @@ class Driver:
         nbytes, start = payload_bytes(body), self.now
         number = self._numbers.get((src, to), 0)
         self._numbers[src, to] = number + 1
-        if self.host[to] == self.here:
-            letter = Letter(src, tag_of(type(body)), body, number, 0.0, nbytes)
-            self._at(start, ARRIVE, self.rank[src], self._deliver, to, letter)
-        else:
+        away = self.host[to] != self.here
+        if away:
             start = max(start, self._free[0])
             self._free[0] = start + nbytes * self._byte_time
-            try:
-                if self.host[to] not in self._dead:
-                    self._sent_to[self.host[to]] += 1
-                    stamp = start + self._faults.later(src, to)
-                    self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, stamp)
-            except TypeError as error:
-                raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
+        # Before it goes: of who is killed between the two, a record must not lack what others have received.
         self._record(task, "send", {"to": to, "message": type(body).__name__, "number": number,
                                     "bytes": nbytes, "start": start})
+        if not away:
+            letter = Letter(src, tag_of(type(body)), body, number, 0.0, nbytes)
+            self._at(start, ARRIVE, self.rank[src], self._deliver, to, letter)
+        elif self.host[to] not in self._dead:
+            self._sent_to[self.host[to]] += 1
+            try:
+                self.transport.post(self.host[to], body, self.rank[src], self.rank[to], number, start + self._faults.later(src, to))
+            except TypeError as error:
+                raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
         return None
 
     def _head(self, head: float, to: str, letter: Letter) -> None:

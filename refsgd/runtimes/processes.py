@@ -168,7 +168,19 @@ def _check(deployment: Deployment, machine: Machine) -> None:
 
 
 def child(launch: Launch, host: str, out: int, parent: int) -> None:
-    """The life of one process; what it gives back goes through the pipe `out` to its parent only."""
+    """The life of one process; what it gives back goes through the pipe `out` to its parent only.
+
+    Parameters
+    ----------
+    launch : Launch
+        Inherited by the fork.
+    host : str
+        Which process this is.
+    out : int
+        Descriptor of the pipe's end to write to; closed at the end.
+    parent : int
+        The launcher's process number.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     for end in (signal.SIGTERM, signal.SIGHUP):  # also where the parent ignores them: it runs in the background
         signal.signal(end, signal.SIG_DFL)

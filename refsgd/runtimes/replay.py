@@ -33,9 +33,19 @@ class ReplayError(RuntimeError):
 
 
 def step(e: Event, ticket: int = 0) -> list[Any]:
-    """An event as JSON values: ``[program, letter, time]``, the time in seconds at its end, with source, number and arrival
-    for a receive or poll, the option of a choice, the start for a send or compute, and the ticket of an access to a
-    shared cell (`ticket`, where the runtime counts none).
+    """An event as JSON values.
+
+    Parameters
+    ----------
+    e : Event
+    ticket : int
+        How many accesses to shared cells came before it; used where the runtime counts none.
+
+    Returns
+    -------
+    list
+        ``[program, letter, time]``, the time in seconds at its end, with source, number and arrival for a receive or poll,
+        the option of a choice, the start for a send or compute, and the ticket of an access to a shared cell.
     """
     told: list[Any] = [e.program, LETTERS[e.kind], e.time]
     if e.kind in ("receive", "poll"):
@@ -53,10 +63,20 @@ def step(e: Event, ticket: int = 0) -> list[Any]:
 def record(trace: Trace) -> Steps:
     """What each node's programs did, in order (see `step`).
 
+    Parameters
+    ----------
+    trace : Trace
+        Of any runtime.
+
     Returns
     -------
     dict of node name to list
         JSON values.
+
+    Raises
+    ------
+    ReplayError
+        If real processes added to a shared cell without a lock.
     """
     if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
         raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
@@ -209,11 +229,31 @@ class Replayer:
         return True
 
     def standing(self, node: str) -> list[tuple[Any, Any]]:
-        """The programs of a node, with the effects at which they stand."""
+        """The programs of a node, with the effects at which they stand.
+
+        Parameters
+        ----------
+        node : str
+
+        Returns
+        -------
+        list of (generator, effect)
+            The main program first; the effect of one that has ended is None.
+        """
         return [(program, self.pending[node, i]) for i, program in enumerate(self.programs[node])]
 
     def letters(self, node: str) -> list[Letter]:
-        """What has been sent to a node and not been received; by sender and number."""
+        """What has been sent to a node and not been received; by sender and number.
+
+        Parameters
+        ----------
+        node : str
+
+        Returns
+        -------
+        list of Letter
+            Their arrivals are 0: a record knows only of those that were received.
+        """
         return [Letter(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body)) for src in self.nodes
                 for number, body in enumerate(self.sent.get((src, node), ())) if body is not None]
 
@@ -235,7 +275,22 @@ class Replayer:
                     moved = True
 
     def run(self, whole: bool = True) -> Run:
-        """Go to the record's end; `whole`: refuse one that ends in the middle."""
+        """Go to the record's end; `whole`: refuse one that ends in the middle.
+
+        Parameters
+        ----------
+        whole : bool
+            Whether every main program must return.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        ReplayError
+            Where record and programs part; if `whole`, also where a message was received that nobody sends.
+        """
         self.advance()
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck and whole:
@@ -273,6 +328,11 @@ def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
 
 def replay_beginning(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> tuple[Run, int]:
     """Run programs along a record that a crash has cut off, as far as it goes.
+
+    Parameters
+    ----------
+    factory, steps
+        As of `replay`.
 
     Returns
     -------

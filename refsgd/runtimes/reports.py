@@ -24,7 +24,19 @@ class ChildTraceback(Exception):
 
 
 def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
-    """An exception as one line, its traceback as text, and itself if it can be pickled."""
+    """An exception as one line, its traceback as text, and itself if it can be pickled.
+
+    Parameters
+    ----------
+    error : BaseException
+
+    Returns
+    -------
+    str
+        With the exception's notes.
+    str
+    BaseException or None
+    """
     notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
     line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
     try:
@@ -35,7 +47,26 @@ def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
 
 
 def failure(message: str, text: str, error: BaseException | None, node: str) -> tuple[BaseException, BaseException]:
-    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause."""
+    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause.
+
+    Parameters
+    ----------
+    message : str
+        Who failed, and how, in one line.
+    text : str
+        The traceback.
+    error : BaseException or None
+        What the program raised.
+    node : str
+        Which process it was.
+
+    Returns
+    -------
+    BaseException
+        `RunFailed`; a `ForgottenYield` is raised itself.
+    BaseException
+        Its cause.
+    """
     cause: BaseException = ChildTraceback(text)
     if isinstance(error, ForgottenYield):
         return error, cause
@@ -48,14 +79,46 @@ Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
 
 
 def report(driver: Driver) -> Report:
-    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes."""
+    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes.
+
+    Parameters
+    ----------
+    driver : Driver
+        At its end.
+
+    Returns
+    -------
+    Report
+        The end in seconds since the common start, lateness as of `Lateness.figures`.
+    """
     late = {node: record.figures() for node, record in driver.lateness.items()}
     return driver.values, driver.events, driver.seconds, late
 
 
 def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
          epitaphs: Sequence[Event] = ()) -> Run:
-    """The run that the reports of all processes that lived to its end make together."""
+    """The run that the reports of all processes that lived to its end make together.
+
+    Parameters
+    ----------
+    reports : sequence of Report
+    deployment : Deployment
+        Its order is the trace's.
+    machine : Machine
+    observe : int
+        Most `x` kept of the marks of each node.
+    epitaphs : sequence of Event
+        The deaths.
+
+    Returns
+    -------
+    Run
+
+    Warns
+    -----
+    RuntimeWarning
+        If real computing overran its drawn times by more than 5 %.
+    """
     values: dict[str, Any] = {}
     lateness: dict[str, dict[str, float]] = {}
     for one, _, _, late in reports:
@@ -75,7 +138,21 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
 
 
 def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
-    """The error of a run in which nothing can happen any more, as the simulator words it."""
+    """The error of a run in which nothing can happen any more, as the simulator words it.
+
+    Parameters
+    ----------
+    standings : sequence of Standing
+    now : float
+        Seconds since the common start.
+    dead : sequence of str
+        Hosts that died before.
+
+    Returns
+    -------
+    Deadlock
+        To be raised.
+    """
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
     lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
     after = f" after the death of {', '.join(dead)}" if dead else ""

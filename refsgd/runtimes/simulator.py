@@ -12,6 +12,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from refsgd.effects import (
@@ -32,7 +33,7 @@ from refsgd.effects import (
 )
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, perform, where
+from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, line_of, no_effect, no_message, perform, unread, where
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
@@ -56,21 +57,23 @@ class RunFailed(RuntimeError):
         The culprit's host, "" if there is none.
     traceback : str
         The culprit's own traceback, "" if it left none.
+    silent : float
+        Seconds from the culprit's last sign of life until its end was known; 0 in virtual time.
     """
 
-    def __init__(self, message: str, node: str = "", trace: str = "") -> None:
+    def __init__(self, message: str, node: str = "", trace: str = "", silent: float = 0.0) -> None:
         super().__init__(message)
-        self.node, self.traceback = node, trace
+        self.node, self.traceback, self.silent = node, trace, silent
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.node, self.traceback)
+        return type(self), (str(self), self.node, self.traceback, self.silent)
 
 
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """Events stay: the garbage collector's usual pace would look at all of them again and again, a quarter of a large run's time."""
+    """Events stay: the garbage collector's usual pace would look at them again and again, a quarter of a large run's time."""
     young, middle, full = gc.get_threshold()
-    gc.set_threshold(young, middle, 100 * full)
+    gc.set_threshold(100 * young, middle, 100 * full)
     try:
         yield
     finally:
@@ -147,6 +150,7 @@ class Simulator:
         self._numbers: dict[str, dict[str, int]] = defaultdict(dict)  # messages by sender and receiver
         self._current: tuple[_Process, Any] | None = None
         self._closing = False
+        self._told: Iterator[_Process] | None = None  # programs that are still to be told that the run has ended
         self._steps = self._go_on()
         self.dead: list[str] = []  #: nodes that a planned fault has killed, see `refsgd.runtimes.faults`
         self.processes: list[_Process] = []
@@ -169,8 +173,7 @@ class Simulator:
         heap, pop = self._heap, heapq.heappop
         while True:
             if self._current is not None:
-                process, value = self._current
-                self._current = None
+                (process, value), self._current = self._current, None
                 self._perform(process, value)
             elif heap:
                 self.now, _, _, _, call, args = pop(heap)
@@ -261,7 +264,7 @@ class Simulator:
             self._returned(process, None)
             return
         except Exception as error:
-            error.add_note(f"in program {process.name} of {process.node} at {self.now:.6g} s")
+            blame(error, process.name, process.node, self.now)
             raise
         if _Built.count > built + 1:
             raise ForgottenYield(
@@ -299,8 +302,7 @@ class Simulator:
             due = self.now + self._duration(process, "update")
             self._at(due, RESUME, process.rank, self._finish_add, process, effect, seen)
         else:
-            raise TypeError(f"{process.node}: {line_of(process.program)} yielded {effect!r}; expected an effect "
-                            "(a sub-program needs `yield from`)")
+            raise no_effect(process.node, process.program, effect)
 
     def _returned(self, process: _Process, value: Any) -> None:
         process.waiting = None
@@ -338,6 +340,8 @@ class Simulator:
         if to not in self.boxes:
             raise ValueError(f"{src}: {line_of(process.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
         body, start, rank = effect.body, self.now, process.rank
+        if not hasattr(body, "_fields"):
+            raise no_message(src, process.program, body)
         freeze(body)
         nbytes = payload_bytes(body)
         number = process.numbers.get(to, 0)
@@ -402,14 +406,18 @@ class Simulator:
 
     def _close(self) -> None:
         """Nothing is under way: every main has returned and responders are told, or this is a deadlock."""
-        stuck = [p for p in self.processes if p.index == 0 and p.node not in self.values and p.node not in self.dead]
+        mains = [p for p in self.processes if p.index == 0] if self._told is None else []
+        stuck = [p for p in mains if p.node not in self.values and p.node not in self.dead]
         if stuck and self._survives(stuck):
             return
         if stuck:
-            lines = "; ".join(f"{p.node} at {line_of(p.program)} waits for {describe(p.waiting)}" for p in stuck)
+            lines = "; ".join(f"{p.node} at {line_of(p.program)} waits for {describe(p.waiting)}{unread(p.box.letters)}" for p in stuck)
             after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
             raise Deadlock(f"deadlock at {self.now:.6g} s{after}: {lines}")
-        waiting = next((p for p in self.processes if type(p.waiting) is Recv), None)
+        if self._told is None:
+            self._told = iter(self.processes)
+        # One after the other: to look at all of them again after each took n times as long.
+        waiting = next((p for p in chain(self._told, self.processes) if type(p.waiting) is Recv), None)
         if waiting is None:
             self._closing = True
             return

@@ -86,7 +86,15 @@ def _value(plain: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
 
 
 class Line:
-    """The connection to another launcher; `say` and `hear` never wait, `ask` does."""
+    """The connection to another launcher; `say` and `hear` never wait, `ask` does.
+
+    Parameters
+    ----------
+    s : socket
+        Connected, and proved to lead to a launcher of this run.
+    who : str
+        The other side, for errors.
+    """
 
     def __init__(self, s: socket.socket, who: str) -> None:
         s.setblocking(False)
@@ -160,7 +168,24 @@ class Line:
         return said if isinstance(said, dict) else {}
 
     def ask(self, key: str, seconds: float = SILENCE) -> Any:
-        """Wait until the other side has said `key`; what it said."""
+        """Wait until the other side has said `key`; what it said.
+
+        Parameters
+        ----------
+        key : str
+        seconds : float
+            Longest wait.
+
+        Returns
+        -------
+        object
+            What `say` was given under this key there: JSON values, tuples and arrays.
+
+        Raises
+        ------
+        RunFailed
+            If the other side has failed, is gone, or does not say it in time.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for said in self.hear():
@@ -353,6 +378,11 @@ def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine:
         Told, in a line each, who joined and how well the clocks agree.
     largest : int
         Most payload bytes of a message, here and for those who join.
+
+    Returns
+    -------
+    Run
+        Of all computers; times between them are known as well as their clocks agree.
 
     Raises
     ------

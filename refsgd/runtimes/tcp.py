@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from refsgd.runtimes.board import Bell, wait_for
+from refsgd.runtimes.board import Bell, Waiter, wait_for
 from refsgd.runtimes.wire import LARGEST_PAYLOAD, Frame, Incoming, Outgoing, WireError, decoder, encode
 
 log = logging.getLogger("refsgd.tcp")
@@ -69,7 +69,24 @@ class Listeners:
         self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
 
     def connect(self, host: str) -> Sockets:
-        """The transport of one host; called in its process, it waits until all its peers are connected."""
+        """The transport of one host; called in its process, it waits until all its peers are connected.
+
+        Parameters
+        ----------
+        host : str
+            Which process this is.
+
+        Returns
+        -------
+        Sockets
+
+        Raises
+        ------
+        HandshakeError
+            If a peer does not prove that it knows the secret.
+        TimeoutError
+            If some peers do not call within `PATIENCE`.
+        """
         me = self.hosts.index(host)
         for other, s in self.sockets.items():
             if other != host:
@@ -103,10 +120,27 @@ class Listeners:
 def call(address: tuple[str, int], secret: bytes, me: int, other: int, timeout: float = PATIENCE) -> socket.socket:
     """Connect to a peer and prove the secret to each other.
 
+    Parameters
+    ----------
+    address : (str, int)
+        Where the peer listens.
+    secret : bytes
+        Of the run.
+    me, other : int
+        Places of caller and called.
+    timeout : float
+        Seconds for each step: the connection, the peer's proof.
+
+    Returns
+    -------
+    socket
+
     Raises
     ------
     HandshakeError
         If the peer proves nothing.
+    OSError
+        If nobody listens there, or does not answer in time.
     """
     s = socket.create_connection(address, timeout=timeout)
     try:
@@ -179,6 +213,24 @@ def answer(listener: socket.socket, secret: bytes, me: int, expected: Container[
            timeout: float = PATIENCE, count: int = 1) -> dict[int, socket.socket]:
     """Accept until `count` of the expected peers have proved themselves; strangers are dropped and logged.
 
+    Parameters
+    ----------
+    listener : socket
+    secret : bytes
+        Of the run.
+    me : int
+        The place of this host.
+    expected : container of int
+        Places of those that may call.
+    timeout : float
+        Seconds in which all must have called.
+    count : int
+
+    Returns
+    -------
+    dict of int to socket
+        By the caller's place.
+
     Raises
     ------
     TimeoutError
@@ -231,8 +283,26 @@ def _drop(caller: _Caller, why: str) -> None:
 # -- the transport -----------------------------------------------------------------------------------------
 
 
+def _hurry(s: socket.socket) -> None:
+    """Send to this same computer without congestion control that paces, such as BBR: there is no network to spare."""
+    with suppress(OSError):  # it may be lost already
+        if hasattr(socket, "TCP_CONGESTION") and s.getpeername()[0] == s.getsockname()[0]:
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which every Linux has
+
+
 class Sockets:
-    """One host's connections to all others."""
+    """One host's connections to all others.
+
+    Its methods are those of every `refsgd.runtimes.node.Transport`.
+
+    Parameters
+    ----------
+    listeners : Listeners
+    host : str
+        Which process this is.
+    peers : dict of str to socket
+        A connection to each other host, past its handshake.
+    """
 
     def __init__(self, listeners: Listeners, host: str, peers: Mapping[str, socket.socket]) -> None:
         self._bell, self._peers, self.closed = listeners.bells[host], peers, set[str]()
@@ -244,13 +314,18 @@ class Sockets:
         # One descriptor to sleep on; its own timeout counts in milliseconds, so `wait` uses select on it.
         self._poll = selectors.DefaultSelector()
         self._poll.register(self._bell, selectors.EVENT_READ, "")
+        self._waiter = Waiter(self._arrived)
         for other, s in peers.items():
             s.setblocking(False)
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _hurry(s)
             self._out[other] = Outgoing(self._writer(s, other))
             parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[host], listeners.largest)
             self._in[other] = Incoming(self._reader(s, other), parts)
             self._poll.register(s, selectors.EVENT_READ, other)
+
+    def _arrived(self) -> bool:
+        return any(key.data for key, _ in self._poll.select(0))
 
     def _lost(self, other: str) -> None:
         if other not in self.closed:
@@ -340,7 +415,7 @@ class Sockets:
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
         mine: int = self._poll.fileno()  # epoll and kqueue have one
-        return [fd for fd in wait_for([mine, *others], timeout) if fd != mine]
+        return [fd for fd in self._waiter.wait([mine, *others], timeout) if fd != mine]
 
     def knock(self) -> None:
         """End a `wait`, from another thread."""
@@ -356,11 +431,24 @@ class Sockets:
         """Hosts to which the connection has ended."""
         return self.closed
 
-    def sever(self) -> None:
-        """Lose all connections."""
-        for s in self._peers.values():
+    def sever(self, host: str = "") -> bool:
+        """Lose all connections, or that to one host.
+
+        Parameters
+        ----------
+        host : str
+            "": all.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+        """
+        lost = [s for other, s in self._peers.items() if host in ("", other) and other not in self.closed]
+        for s in lost:
             with suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
+        return bool(lost)
 
     def forget(self, host: str) -> None:
         """A host has died: drop what waits for it; what it sent is still read to its end."""

@@ -31,16 +31,42 @@ class Watched(Protocol):
         ...
 
     def words(self, host: str, which: int) -> int:
-        """A word of a host's row on the board."""
+        """A word of a host's row on the board.
+
+        Parameters
+        ----------
+        host : str
+        which : int
+            READY, BEAT, ... of `refsgd.runtimes.board`.
+
+        Returns
+        -------
+        int
+        """
         ...
 
     def give_up(self, host: str, error: RunFailed) -> None:
-        """End a process that will not come back, for this reason."""
+        """End a process that will not come back, for this reason.
+
+        Parameters
+        ----------
+        host : str
+        error : RunFailed
+            Raised where the run does not survive a death.
+        """
         ...
 
 
 class Watch:
-    """Deadlines: a run in which nothing goes on, a process that is stopped, a launcher that was stopped itself."""
+    """Deadlines: a run in which nothing goes on, a process that is stopped, a launcher that was stopped itself.
+
+    Parameters
+    ----------
+    launch : Watched
+    deadline : float or None
+        Seconds without progress after which the run fails; None: the larger of `PATIENCE` and `ROUNDS` times the slowest
+        round so far, and more for a process that is busy computing.
+    """
 
     def __init__(self, launch: Watched, deadline: float | None) -> None:
         self._launch, self._strict = launch, deadline
@@ -82,6 +108,8 @@ class Watch:
 
     def _stuck(self, now: float) -> None:
         """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
+        if any(state(self._launch.pids[host]) == "stopped" for host in self._launch.living):
+            return  # that is why, and it is named at its own deadline
         if self._strict is None and now - self._changed < BUSY * self.deadline:
             if now - self._sampled < SILENCE:
                 return
@@ -114,9 +142,19 @@ class Watch:
 
 
 def state(pid: int) -> str:
-    """The state of a process as psutil names it, "gone" if there is none."""
+    """The state of a process as psutil names it, "gone" if there is none, or it is on another host.
+
+    Parameters
+    ----------
+    pid : int
+        Below 0: of another host.
+
+    Returns
+    -------
+    str
+    """
     try:
-        return str(psutil.Process(pid).status())
+        return str(psutil.Process(pid).status()) if pid >= 0 else "gone"
     except psutil.Error:
         return "gone"
 
@@ -124,6 +162,6 @@ def state(pid: int) -> str:
 def _cpu(pid: int) -> float:
     """Seconds of processor time that a process has used."""
     try:
-        return float(sum(psutil.Process(pid).cpu_times()[:2]))
+        return float(sum(psutil.Process(pid).cpu_times()[:2])) if pid >= 0 else 0.0
     except psutil.Error:
         return 0.0

@@ -92,6 +92,14 @@ def test_the_others_go_on_and_who_asks_is_told(world, machine):
     assert len(result.trace.marks("update")) == 41
 
 
+def test_of_two_that_lose_their_connection_the_worker_ends(world):
+    """Both live and both see it; never the server, with which the run would end."""
+    result = world(asp, MACHINES[0], faults=[Fault("drop", "worker1", 5, to="server0")])
+    assert result.values == {"server0": (12 * 3 + 5, ["worker1"]), "worker0": 0, "worker2": 2, "worker3": 3}
+    (death,) = result.trace.of("died")
+    assert "worker1" in death.data["reason"] and "server0" in death.data["reason"]
+
+
 def test_all_but_one_may_die(world):
     """At the first step, too."""
     result = world(asp, MACHINES[0], faults=[kill("worker0", 0), kill("worker1", 3), kill("worker3", 3)])

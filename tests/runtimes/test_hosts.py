@@ -118,6 +118,26 @@ def test_a_death_ends_both_hosts(hosts, victim, whole):
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
+@pytest.mark.slow
+def test_a_process_of_the_other_host_may_be_silent_for_a_while(hosts):
+    """Stopped there for a second and a half: the first host cannot look at it, and accuses nobody."""
+    listener = hosts("asp", "--steps", "1000000")
+    other = hosts("--join", place(listener))
+    other.says("joined")
+    listener.says("hosts; their clocks")
+    launcher, end = psutil.Process(other.process.pid), time.monotonic() + 20
+    while len(launcher.children()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(0.5)
+    stopped = launcher.children()[0]
+    stopped.suspend()
+    time.sleep(1.5)
+    stopped.resume()
+    time.sleep(0.3)
+    assert (listener.process.poll(), other.process.poll()) == (None, None)
+
+
 @pytest.mark.parametrize(("options", "says"), [
     (["--listen", "nowhere", "--runtime", "tcp"], "expected HOST:PORT"),
     (["--listen", "127.0.0.1:0"], "expected --runtime tcp"),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 import refsgd
+from refsgd.runtimes.wire import HEAD, LONGEST_DESCRIPTION
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (the extra [mpi] brings it)")
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -25,8 +29,10 @@ def mpiexec(ranks, *command, **environment):
                "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
                "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, *command], cwd=ROOT, text=True, timeout=240,
-                          env={**os.environ, **allowed, **environment}, capture_output=True)
+    with tempfile.TemporaryDirectory() as segments:  # of Open MPI: what an abort leaves of them goes with the folder
+        places = {f"{kind}_MCA_btl_sm_backing_directory": segments for kind in ("OMPI", "PRTE")}
+        return subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, *command], cwd=ROOT, text=True, timeout=240,
+                              env={**os.environ, **allowed, **places, **environment}, capture_output=True)
 
 
 def test_the_conformance_suite_passes_on_mpi():
@@ -48,7 +54,8 @@ result = run(build, machine, 3)
 if result is not None:
     expected = simulate(build, machine, 3)
     same = all((result.values[node] == expected.values[node]).all() for node in expected.values)
-    print("RATIO", result.trace.seconds / expected.trace.seconds, same)
+    slipped = sum(late["slipped"] for late in result.trace.lateness.values())
+    print("PACED", result.trace.seconds, expected.trace.seconds, slipped, same)
 """
 
 
@@ -56,9 +63,11 @@ def test_pacing_and_bits_over_mpi():
     """The simulator's time within 5 %, the simulator's parameters bit for bit, more ranks than nodes."""
     done = mpiexec(6, "-c", PACED)
     assert done.returncode == 0, done.stderr[-2000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RATIO")]
-    _, ratio, same = line.split()
-    assert abs(float(ratio) - 1) < 0.05 and same == "True"
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("PACED")]
+    *seconds, same = line.split()[1:]
+    took, simulated, slipped = map(float, seconds)
+    # A machine that is busy with other things makes Computes end late, which the run counts.
+    assert 0.95 * simulated < took < 1.05 * simulated + slipped and same == "True"
 
 
 FAILS = """
@@ -89,6 +98,62 @@ def test_too_few_ranks_are_refused():
     """With the command to type."""
     done = mpiexec(2, "-c", FAILS)
     assert done.returncode != 0 and "needs 4 processes and MPI has started 2; use mpiexec -n 4" in done.stderr
+
+
+FRAMES = """
+import struct
+import numpy as np
+from mpi4py import MPI
+from refsgd.runtimes.board import Board
+from refsgd.runtimes.mpi import MESSAGE, Ranks
+from refsgd.runtimes.wire import HEAD, WireError, encode
+from tests.runtimes.deployments import Model
+LARGEST = 1 << 12
+comm, hosts = MPI.COMM_WORLD.Dup(), ["peer0", "peer1"]
+ranks = Ranks(comm, comm.Dup(), hosts, Board({hosts[comm.rank]: [(hosts[comm.rank], 0)]}), 10.0, LARGEST)
+ranks.nodes = {0: frozenset({0}), 1: frozenset({1})}
+good = b"".join(encode(Model(np.arange(1000, dtype=np.float32)), 0, 1, 0, 0.0))
+head = list(HEAD.unpack_from(good))
+body = good[HEAD.size:]
+bad = {"a large payload": HEAD.pack(*head[:-1], 1 << 40) + body, "cut short": good[:-1],
+       "one byte too many": good + b"!", "two frames": 2 * good, "nothing": b"", "half a head": good[:5],
+       "of another node": HEAD.pack(*head[:2], 1, *head[3:]) + body, "to another node": HEAD.pack(*head[:3], 0, *head[4:]) + body,
+       "at no time": HEAD.pack(*head[:5], float("nan"), head[6]) + body, "another kind": good[:HEAD.size] + b"\\xff" + body[1:]}
+if comm.rank == 0:
+    for data in [*bad.values(), good]:
+        comm.Isend([data, MPI.BYTE], 1, MESSAGE).Wait()
+    try:
+        ranks.post("peer1", Model(np.zeros(LARGEST)), 0, 1, 1, 0.0)
+    except TypeError as error:
+        print("REFUSED", error)
+else:
+    for name in bad:
+        while not comm.Iprobe(0):
+            pass
+        try:
+            print("ACCEPTED", name, ranks.take())
+        except WireError as error:
+            assert str(error).startswith("from peer0 (rank 0) came "), error
+            print("CAUGHT", name, error)
+    while not (frames := ranks.take()):
+        pass
+    print("GOOD", (frames[0].fields[0] == np.arange(1000)).all(), flush=True)
+comm.Barrier()
+if comm.rank == 0:
+    comm.Isend([bytes(1 << 20), MPI.BYTE], 1, MESSAGE).Wait()
+while True:
+    ranks.take()
+"""
+
+
+def test_frames_over_mpi_are_bounded_and_checked():
+    """Torn, joined or of others: each is an error that names its sender, and the next good one is taken; too large a one ends the job."""
+    done = mpiexec(2, "-c", FRAMES)
+    assert "ACCEPTED" not in done.stdout and done.stdout.count("CAUGHT") == 10 and "GOOD True" in done.stdout, done.stderr[-2000:]
+    assert done.returncode == 1
+    most = HEAD.size + LONGEST_DESCRIPTION + (1 << 12)
+    assert f"refsgd: from peer0 (rank 0) came a message of 1048576 bytes; expected at most {most}; MPI_Abort ends all ranks\n" in done.stderr
+    assert "REFUSED a message Model of 32768 bytes" in done.stdout and "expected at most 4096" in done.stdout
 
 
 CATALOGUE = """
@@ -170,6 +235,51 @@ def test_a_wrong_number_of_ranks_is_one_line():
     assert said == ["refsgd: bsp with 4 workers needs 5 ranks and MPI has started 3; use mpiexec -n 5, or another --workers"]
 
 
+def test_a_record_that_cannot_be_written_is_one_line_over_mpi():
+    """Of rank 0; the others do not wait for it."""
+    done = refsgd_run(3, "bsp", "--data", "integers", "--steps", "5", "--compute", "none", "--record", "/proc/nope")
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("refsgd:")]
+    assert said == ["refsgd: the record /proc/nope cannot be written (No such file or directory); expected a place for a file"]
+
+
+DIES = """
+import os, signal, sys, time
+from dataclasses import replace
+from refsgd.experiment import prepare
+from refsgd.runtimes.mpi import run
+name, kind, rank, step, note = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+endless = prepare(name, data="quadratic", lr=0.01, steps=100_000, workers=4)
+def gradient(x, i, t):
+    if (i, t) == (rank, step):
+        with open(note, "w") as file:
+            file.write(str(time.monotonic()))
+        if kind == "exception":
+            raise ArithmeticError("planned")
+        os.kill(os.getpid(), signal.Signals[kind])
+    return endless.problem.gradient(x, i, t)
+run(replace(endless, problem=replace(endless.problem, gradient=gradient)).deploy)
+"""
+
+
+@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.long)])
+def test_random_deaths_end_all_ranks(count, tmp_path, capsys):
+    """Killed, terminated or failed at any step of any worker of any algorithm: the job has failed within two seconds of it."""
+    names = sorted(set(refsgd.algorithms.CATALOGUE) - {"hogwild", "sequential"})
+    worst, note = {}, tmp_path / "note"
+    for seed in range(count):
+        rng = random.Random(seed)
+        name, kind = rng.choice(names), rng.choice(["SIGKILL", "SIGTERM", "exception"])
+        done = mpiexec(6, "-c", DIES, name, kind, str(rng.randrange(4)), str(rng.randrange(30)), str(note))
+        took = time.monotonic() - float(note.read_text())
+        worst[kind] = max(worst.get(kind, 0.0), took)
+        assert done.returncode != 0 and took < 2.0, (name, kind, took)
+        assert kind != "exception" or "ArithmeticError: planned, in Compute(gradient)" in done.stderr
+        note.unlink()
+    with capsys.disabled():
+        print(f"\n{count} random deaths over MPI, slowest until mpiexec had ended:", ", ".join(f"{k} {s:.2f} s" for k, s in sorted(worst.items())))
+
+
 STUCK = """
 import os, signal, sys
 from functools import partial
@@ -184,9 +294,8 @@ mpi.run(partial(exchange, n=3, gradient=gradient), deadline=1.0)
 """
 
 
-def test_a_stopped_rank_is_ended_by_abort(tmp_path):
+def test_a_stopped_rank_is_ended_by_abort():
     """It hears of nothing, so those who gave up waiting for it end the job with their error."""
-    # Open MPI's own segments, which an abort may leave, go where the test's files go.
-    done = mpiexec(4, "-c", STUCK, OMPI_MCA_btl_sm_backing_directory=str(tmp_path), PRTE_MCA_btl_sm_backing_directory=str(tmp_path))
+    done = mpiexec(4, "-c", STUCK)
     assert done.returncode != 0
-    assert "no message for 1" in done.stderr and "MPI_Abort ends them" in done.stderr
+    assert "no message for 1" in done.stderr and "MPI_Abort ends all ranks" in done.stderr
