@@ -3,8 +3,9 @@
 ``python -m benchmarks.events`` prints three tables and writes benchmarks/results/events.json and events.png:
 microseconds per event by number of workers, which must not grow with it; long simulations with parameters in name only
 and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
-queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, and
-once with the compiled model of these queues.  Times are of the processor.
+queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, once
+with that file's programs alone, stepped by hand, which bounds what any simulator of them can reach, and once with the compiled
+model of these queues.  Times are of the processor.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from refsgd.machine import Machine
 from refsgd.phantom import phantom
 from refsgd.runtimes.compiled import parameter_server
 from refsgd.runtimes.simulator import Simulator
+from refsgd.trace import is_worker
 
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (10, 30, 100, 300, 1000, 3000)
@@ -105,11 +107,31 @@ def simpy_asp(workers: int, steps: int) -> None:
     env.run()
 
 
+def programs_alone(workers: int, steps: int) -> None:
+    """The programs of ASP stepped by hand in turn, without clock, link or queue: what no simulator of them can do without."""
+    deployment = prepare("asp", phantom(25_000), workers=workers, steps=steps, machine=MACHINE).deploy()
+    names = [name for name in deployment if is_worker(name)]
+    programs, server = [deployment[name].main for name in names], deployment["server0"].main
+    computes = [next(program) for program in programs]
+    next(server)
+    for _ in range(steps):
+        for i, program in enumerate(programs):
+            push = program.send(computes[i].fn(*computes[i].args))
+            next(program)
+            update = server.send((names[i], push.body))
+            server.send(update.fn(*update.args))
+            answer = next(server)
+            next(server, None)
+            program.send(("server0", answer.body))
+            computes[i] = next(program, computes[i])
+
+
 def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
     """Worker iterations per second of each, WIDE workers and one server, measured in turn: medians."""
-    steps = {"simulator": 200, "compiled": 5000, "simpy": 200}
+    steps = {"simulator": 200, "programs alone": 200, "compiled": 5000, "simpy": 200}
     tasks: dict[str, Callable[[], Any]] = {
         "simulator": partial(simulated, "asp", {}, WIDE, steps["simulator"]),
+        "programs alone": partial(programs_alone, WIDE, steps["programs alone"]),
         "compiled": partial(parameter_server, MACHINE, WIDE, steps["compiled"], 100_000),
         "simpy": partial(simpy_asp, WIDE, steps["simpy"])}
     found, _ = interleaved(tasks, rounds=rounds, seconds=seconds, clock=time.process_time, patience=0)

@@ -26,7 +26,7 @@ REASONS: dict[str, dict[str, str]] = {
                        "hogwild": "no formula where additions to the cells take time: a read then falls between them",
                        "easgd": "workers that ask at one moment have no order: fixed times without latency, or a server on a worker's node"},
     "idle_ratio": {"": "no iteration, no time", "approximate": SIGNIFICANT,
-                   "backup-workers": "how many late workers end within a step is known for equal workers with exponential times only"},
+                   "backup-workers": "how many late workers end within a step is known where the server has its own node and times are random or links busy"},
     "idle_by_cause": {"": "no iteration, no time", "approximate": SIGNIFICANT, "backup-workers": DISCARDED,
                       "dssp": "lies between those of SSP(lower) and SSP(upper); their causes differ"},
     "clock_gap_max": {"": GRAPH, "backup-workers": "a late worker skips iterations, so clocks are not counted by gradients", "approximate": SIGNIFICANT,

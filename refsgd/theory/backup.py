@@ -19,12 +19,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from refsgd.machine import Law
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law
-from refsgd.theory.stragglers import mean_of_maximum, mean_of_order
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.stragglers import Values, mean_of_maximum, mean_of_order
+
+MESSAGES = 6_000  # of one replica, about: a longer run is continued at its pace
+DRAWS = 60_000  # drawn compute times, over all replicas
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,33 +110,105 @@ def computing(law: Law, workers: int, backups: int, step: float) -> Prediction |
                       "(N + late) E[T]/(n step)", "Chen et al. 2016", "late workers finish; long run")
 
 
-def _drawn(law: Law, n: int, needed: int) -> tuple[float, float]:
-    """Monte Carlo of the process itself for any law: mean step and its standard error."""
-    rounds, replicas = min(max(20_000 // n, 40), 260), min(max(20_000 // n, 16), 256)
+@dataclass(frozen=True)
+class Steps:
+    """Figures of the drawn process.
+
+    Parameters
+    ----------
+    seconds, error : float
+        Long-run seconds of a step, and the standard error of this Monte Carlo mean.
+    end, end_error : float
+        Mean seconds of the run, and their standard error.
+    computing, computing_error : float
+        Share of a run in which a worker computes, late gradients too.
+    pushes, pushes_error : float
+        Gradients of a run, counted and dropped.
+    """
+
+    seconds: float
+    error: float
+    end: float
+    end_error: float
+    computing: float
+    computing_error: float
+    pushes: float
+    pushes_error: float
+
+
+def drawn(laws: Sequence[Law], backups: int, steps: int, *, transfer: float = 0.0, latency: float = 0.0, update: Law | None = None) -> Steps:
+    """The process itself, push by push in the order of their heads, many replicas side by side; any laws.
+
+    With h the time at which a push's head reaches the server's incoming link, which serves w seconds each::
+
+        in = max(in, h) + w,    now = max(busy, in),    out = max(out, now) + w for each answer
+
+    A push of an earlier step is answered at once, the others when the N-th has come and the update is made; an answer
+    is with its worker at out + latency.
+
+    Parameters
+    ----------
+    laws : sequence of Law
+        Compute time of each worker [s].
+    backups : int
+        k, less than n.
+    steps : int
+        Of the server, at least 1.
+    transfer, latency : float
+        w, seconds of the model on a link; of a message [s].
+    update : Law, optional
+        Of one update; none by default.
+
+    Returns
+    -------
+    Steps
+        Exact up to its standard errors, one server.
+    """
+    n, k, seen = len(laws), check_count("backups", backups, 0), min(check_count("steps", steps), max(MESSAGES // len(laws), 40))
+    w, alpha = check_time("transfer", transfer), check_time("latency", latency)
+    replicas = max(8, min(256, DRAWS // (n * seen)))
     rng = np.random.default_rng(1604)
-    ends = law.sample(rng, replicas * n).reshape(replicas, n)
-    fresh = np.ones((replicas, n), bool)
-    now, marks = np.zeros(replicas), []
-    rows = np.arange(replicas)
-    for _ in range(rounds):
-        got = np.zeros(replicas, int)
-        while True:
-            open_ = got < needed
-            if not open_.any():
-                break
-            first = np.argmin(ends, axis=1)
-            good, late = open_ & fresh[rows, first], open_ & ~fresh[rows, first]
-            now = np.where(open_, ends[rows, first], now)
-            got += good
-            ends[rows[good], first[good]] = math.inf
-            ends[rows[late], first[late]] = now[late] + law.sample(rng, int(late.sum()))
-            fresh[rows[late], first[late]] = True
-        done = np.isinf(ends)
-        fresh = done
-        ends = np.where(done, now[:, None] + law.sample(rng, replicas * n).reshape(replicas, n), ends)
-        marks.append(now)
-    each = (marks[-1] - marks[9]) / (rounds - 10)
-    return float(each.mean()), float(each.std() / math.sqrt(replicas))
+    times = np.stack([law.sample(rng, replicas * seen).reshape(replicas, seen) for law in laws], axis=2)
+    updates = update.sample(rng, replicas * seen).reshape(replicas, seen) if update is not None else np.zeros((replicas, seen))
+    rows, head = np.arange(replicas), times[:, 0] + alpha
+    step, of_step, got = np.zeros(replicas, int), np.zeros((replicas, n), int), np.zeros((replicas, n), bool)  # of the server; of each push
+    incoming, busy, outgoing, end = (np.zeros(replicas) for _ in range(4))
+    computing, pushes, ends = times[:, 0].sum(axis=1), np.full(replicas, n), np.zeros((replicas, seen))
+    while (live := np.isfinite(head).any(axis=1)).any():
+        who = head.argmin(axis=1)
+        incoming = np.where(live, np.maximum(incoming, head[rows, who]) + w, incoming)
+        now = np.maximum(busy, incoming)
+        head[rows, who] = np.inf
+        late = live & (of_step[rows, who] < step)
+        got[rows, who] |= live & ~late
+        full = live & (got.sum(axis=1) == n - k)
+        last = np.minimum(step, seen - 1)
+        busy = np.where(live, now + full * updates[rows, last], busy)
+        ends[rows[full], last[full]] = busy[full]
+        step = step + full
+        answered = got & full[:, None]
+        answered[rows, who] |= late
+        got &= ~full[:, None]
+        arrives = np.maximum(outgoing, busy)[:, None] + w * np.cumsum(answered, axis=1) + alpha
+        row, col = np.nonzero(answered)
+        outgoing[row] = arrives[row, col] - alpha  # the last one's stays
+        end[row] = np.maximum(end[row], arrives[row, col])
+        row, col = row[step[row] < seen], col[step[row] < seen]
+        of_step[row, col] = step[row]
+        each = times[row, step[row], col]
+        head[row, col] = arrives[row, col] + each + alpha
+        np.add.at(computing, row, each)
+        np.add.at(pushes, row, 1)
+    low = seen // 4
+    pace = (ends[:, -1] - (ends[:, low - 1] if low else 0.0)) / (seen - low)
+    mean, more = float(pace.mean()), steps - seen
+
+    def error(values: Values) -> float:
+        return 0.0 if all(law.family == "fixed" for law in laws) else float(np.std(values) / math.sqrt(replicas))
+
+    share = computing / (n * end)
+    return Steps(mean, error(pace), float(end.mean()) + more * mean, error(end) + more * error(pace), float(share.mean()), error(share),
+                 float(pushes.mean()) * steps / seen, error(pushes) * steps / seen)
 
 
 def backup_workers(laws: Sequence[Law], backups: int, *, cancelled: bool = False, exchange: float = 0.0) -> Prediction:
@@ -171,7 +247,8 @@ def backup_workers(laws: Sequence[Law], backups: int, *, cancelled: bool = False
     elif equal and first.family == "exponential":
         value, formula = first.mean * steps_of_mean(needed, k), "h(N, k) E[T]"
     elif equal:
-        value, error = _drawn(first, n, needed)
+        process = drawn(laws, k, 200)
+        value, error = process.seconds, process.error
         formula = "N-th fresh end, late workers finish; by Monte Carlo"
     else:
         value, formula, bound = quickest, "E[T_(N:n)]", True

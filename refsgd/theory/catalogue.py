@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from refsgd.machine import Law
-from refsgd.theory import communication, iteration, periodic, queueing, ring, staleness
+from refsgd.theory import communication, gossip, iteration, periodic, queueing, ring, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.backup import backup_workers as backup_step
-from refsgd.theory.backup import computing
-from refsgd.theory.predict_asp import asp
-from refsgd.theory.predict_ssp import ssp
+from refsgd.theory.backup import computing, drawn
+from refsgd.theory.predict_asp import asp, asp_seconds
+from refsgd.theory.predict_ssp import ssp, terms_of
 from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count
 from refsgd.theory.setting import Figures, Setting, clocks, count, figures, last_of_sums, weaker, zero
 from refsgd.theory.stragglers import mean_of_maximum, sum_law
+
+WIDEST = 32  # peers that all hear from all, whose links are drawn one by one
 
 
 def collective(c: Setting, name: str = "ring") -> communication.Exchange:
@@ -95,6 +97,42 @@ def _through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, bef
     formula = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo"
     return (Prediction(value, "s", kind, terms, formula, "Patarasuk and Yuan 2009; Baccelli et al. 1992", "equal chunks", upper=step.value),
             Prediction(run.end, "s", kind, {"last rank": run.end, "standard error": run.end_error}, formula, "Patarasuk and Yuan 2009", "equal chunks"))
+
+
+def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], transfer: float, *, before: bool = False,
+               rotated: bool = False) -> tuple[Prediction, Prediction]:
+    """Iteration and run of peers that wait for messages of others, by the recursion of their links.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    rounds : sequence
+        For each round of the cycle, for each peer, the peers it hears from.
+    transfer : float
+        Seconds of a message on a link.
+    before : bool
+        Whether messages are sent before computing.
+    rotated : bool
+        Whether a peer sends to the next rank first.
+
+    Returns
+    -------
+    (Prediction, Prediction)
+        Of an iteration, and of the run.
+    """
+    mean, u, most = iteration.mean_time(c.laws), max(c.own), max(len(heard) for heard in rounds[0])
+    drawn = gossip.neighbours(c.laws, rounds, c.machine.latency, transfer, update=u, before=before, rotated=rotated, steps=max(c.steps, 1))
+    waits = drawn.seconds - mean - u
+    paid = min(0.0 if before else c.machine.latency + most * transfer, max(waits, 0.0))
+    terms = {"compute E[T]": mean, "partner": max(waits - paid, 0.0), "transfer": paid, "update": u}
+    together = len(set(c.laws)) == 1 and c.tied
+    steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
+    kind: Kind = "exact" if (not transfer or (together and most == 1)) and steady else "approximation"
+    formula, source = "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019"
+    end = drawn.end if c.steps else 0.0
+    return (Prediction(drawn.seconds, "s", kind, terms | ({"standard error": drawn.error} if drawn.error else {}), formula, source),
+            Prediction(end, "s", kind, {"last peer": end, **({"standard error": drawn.end_error} if drawn.end_error and c.steps else {})}, formula, source))
 
 
 def repeat(c: Setting, step: Prediction) -> Prediction:
@@ -228,7 +266,7 @@ def allreduce(c: Setting) -> Figures:
     elif name == "hierarchical" and step.kind == "exact":
         step, run = (replace(p, kind="approximation") for p in (step, run))
     return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
-            **clocks(c, 1, 1, "nobody ends an exchange before all have begun it")}
+            **clocks(c, 0, 1, "nobody ends an exchange before all have begun it")}
 
 
 def dgc(c: Setting) -> Figures:
@@ -246,8 +284,12 @@ def dgc(c: Setting) -> Figures:
     link = communication.Link(c.machine.latency, c.machine.bandwidth)
     exchange = communication.sparse_gather(c.workers, c.nbytes // 4, float(c.options.get("ratio", 0.01)), link)
     step = together(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
-    return {**figures(c, step, repeat(c, step), c.steps, exchange.total), **fresh(),
-            **clocks(c, 1, 1, "nobody has all entries before all have sent theirs")}
+    run = repeat(c, step)
+    if 1 < c.workers <= WIDEST and c.machine.linked and not (c.tied and len(set(c.laws)) == 1):  # late peers need not wait for early ones' entries
+        everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
+        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth, rotated=True)
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
+            **clocks(c, 0, 1, "nobody has all entries before all have sent theirs")}
 
 
 def independent(c: Setting) -> Figures:
@@ -302,6 +344,8 @@ def backup(c: Setting) -> Figures:
     """
     k = min(int(c.options.get("backups", 1)), c.workers - 1)
     one = replace(c, servers=1)
+    if k and c.steps and not c.machine.collocated and (c.transfer or not c.tied):
+        return {**_drawn_backup(one, k), **fresh()}
     counted = c.workers - k  # late pushes and answers find the links idle
     if c.machine.collocated:  # worker 0 has no link, and is not always the one that counts
         counted = max(counted, min(c.workers, 2))
@@ -320,6 +364,42 @@ def backup(c: Setting) -> Figures:
         out["idle_ratio"] = Prediction(1 - busy.value, "1", "approximation" if k or step.kind != "exact" else "exact", busy.terms,
                                        "1 - (N + late) E[T]/(n step)", busy.source, "long run", {})
     return {**out, **fresh()}
+
+
+def _drawn_backup(c: Setting, k: int) -> Figures:
+    """The process itself, drawn: late pushes and answers meet the others on the links, and late workers compute meanwhile.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    k : int
+        Backups, at least 1.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    w, alpha, update = c.transfer, c.machine.latency, c.machine.update
+    kind: Kind = "approximation" if c.tied else "exact"
+    p = drawn(c.laws, k, c.steps, transfer=w, latency=alpha, update=update)
+    formula, u, mean = "pushes in the order of their heads, by Monte Carlo", iteration.update_mean(update), iteration.mean_time(c.laws)
+
+    def figure(value: float, unit: str, error: float, **terms: float) -> Prediction:
+        return Prediction(value, unit, kind, {**(terms or {"mean": value}), "standard error": error}, formula, "Chen et al. 2016",
+                          "late workers finish; one server")
+
+    lone = min(2 * (alpha + w), max(p.seconds - u, 0.0))
+    step = figure(p.seconds, "s", p.error, **{"compute E[T]": mean, "transfer": lone, "update": u, "straggling": p.seconds - mean - lone - u})
+    if not w and not alpha and update is None and len(set(c.laws)) == 1 and c.laws[0].family == "exponential":
+        step = backup_step(c.laws, k)
+    out = figures(c, step, figure(p.end, "s", p.end_error), c.steps, 2 * c.nbytes * p.pushes / c.steps)
+    out.pop("idle_by_cause", None)
+    out["idle_ratio"] = figure(1 - p.computing, "1", p.computing_error)
+    for name, steps in (("bytes_per_iteration", c.steps), ("bytes_sent", 1)):
+        sent = 2 * c.nbytes / steps
+        out[name] = figure(sent * p.pushes, "bytes", sent * p.pushes_error)
+    return out
 
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
@@ -536,15 +616,18 @@ def easgd(c: Setting) -> Figures:
                                      update=c.machine.update))
     if sync:  # the next centre is shown when all forces of the last one are in: SSP with slack 1 over sums of H times
         cycle = h * (math.fsum(step.terms[part] for part in ("transfer", "update", "queueing")) + own)
-        gate = slack.ssp([sum_law(law, h)[0] for law in c.laws], 1, exchange=cycle, steps=max(exchanges, 1))
+        sums = [sum_law(law, h)[0] for law in c.laws]
+        gate = slack.ssp(sums, 1, exchange=cycle, steps=max(exchanges, 1))
         step = Prediction(gate.value / h - own, "s", "approximation", {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
                           "Zhang et al. 2015", gate.assumptions)
     step = replace(step, value=step.value + own, terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
     after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.laws) + own)  # computing beside the last force
     tail = max(c.machine.latency + c.transfer + iteration.update_mean(c.machine.update) - after, 0.0)
     run = free(c, step, own=1, more=exchanges * h - c.steps, tail=0.0 if sync else tail)
-    if sync and not c.alike:  # all go at the gate's pace: the slowest worker's own sum is in it
-        run = Prediction(c.steps * step.value, "s", "approximation", {"iterations": c.steps * step.value}, "steps x iteration", step.source)
+    if sync and c.steps:
+        rest = c.steps - h * (exchanges - 1)  # the last round is shorter
+        end = slack.recursion(sums, 1, exchanges, cycle).end - (h - rest) * (max(law.mean for law in c.laws) + own)
+        run = Prediction(end, "s", "approximation", {"last worker": end}, "end of the recursion F_i(c), slack 1", step.source, step.assumptions)
     if tail and len(set(c.laws)) > 1:
         run = replace(run, kind="approximation")
     path = None
@@ -556,6 +639,7 @@ def easgd(c: Setting) -> Figures:
     out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
     if sync:
         out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
+        out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
     elif path is not None and (c.machine.latency or not c.tied):  # without latency all ask at one moment again and again: nobody is first
         out["staleness_mean"] = _fetched_age(path, step if c.machine.latency else replace(step, kind="approximation"))
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
@@ -622,7 +706,7 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     exchanges = early + rounds + (rest > 0)
     out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges", exchanges=float(exchanges))
-    return {**out, **fresh(), **clocks(c, h or c.steps, h or c.steps, "a barrier every period")}
+    return {**out, **fresh(), **clocks(c, max((h or c.steps) - 1, 0), h or c.steps, "a barrier every period")}
 
 
 def post_local(c: Setting) -> Figures:
@@ -670,6 +754,8 @@ def dssp(c: Setting) -> Figures:
     low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
     if not 0 <= low <= high:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")
+    if c.steps and c.workers > 1 and not c.tied and not c.machine.collocated:
+        return _granted(c, low, high)
     quick, slow = (ssp(_with(c, staleness=s, refresh="fresh")) for s in (high, low))
     out = {k: v for k, v in slow.items() if not k.startswith(("idle", "staleness_mean"))}
     for name in ("seconds_per_iteration", "seconds"):
@@ -677,15 +763,43 @@ def dssp(c: Setting) -> Figures:
         out[name] = Prediction((a.value + b.value) / 2, "s", "exact" if a.value == b.value and b.kind == "exact" else "approximation",
                                {"SSP(upper)": a.value, "SSP(lower)": b.value}, "between SSP(upper) and SSP(lower)", "Zhao et al. 2019",
                                b.assumptions, lower=min(a.value, b.value), upper=max(a.value, b.value))
-    each = out["seconds_per_iteration"]
-    images = c.workers * c.batch / each.value if each.value else math.inf
-    out["images_per_second"] = Prediction(images, "images/s", "approximation", {}, "n b / seconds_per_iteration", each.source)
     for name in ("idle_ratio", "staleness_mean"):
         if name in quick and name in slow:
             a, b = quick[name], slow[name]
             out[name] = Prediction((a.value + b.value) / 2, b.unit, "approximation", {"SSP(upper)": a.value, "SSP(lower)": b.value},
                                    "between SSP(upper) and SSP(lower)", "Zhao et al. 2019", b.assumptions)
+    each = out["seconds_per_iteration"]
+    images = c.workers * c.batch / each.value if each.value else math.inf
+    out["images_per_second"] = Prediction(images, "images/s", each.kind, {}, "n b / seconds_per_iteration", each.source)
     return {**out, **{k: quick[k] for k in ("clock_gap_max", "lead_max", "staleness_max")}}
+
+
+def _granted(c: Setting, lower: int, upper: int) -> Figures:
+    """Dynamic SSP with the clocks that its server grants, drawn.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    lower, upper : int
+        Slack in clocks.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    path = queueing.granting(c.laws, _links(c), lower, upper, c.steps)
+    kind: Kind = "exact" if c.servers == 1 else "approximation"
+    formula, source = "closed network of links with granted clocks, by Monte Carlo", "Zhao et al. 2019: the grants; Lindley 1952: the queues"
+
+    def drawn(value: float, unit: str, error: float, terms: dict[str, float]) -> Prediction:
+        return Prediction(value, unit, kind, {**terms, "standard error": error}, formula, source, "first come first served")
+
+    step = drawn(path.seconds, "s", path.error, terms_of(c, path, 1.0))
+    out = figures(c, step, drawn(path.end, "s", path.end_error, {"last": path.end}), c.workers * c.steps, 2 * c.workers * c.nbytes)
+    out["staleness_mean"] = drawn(path.staleness, "updates", path.age_error, {"mean": path.staleness})
+    out["staleness_max"] = staleness.ssp_bound(c.workers, upper, c.steps)
+    return {**out, **clocks(c, upper, upper + 1, "started: upper, completed: upper + 1")}
 
 
 def approximate(c: Setting) -> Figures:
@@ -705,8 +819,8 @@ def approximate(c: Setting) -> Figures:
     centers = min(2, c.workers)
     half = replace(c, workers=-(-c.workers // centers), servers=1,
                    machine=c.machine if c.workers == 1 else c.machine.with_(collocated=False))
-    inside = asp(half)
-    step, run = (replace(inside[name], kind="approximation") for name in ("seconds_per_iteration", "seconds"))
+    step = replace(asp(half)["seconds_per_iteration"], kind="approximation")
+    run = replace(asp_seconds(replace(half, workers=c.workers), step), kind="approximation")  # the last of both halves
     out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes)
     for name in ("bytes_per_iteration", "bytes_sent"):
         out[name] = Prediction(out[name].value, "bytes", "bound", {}, "2 n M within the centres, and what is significant",

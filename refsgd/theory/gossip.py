@@ -20,9 +20,13 @@ import numpy.typing as npt
 
 from refsgd.machine import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.ring import Rounds
 from refsgd.theory.stragglers import Values, integrate_survival, survival
 
 Matrix = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+CLOCKS = 600  # iterations of a drawn run of gossip, of which the first part is left out of its pace
 
 
 def pair(workers: int) -> Prediction:
@@ -210,53 +214,84 @@ def adpsgd(law: Law, transfer: float, latency: float, *, overlapped: bool = True
                       "askers do not meet at one partner")
 
 
-def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], exchange: float, *, update: float = 0.0,
-               before: bool = False, clocks: int = 600) -> tuple[float, float]:
-    """Seconds per iteration of synchronous gossip, and its standard error, from the recursion.
+Group = tuple[Counts, Counts, Counts]
 
-    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  Sent
-    after the update: S_i(t+1) = max over i and its neighbours j of S_j(t) + T_j + u, plus E for neighbours.
-    Sent before computing: S_i(t+1) = max(S_i(t) + T_i, max_j S_j(t) + E) + u.  Nobody waits for all, so delays
-    travel one hop an iteration.
+
+def _groups(heard: Sequence[Sequence[int]], rotated: bool) -> list[Group]:
+    """Peers that hear from equally many: who they are, whom they hear, and how many receivers are served before them."""
+    n = len(heard)
+    to = [sorted(i for i in range(n) if j in heard[i]) for j in range(n)]
+    if rotated:
+        to = [[i for i in receivers if i > j] + [i for i in receivers if i < j] for j, receivers in enumerate(to)]
+    out = []
+    for count in sorted({len(near) for near in heard} - {0}):
+        peers = [i for i in range(n) if len(heard[i]) == count]
+        near = [list(heard[i]) for i in peers]
+        out.append((np.array(peers), np.array(near), np.array([[to[j].index(i) for j in heard[i]] for i in peers])))
+    return out
+
+
+def neighbours(laws: Sequence[Law], sources: Sequence[Sequence[Sequence[int]]], latency: float, transfer: float = 0.0, *, update: float = 0.0,
+               before: bool = False, rotated: bool = False, steps: int = CLOCKS) -> Rounds:
+    """Iteration and run of synchronous gossip, from the recursion of its links.
+
+    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  With S_i(t) the
+    start of iteration t, a replica is ready at S_i(t) if it is sent before computing, at S_i(t) + T_i + u if after the
+    update; the k-th receiver's head is under way when the k before it have left, and an incoming link serves the heads h
+    in their order (Lindley)::
+
+        head = max(ready, out) + k w + latency,    in = max(in + m w, max_k [h_(k) + (m - k + 1) w]),    m heads
+
+    and S_i(t+1) = max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  Nobody waits for all, so delays travel one hop an
+    iteration.
 
     Parameters
     ----------
     laws : sequence of Law
     sources : sequence
         For each round of the cycle, for each peer, the peers it hears from.
-    exchange, update : float
-        E, u [s].
+    latency, transfer : float
+        Of a message; w, seconds of a replica on a link [s].
+    update : float
+        u [s].
     before : bool
         Whether replicas are sent before computing.
-    clocks : int
-        Iterations of each simulated run, of which the first part is left out.
+    rotated : bool
+        Whether a peer sends to the next rank first, else to the lowest.
+    steps : int
+        Iterations of the run whose end is asked for, at least 1.
 
     Returns
     -------
-    (float, float)
-        Seconds per iteration, and their standard error.
+    Rounds
+        Without bandwidth exact up to the stated standard errors; else an incoming link takes all heads of an iteration
+        before those of the next.
     """
     n = check_count("workers", len(laws))
-    check_time("exchange", exchange)
+    check_time("latency", latency)
+    check_time("transfer", transfer)
+    busiest = max(len(near) for heard in sources for near in heard)
+    clocks = max(48, min(CLOCKS, 10_000_000 // (n * busiest + 1)))
+    seen = min(check_count("steps", steps), clocks)
     replicas = max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
     times = np.stack([check_law("compute", law).sample(rng, replicas * clocks).reshape(replicas, clocks) for law in laws], axis=2)
-    regular = [0 < len(heard[0]) <= 32 and len({len(h) for h in heard}) == 1 for heard in sources]
-    starts, warm, first = np.zeros((replicas, n)), np.zeros(replicas), clocks // 6
+    groups = [_groups(heard, rotated) for heard in sources]
+    sends = [np.bincount([j for near in heard for j in near], minlength=n) for heard in sources]
+    starts, warm, end, first = np.zeros((replicas, n)), np.zeros(replicas), np.zeros(replicas), clocks // 6
+    outgoing, incoming = np.zeros((replicas, n)), np.zeros((replicas, n))
     for t in range(clocks):
-        heard = sources[t % len(sources)]
         own = starts + times[:, t] + (0.0 if before else update)
-        sent = starts if before else own
-        after = own.copy()
-        if regular[t % len(sources)]:
-            after = np.maximum(own, sent[:, np.asarray(heard)].max(axis=2) + exchange)
-        else:
-            for i in range(n):
-                if heard[i]:
-                    after[:, i] = np.maximum(own[:, i], sent[:, list(heard[i])].max(axis=1) + exchange)
-        starts = after + (update if before else 0.0)
-        if t == first:
-            warm = starts.mean(axis=1)
+        leaves = np.maximum(starts if before else own, outgoing)
+        outgoing = leaves + transfer * sends[t % len(sends)]
+        for peers, near, place in groups[t % len(groups)]:
+            heads = np.sort(leaves[:, near] + transfer * place + latency, axis=2) if transfer else leaves[:, near] + latency
+            left = transfer * np.arange(heads.shape[2], 0, -1)
+            incoming[:, peers] = np.maximum(incoming[:, peers] + left[0], (heads + left).max(axis=2))
+        starts = np.maximum(own, incoming) + (update if before else 0.0)
+        warm = starts.mean(axis=1) if t == first else warm
+        end = starts.max(axis=1) if t == seen - 1 else end
     each = (starts.mean(axis=1) - warm) / (clocks - 1 - first)
-    fixed = all(law.family == "fixed" for law in laws)
-    return float(each.mean()), 0.0 if fixed else float(each.std() / math.sqrt(replicas))
+    pace, scale = float(each.mean()), 0.0 if all(law.family == "fixed" for law in laws) else 1 / math.sqrt(replicas)
+    error, unseen = scale * float(each.std()), steps - seen
+    return Rounds(pace, error, float(end.mean()) + unseen * pace, scale * float(end.std()) + unseen * error)

@@ -77,7 +77,7 @@ def bsp(c: Setting) -> Figures:
     return {**figures(c, step, run, c.steps, 2 * c.workers * c.nbytes),
             "staleness_mean": zero("updates", "a barrier before each update"),
             "staleness_max": zero("updates", "a barrier before each update"),
-            **clocks(c, 1 if c.transfer else 0, 1, "nobody starts before all have ended; answers leave one by one")}
+            **clocks(c, 0, 1, "nobody starts before all have ended")}
 
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
+
+import numpy as np
+from scipy import special
 
 from refsgd.machine import Law
 from refsgd.theory import gossip, iteration
-from refsgd.theory.catalogue import alone, free, fresh
+from refsgd.theory.catalogue import alone, free, fresh, heard_from
 from refsgd.theory.prediction import Kind, Prediction, check_share
 from refsgd.theory.setting import Figures, Setting, clocks, count, figures
 from refsgd.theory.stragglers import mean_of_maximum, sum_law
@@ -74,11 +78,31 @@ def adpsgd(c: Setting) -> Figures:
     step = _joined(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact")
     total = 2.0 * sum(asks) * c.nbytes
     out = figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total)
-    side = sum(asks) / c.workers
-    out["staleness_mean"] = Prediction(2 * side, "updates", "approximation", {"own averages": side, "asked for": side},
-                                       "2 x askers / n: each average falls into one gradient on either side", "Lian et al. 2018",
-                                       "averages after a peer's last gradient left out")
+    if c.steps:
+        side = sum(asks) / c.workers
+        served = side * _served(c, x, asks)
+        out["staleness_mean"] = Prediction(side + served, "updates", "approximation", {"own averages": side, "asked for": served},
+                                           "askers/n (1 + share of the asks that reach a peer which still computes)", "Lian et al. 2018",
+                                           "sums of times taken as normal; askers do not meet at one partner")
     return out
+
+
+def _served(c: Setting, exchange: float, asks: list[bool]) -> float:
+    """Share of an asker's requests that come while the peer it asks still has gradients to compute.
+
+    An average that a passive peer serves after its last gradient makes none stale.  Request k comes after k rounds of
+    max(T, x) and x/2, the peer ends after `steps` times T: P(the one sum < the other), both taken as normal.
+    """
+    k = np.arange(c.steps)
+    pairs = Counter((asker, asked) for asker, asking in zip(c.laws, asks, strict=True) if asking
+                    for asked, other in zip(c.laws, asks, strict=True) if not other)
+    shares = {}
+    for asker, asked in pairs:
+        each = gossip.mean_of_longer(asker, exchange) if exchange else asker.mean
+        ahead = c.steps * asked.mean - k * each - exchange / 2
+        spread = np.sqrt(sum(count * law.variance for count, law in ((c.steps, asked), (k, asker)) if math.isfinite(law.variance)))
+        shares[asker, asked] = float(np.mean(np.where(spread > 0, special.ndtr(ahead / np.maximum(spread, 1e-300)), ahead > 0)))
+    return sum(count * shares[pair] for pair, count in pairs.items()) / max(pairs.total(), 1)
 
 
 def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
@@ -164,19 +188,7 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     if not messages:
         step = alone(c)
         return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh()}
-    most = max(len(heard) for heard in rounds[0])
-    mean, u = iteration.mean_time(c.laws), max(c.own)
-    exchange = c.machine.latency + most * (c.nbytes + extra) / c.machine.bandwidth if most else 0.0
-    seconds, error = gossip.neighbours(c.laws, rounds, exchange, update=u, before=before)
-    paid = min(0.0 if before else exchange, seconds - mean - u)
-    terms = {"compute E[T]": mean, "partner": max(seconds - mean - u - paid, 0.0), "transfer": max(paid, 0.0), "update": u}
-    fixed = len(set(c.laws)) == 1 and c.laws[0].family == "fixed"
-    steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
-    sure: Kind = "exact" if (not c.transfer or (fixed and most == 1)) and steady else "approximation"
-    step = Prediction(seconds, "s", sure, terms | ({"standard error": error} if error else {}),
-                      "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019", "constant exchange")
-    run = Prediction(seconds * c.steps, "s", "exact" if fixed and sure == "exact" else "approximation", {"iterations": seconds * c.steps},
-                     "steps x iteration", step.source)
+    step, run = heard_from(c, rounds, (c.nbytes + extra) / c.machine.bandwidth, before=before)
     return {**figures(c, step, run, c.steps, float(messages * (c.nbytes + extra))), **fresh()}
 
 

@@ -137,24 +137,40 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
 
 
 def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction, slack.Path]:
-    """Gate and queues together: the closed network of links, drawn.
-
-    The terms: an exchange that meets nobody, what queues add to it, and the rest is slack.
-    """
+    """Gate and queues together: the closed network of links, drawn."""
     network = queueing.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
     path = queueing.parameter_server(c.laws, network, s, c.steps, refresh)
-    u, mean = iteration.update_mean(c.machine.update), iteration.mean_time(c.laws)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
+    step = Prediction(path.seconds, "s", "exact" if c.servers == 1 and not (c.tied and refresh != "fresh") else "approximation",
+                      terms_of(c, path, paid), "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
+                      "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower)
+    return step, path
+
+
+def terms_of(c: Setting, path: slack.Path, paid: float) -> dict[str, float]:
+    """Terms of a drawn iteration: an exchange that meets nobody, what queues add to it, and the rest is slack.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    path : Path
+        The drawn run.
+    paid : float
+        Exchanges of an iteration that a worker waits for; without any it waits in no queue.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds.
+    """
+    u, mean = iteration.update_mean(c.machine.update), iteration.mean_time(c.laws)
     room = max(path.seconds - mean, 0.0)
     lone = min(paid * (math.fsum(c.exchanges) / c.workers - u), room)
     update = min(paid * u, room - lone)
-    queue = min(path.queued * (refresh != "eager"), room - lone - update)
+    queue = min(path.queued * (paid > 0), room - lone - update)
     terms = {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update, "queueing": queue}
-    if path.error:
-        terms["standard error"] = path.error
-    return Prediction(path.seconds, "s", "exact" if c.servers == 1 and not (c.tied and refresh != "fresh") else "approximation", terms,
-                      "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
-                      "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower), path
+    return {**terms, "standard error": path.error} if path.error else terms
 
 
 def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bool, refresh: str) -> Prediction:

@@ -151,6 +151,24 @@ def parameter_server(laws: Sequence[Law], network: Network, staleness: float, st
     return _path(laws, network, steps, lambda at, times, _: _GATES[refresh](s, at, times), asking=refresh == "lazy")
 
 
+def granting(laws: Sequence[Law], network: Network, lower: int, upper: int, steps: int) -> Path:
+    """Dynamic SSP through queues: a worker that hits the bound is granted the clocks after which its wait is shortest.
+
+    Parameters
+    ----------
+    laws, network, steps
+        As in `parameter_server`.
+    lower, upper : int
+        Slack in clocks, 0 <= lower <= upper.
+
+    Returns
+    -------
+    Path
+    """
+    low, high = check_count("lower", lower, 0), check_count("upper", upper, 0)
+    return _path(laws, network, steps, lambda at, times, _: _Granting(low, high, at, times), asking=False)
+
+
 def fetching(laws: Sequence[Law], network: Network, steps: int, *, fetch_every: int = 1, push_every: int = 1, elastic: bool = False,
              own: Sequence[Law | None] = ()) -> Path:
     """Workers that fetch the model at t = 0, `fetch_every`, ... and wait for it, and push without waiting.
@@ -294,6 +312,50 @@ class _Fresh:
         self.read[row, col], self.own[row, col] = self.version[row], self.done[row, col]
         self.rows[row, col] = self.done.min(axis=1)[row]
         return self.at.answer(released)[row, col], row, col
+
+
+class _Granting(_Fresh):
+    """The slack of a worker is at least `lower`; the server grants more, up to `upper`, where that shortens the wait.
+
+    Worker and slowest worker are taken to push on at their last intervals, counted in pushes that the server receives:
+    Zhao et al., ICDCS 2019, algorithm 2.
+    """
+
+    def __init__(self, lower: int, upper: int, at: _Stations, times: Values) -> None:
+        replicas, _, n = times.shape
+        self.lower, self.upper = lower, upper
+        self.granted, self.before, self.last = (np.zeros((replicas, n), int) for _ in range(3))  # clocks; when the last two pushes came
+        self.bound = np.full((replicas, n), lower)
+        super().__init__(lower, at, times)
+
+    def arrive(self, mine: Mask, pushed: Mask) -> None:
+        """Move the bound of the worker that has pushed, and answer all that are within theirs."""
+        row, col = np.nonzero(pushed)
+        slowest = self.done.min(axis=1)
+        self.before[row, col], self.last[row, col] = self.last[row, col], self.version[row]
+        ahead = self.done[row, col] - slowest[row]
+        hits = (self.granted[row, col] == 0) & (ahead > self.lower)
+        if hits.any():
+            self.granted[row[hits], col[hits]] = self.grant(row[hits], col[hits], ahead[hits])
+        granted = self.granted[row, col]
+        self.bound[row, col] = np.maximum(self.lower, ahead - (granted == 0))
+        self.granted[row, col] = np.maximum(granted - 1, 0)
+        self.waiting |= pushed
+        answer, row, col = self.release(self.done <= slowest[:, None] + self.bound)
+        self.final[row, col] = answer
+        self.begin(row, col, answer)
+
+    def grant(self, row: Counts, col: Counts, ahead: Counts) -> Counts:
+        """The fewest clocks after which the predicted push comes soonest before a predicted one of the slowest worker."""
+        now, last = self.last[row, col], self.last[row]
+        interval = np.maximum(last - self.before[row], now[:, None] - last)
+        due = np.where(self.done[row] == self.done[row].min(axis=1)[:, None], last + interval, -1)
+        slow = due.shape[1] - 1 - np.argmax(due[:, ::-1], axis=1)  # the last of equals
+        each = np.arange(len(row))
+        extra = np.arange(self.upper + 1)
+        wait = (last[each, slow] - now)[:, None] - extra * (now - self.before[row, col])[:, None]
+        wait = np.where(extra <= (self.upper + 1 - ahead)[:, None], wait % interval[each, slow][:, None], np.iinfo(int).max)
+        return np.asarray(wait.argmin(axis=1))
 
 
 class _Lazy(_Fresh):

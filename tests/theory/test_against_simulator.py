@@ -131,10 +131,11 @@ def errors(name, n, k, options, compute, latency, bandwidth, update, collocated=
 
 
 @pytest.mark.parametrize("name,options", [
-    ("asp", {}), ("ssp", {"staleness": 1}), ("ssp", {"staleness": 3}), ("ssp", {"staleness": 1, "refresh": "lazy"}),
-    ("ssp", {"staleness": 3, "refresh": "lazy"}), ("ssp", {"staleness": 1, "refresh": "eager"})])
+    ("asp", {}), *(pytest.param("ssp", options, marks=pytest.mark.slow) for options in (
+        {"staleness": 1}, {"staleness": 3}, {"staleness": 1, "refresh": "lazy"}, {"staleness": 3, "refresh": "lazy"},
+        {"staleness": 1, "refresh": "eager"}))])
 def test_largest_errors_of_the_approximations(name, options):
-    """n = 4 and 6, links busy from 15 to 120 %: seconds within 14 %, idle within 0.06, staleness within 14 %.
+    """n = 4 and 6, links busy from 15 to 120 %: seconds within 7 %, idle within 0.03, staleness within 7 %.
 
     Of these, up to 4 % is the noise of the runs themselves.
     """
@@ -144,16 +145,16 @@ def test_largest_errors_of_the_approximations(name, options):
             for bandwidth, update in ((1e6, 0.0), (1e6, 0.003), (2e5, 0.0)):
                 for key, error in errors(name, n, k, options, compute, 0.001, bandwidth, update).items():
                     worst[key] = max(worst[key], abs(error))
-    assert worst["seconds"] <= 0.14 and worst["idle"] <= 0.06 and worst["staleness"] <= 0.14, worst
+    assert worst["seconds"] <= 0.07 and worst["idle"] <= 0.03 and worst["staleness"] <= 0.07, worst
 
 
-def test_collocated_servers_are_within_16_percent():
+def test_collocated_servers_are_within_9_percent():
     for name, options in (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1})):
         for n, k in ((4, 1), (4, 4), (6, 2)):
             for compute in ("fixed(0.02)", "exponential(0.02)"):
                 for bandwidth in (math.inf, 1e6):
                     found = errors(name, n, k, options, compute, 0.001, bandwidth, 0.0, collocated=True)
-                    assert abs(found["seconds"]) <= 0.16, (name, n, k, compute, bandwidth, found)
+                    assert abs(found["seconds"]) <= 0.09, (name, n, k, compute, bandwidth, found)
 
 
 def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
@@ -174,7 +175,7 @@ QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact 
 @pytest.mark.parametrize("name", REST)
 @pytest.mark.parametrize("n", [1, 2, 4, 5])
 def test_the_catalogue_at_fixed_times(name, n):
-    """Bytes and updates are exact; seconds to the last digit without queues, within 13 % with them."""
+    """Bytes and updates are exact; seconds to the last digit without queues, within 2.5 % with them."""
     for latency, bandwidth, update in ((0.0, math.inf, None), (0.002, math.inf, None), (0.001, 8e5, None), (0.001, 8e5, 0.001)):
         machine = Machine(compute="fixed(0.02)", latency=latency, bandwidth=bandwidth, update=update)
         p, (trace,) = catalogue_row(name, machine, n, 20, 1)
@@ -182,7 +183,7 @@ def test_the_catalogue_at_fixed_times(name, n):
         if p["seconds"].kind == "bound":
             assert p["seconds"].bound == "lower" and p["seconds"].value <= trace.seconds
         else:
-            assert p["seconds"].value == pytest.approx(trace.seconds, rel=0.13 if loose else 1e-6), (latency, bandwidth, update)
+            assert p["seconds"].value == pytest.approx(trace.seconds, rel=0.025 if loose else 1e-6), (latency, bandwidth, update)
             assert p["seconds"].kind != "exact" or not loose
         sent = sum(trace.bytes_sent.values())
         if p["bytes_sent"].kind == "exact":
@@ -198,17 +199,27 @@ def test_the_catalogue_at_fixed_times(name, n):
 
 @pytest.mark.parametrize("name", REST)
 def test_the_catalogue_at_random_times(name):
-    """Four workers, eight runs of 50 exponential iterations: seconds within 12 %, idle within 0.06, staleness within 12 %."""
+    """Four workers, eight runs of 50 exponential iterations: seconds within 5 %, idle within 0.05, staleness within 5 %."""
     for latency, bandwidth in ((0.002, math.inf), (0.001, 8e5)):
         machine = Machine(compute="exponential(0.02)", latency=latency, bandwidth=bandwidth)
         p, runs = catalogue_row(name, machine, 4, 50, 8)
         if p["seconds"].kind != "bound":
-            assert p["seconds"].value == pytest.approx(np.mean([t.seconds for t in runs]), rel=0.12)
+            assert p["seconds"].value == pytest.approx(np.mean([t.seconds for t in runs]), rel=0.05)
         if "idle_ratio" in p:
-            assert p["idle_ratio"].value == pytest.approx(np.mean([t.idle_ratio for t in runs]), abs=0.06)
+            assert p["idle_ratio"].value == pytest.approx(np.mean([t.idle_ratio for t in runs]), abs=0.05)
         if "staleness_mean" in p:
             ages = np.mean([np.mean([tau for _, tau in t.staleness]) for t in runs])
-            assert p["staleness_mean"].value == pytest.approx(ages, rel=0.12, abs=1e-12)
+            assert p["staleness_mean"].value == pytest.approx(ages, rel=0.05, abs=1e-12)
+
+
+def test_a_step_of_backup_workers_is_one_iteration_of_all():
+    """Formula and trace mean the same by an iteration, though late workers skip some; gradients would be a quarter fewer."""
+    p, runs = catalogue_row("backup-workers", Machine(compute="exponential(0.02)", latency=0.002), 4, 100, 24, backups=2)
+    step, gradients = (np.array([4 / rate(t) for t in runs]) for rate in (
+        lambda t: t.iteration_rate, lambda t: sum(t.iterations.values()) / t.seconds))
+    late = 0.012 * step.mean()  # two of four are at most a gradient behind in the end
+    assert abs(p["seconds_per_iteration"].value - step.mean()) <= late + 4 * step.std() / math.sqrt(23)
+    assert abs(p["seconds_per_iteration"].value - gradients.mean()) > late + 4 * gradients.std() / math.sqrt(23)
 
 
 OPTIONS = [

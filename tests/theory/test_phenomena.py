@@ -241,10 +241,28 @@ def test_neighbours_lie_between_alone_and_all():
     law, n = Law.parse("exponential(1)"), 6
     ring = [[[(i - 1) % n, (i + 1) % n] for i in range(n)]]
     every = [[[j for j in range(n) if j != i] for i in range(n)]]
-    slow, error = gossip.neighbours([law] * n, every, 0.0)
-    assert slow == pytest.approx(sum(1 / k for k in range(1, n + 1)), abs=5 * error)
-    assert 1 < gossip.neighbours([law] * n, ring, 0.0)[0] < slow
-    assert gossip.neighbours([Law.parse("fixed(1)")] * n, ring, 0.25)[0] == pytest.approx(1.25)
+    slow = gossip.neighbours([law] * n, every, 0.0)
+    assert slow.seconds == pytest.approx(sum(1 / k for k in range(1, n + 1)), abs=5 * slow.error)
+    assert 1 < gossip.neighbours([law] * n, ring, 0.0).seconds < slow.seconds
+    assert gossip.neighbours([Law.parse("fixed(1)")] * n, ring, 0.25).seconds == pytest.approx(1.25)
+
+
+def test_the_last_of_those_that_gather_does_not_wait():
+    """Two that hear each other, exponential times: a round is E max(T_1, T_2) + a, less what of a the later one needs not wait for."""
+    law, latency = Law.parse("exponential(1)"), 0.1
+    run = gossip.neighbours([law] * 2, [[[1], [0]]], latency)
+    assert run.seconds < 1.5 + latency - 5 * run.error and run.seconds > 1.5 + 5 * run.error
+
+
+def test_links_of_neighbours():
+    """Two peers on fixed times: T + latency + w a round; with three that all hear all, in rotation, T + latency + 2 w; to the lowest first, later."""
+    law, pair, three = Law.parse("fixed(1)"), [[[1], [0]]], [[[1, 2], [0, 2], [0, 1]]]
+    for steps in (1, 7, 1000):
+        run = gossip.neighbours([law] * 2, pair, 0.25, 0.1, steps=steps)
+        assert run.seconds == pytest.approx(1.35) and run.end == pytest.approx(1.35 * steps) and run.error == 0
+    assert gossip.neighbours([law] * 2, pair, 0.25, 0.1, before=True).seconds == pytest.approx(1.0)
+    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, rotated=True).seconds == pytest.approx(1.45)
+    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, steps=1).end == pytest.approx(1.55)
 
 
 def test_latency_sweep_of_the_ipccc_paper():

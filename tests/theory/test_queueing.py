@@ -8,7 +8,7 @@ import pytest
 from refsgd.experiment import prepare
 from refsgd.machine import Law, Machine
 from refsgd.phantom import phantom
-from refsgd.theory import queueing
+from refsgd.theory import backup, queueing
 
 D = 1200
 
@@ -27,16 +27,19 @@ def drawn(name, law, n, steps, transfer, update, staleness=3, refresh="fresh", *
     laws = [Law.parse(law)] * n
     if name == "ssp":
         return queueing.parameter_server(laws, network, staleness, steps, refresh)
+    if name == "dssp":
+        return queueing.granting(laws, network, options["lower"], options["upper"], steps)
     if name == "downpour":
         return queueing.fetching(laws, network, steps, **options)
     return queueing.fetching(laws, network, steps, fetch_every=options["period"], elastic=True, own=(network.update and [network.update] * n) or ())
 
 
 CASES = [("ssp", {"staleness": 1}), ("ssp", {"staleness": 3}), ("ssp", {"staleness": 1, "refresh": "eager"}),
-         ("ssp", {"staleness": 2, "refresh": "lazy"}), ("downpour", {"fetch_every": 3}), ("downpour", {"push_every": 2}), ("easgd", {"period": 2})]
+         ("ssp", {"staleness": 2, "refresh": "lazy"}), ("dssp", {"lower": 1, "upper": 4}), ("downpour", {"fetch_every": 3}),
+         ("downpour", {"push_every": 2}), ("easgd", {"period": 2})]
 
 
-QUICK = [CASES[0], CASES[3], CASES[4]]
+QUICK = [CASES[0], CASES[3], CASES[4], CASES[5]]
 
 
 @pytest.mark.parametrize("name,options", QUICK)
@@ -73,6 +76,31 @@ def test_ties_are_broken_as_links_break_them(latency):
 def test_fixed_times_to_the_last_digit(options):
     seen, path = runs("ssp", "fixed(0.02)", 4, 30, 0.006, 0.001, 1, **options)[0], drawn("ssp", "fixed(0.02)", 4, 30, 0.006, 0.001, **options)
     assert path.end == pytest.approx(seen[0], rel=1e-9) and path.staleness == pytest.approx(seen[1], rel=1e-9)
+
+
+def test_without_grants_it_would_be_noticed():
+    """Dynamic SSP taken for SSP(lower) and for SSP(upper): beyond the error bars of the same runs."""
+    seen = runs("dssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, lower=1, upper=4)
+    for bound in (1, 4):
+        path = drawn("dssp", "gamma(0.02,2)", 5, 50, 0.001, None, lower=bound, upper=bound)
+        assert abs(path.staleness - seen[:, 1].mean()) > 4.5 * math.hypot(path.age_error, seen[:, 1].std() / 3)
+
+
+@pytest.mark.parametrize("n,k,law,transfer,update", [(2, 1, "exponential(0.02)", 0.005, None), (4, 1, "gamma(0.02,3)", 0.005, 0.003),
+                                                     (5, 2, "uniform(0.01,0.03)", 0.001, 0.004)])
+def test_backup_workers(n, k, law, transfer, update):
+    """End, share of computing and pushes of 12 runs within 4.5 standard errors; with one backup less beyond them."""
+    machine = Machine(compute=law, latency=0.002, bandwidth=4 * D / transfer, update=update)
+    traces = [prepare("backup-workers", phantom(D), workers=n, steps=50, machine=machine, seed=seed, backups=k).perform("simulator").trace
+              for seed in range(12)]
+    seen = np.array([(t.seconds, 1 - t.idle_ratio, t.messages / 2) for t in traces])
+
+    def away(backups):
+        p = backup.drawn([machine.compute] * n, backups, 50, transfer=transfer, latency=0.002, update=machine.update)
+        pairs = zip(seen.T, ((p.end, p.end_error), (p.computing, p.computing_error), (p.pushes, p.pushes_error)), strict=True)
+        return max(abs(value - values.mean()) / math.hypot(error, values.std() / math.sqrt(11), 1e-9) for values, (value, error) in pairs)
+
+    assert away(k) <= 4.5 < away(k - 1)
 
 
 def test_without_the_gate_it_would_be_noticed():
