@@ -76,6 +76,8 @@ class Compute:
 
     def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
         _Built.count += 1
+        if not callable(fn):
+            raise TypeError(f"Compute() of a value of type {type(fn).__name__}; expected a function and its arguments: Compute(problem.gradient, x, rank, t)")
         _set(self, "fn", fn)
         _set(self, "args", args)
         _set(self, "kind", kind)
@@ -129,6 +131,8 @@ class Recv:
         _Built.count += 1
         if not kinds:
             raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
+        if type(kinds[0]) is not type and not isinstance(kinds[0], type):  # the first test costs next to nothing
+            raise TypeError(f"Recv() of {kinds[0]!r:.40}; expected classes of messages: Recv(Push)")
         _set(self, "kinds", kinds)
         _set(self, "src", src)
 
@@ -276,7 +280,8 @@ Program = Generator[Effect, Any, R]
 class RunEnded(Exception):
     """Raised in a responder at its `Recv` when every main program has returned and nothing is under way.
 
-    After a death which the run survives also in a main program that names it and waits for what cannot come any more.
+    After a death which the run survives also in a main program that has it in its source: a server that counts on pushes of the dead puts its loop into
+    ``with suppress(RunEnded)`` and, once nobody is left who could send, returns what it has.  One that must know who died lists `Died` in its `Recv`.
     """
 
 

@@ -16,8 +16,7 @@ from refsgd.testing import check, explore_algorithm
 
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker", "diloco": "the outer step moves beyond the inner ones",
-                  "dgc": "most entries wait in the residual", "downpour": "", "dc-asgd": "", "approximate": "",
-                  "backup-workers": "one of its workers is a backup"}
+                  "dgc": "most entries wait in the residual"}
 QUICK = Machine(compute="exponential(0.003)", latency=0.001, bandwidth=20e6)
 MANY = ("gosgd", "hogwild", "pair-averaging")  #: those with more than 1,500 schedules of 2 workers and 2 steps
 PARALLEL = [name for name in CATALOGUE if name != "sequential"]

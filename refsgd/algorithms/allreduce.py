@@ -6,8 +6,8 @@ Peer i, step t::
     g = allreduce(b_i * g_i) / sum_i b_i               # the same bits on every peer
     x = update(x, g)                                   # everywhere, with a momentum of its own: also the same bits
 
-It is BSP with the server's work done by all: the same mean gradient, with other additions first.  No link carries
-more than about 2 M per iteration, however many peers there are, where one server's carries n M.
+It is BSP with the server's work done by all: the same mean gradient, with other additions first.  In a ring no link
+carries more than about 2 M per iteration, however many peers there are, where one server's carries n M each way.
 
 Quick facts
 -----------

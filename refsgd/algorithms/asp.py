@@ -22,14 +22,16 @@ alone, n updates where BSP has one | deterministic: given the order of arrival
 
 What differs from the papers
 ----------------------------
-Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every
-worker reads right after its own update.  Slices have versions of their own: a model of several servers can be
-torn.  The learning rate is not divided by n; that is the caller's choice.
+Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every worker
+reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M is 1, see
+softsync for more.  Slices have versions of their own: a model of several servers can be torn.  The learning rate is
+not divided by n; that is the caller's choice.
 
 References
 ----------
 Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.1.
-Lian et al., "Asynchronous parallel stochastic gradient for nonconvex optimization", NIPS 2015, algorithm 1.
+Lian et al., "Asynchronous parallel stochastic gradient for nonconvex optimization", NIPS 2015,
+algorithm 1 (AsySG-con).
 """
 
 from __future__ import annotations

@@ -5,15 +5,13 @@ thrown away when they come, so what is applied is never stale.
 
 Worker::
 
-    t = the newest step that it knows of
-    g = gradient at x_t on its share of step t
-    push (g, t) to the server;  wait for the new (x, t)
+    g = gradient at x on its share of step t
+    push (g, t) to the server;  wait for the newest (x, t)
 
-Server, step t::
+Server, on each push of a gradient labelled u::
 
-    collect gradients labelled t from N workers
-    x = update(x, their mean);  answer these N
-    a gradient labelled earlier is dropped, and its worker answered at once with the newest x
+    u < t:  drop it, answer its worker at once with (x, t)
+    u = t:  keep it;  once N are kept:  x = update(x, their mean);  t = t + 1;  answer these N with (x, t);  keep none
 
 Quick facts
 -----------
@@ -28,8 +26,9 @@ seen.
 What differs from the paper
 ---------------------------
 A late worker finishes its gradient, is told that it is stale and goes on with the newest model: a computation
-cannot be cut short.  The server accepts one gradient of a worker in each step and the whole vector of it, where
-TensorFlow's accumulators are per variable and take several from a fast worker; hence one server, no slices.
+cannot be cut short.  In the paper each of several servers counts its own first N, so their slices may be of
+different workers, and TensorFlow's accumulators, one per variable, take several from a fast worker.  Here one
+server without slices accepts one whole gradient of a worker in each step.  No moving average of x is kept.
 
 References
 ----------

@@ -23,12 +23,13 @@ deterministic: yes, whatever the order of arrival
 
 What differs from the papers
 ----------------------------
-Valiant's model has no servers; theirs is the parameter server of Li et al.  A server answers a push when all
-have arrived and been applied, as MXNet's does, so the wait for the slowest worker is part of the push.
+Valiant's model has no servers; here it has that of Li et al., who sum the gradients of all examples:
+the mean leaves the rate the same for any n.  A server answers a push when all have arrived and been applied, as
+MXNet's does, so the wait for the slowest worker is part of the push.
 
 References
 ----------
-Valiant, "A bridging model for parallel computation", CACM 33(8), 1990, section 2: supersteps.
+Valiant, "A bridging model for parallel computation", CACM 33(8), 1990: supersteps.
 Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014, algorithm 1.
 """
 

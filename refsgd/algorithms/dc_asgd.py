@@ -15,21 +15,22 @@ Server, on each push of g from w::
     x = update(x, g);  version = version + 1
     backup[w] = x;  answer with (x, version)
 
-adaptive:  m = 0.95 m + 0.05 g * g, and lambda / sqrt(m + eps) in place of lambda.
+adaptive:  mean_square = 0.95 mean_square + 0.05 g * g, and lambda / sqrt(mean_square + eps) in place of lambda.
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: as ASP, mean n - 1;
-what it does to a gradient is compensated | memory: (n + 1) M at the servers | momentum: at the server |
-aggregation: each push is applied alone | deterministic: given the order of arrival
+what it does to a gradient is compensated | clock gap: unbounded | memory: (n + 1) M at the servers | momentum: at
+the server | aggregation: each push is applied alone | deterministic: given the order of arrival
 
 lambda = 0 is ASP.  Without staleness the correction is exactly 0.
 
 What differs from the paper
 ---------------------------
-The paper's rule has no momentum; here the compensated gradient goes into the common rule.  A backup belongs to a
-worker: one shared backup, the model before the last update, sees only that update and not the whole drift.
+The paper's rule has no momentum; here the compensated gradient goes into the common rule.  A pull is a message of
+its own there; here the answer to a push is the pull, and makes the backup.  A backup belongs to a worker, as there:
+one shared backup, the model before the last update, sees only that update and not the whole drift.
 
 References
 ----------

@@ -24,9 +24,9 @@ replicas' moves, weighted by the images of the round | graph: ring | determinist
 
 What differs from the paper
 ---------------------------
-Their inner optimiser is AdamW with H of about 500; here it is the SGD of all algorithms, and H is small by default as
-our runs are short.  Every peer computes the outer step itself, which gives the same bits everywhere.  A last round
-that is shorter than H is averaged as well.
+Their inner optimiser is AdamW with H of about 500; here it is the SGD of all algorithms, and H is small by default
+as our runs are short.  Moves are weighed by images, where algorithm 1 takes the plain mean.  Every peer computes
+the outer step itself, which gives the same bits everywhere.  A last round shorter than H is averaged as well.
 
 References
 ----------

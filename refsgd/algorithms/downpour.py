@@ -7,28 +7,29 @@ Worker, iteration t::
 
     if t mod fetch_every = 0:  x = the servers' model
     g = gradient at x
-    a = a + g;  x = x - lr g
-    if t mod push_every = 0:  push a;  a = 0
+    accrued = accrued + g;  x = x - lr g
+    if t mod push_every = 0, or t is the last:  push accrued;  accrued = 0
 
-Server: x = update(x, a) on a push, answer a fetch with (x, version).  With `adagrad`, entry by entry::
+Server: answer a fetch with (x, version);  x = update(x, a) on a push of a.  With `adagrad`, entry by entry::
 
-    G = G + a^2;  x = x - lr a / sqrt(G)
+    squares = squares + a^2;  x = x - lr a / sqrt(squares)
 
 The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes at once.
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
-iteration: K / push_every up, K / fetch_every down | bytes per worker and iteration: M / push_every up,
-M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where push_every = 1, f = fetch_every |
-momentum: at the server | aggregation: sum of a window's gradients, each push applied alone | deterministic:
-given the order of arrival
+iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and iteration:
+M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where
+push_every = 1, f = fetch_every | clock gap: unbounded | momentum: at the server | aggregation: sum of a window's
+gradients, each push applied alone | deterministic: given the order of arrival
 
 What differs from the paper
 ---------------------------
 A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every = fetch_every = 1
 is ASP.  The paper's loop is endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad
-leaves an entry alone while its G is 0.  Local steps are plain -lr g, without momentum or weight decay.
+leaves an entry alone while its squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A
+replica is one worker, not several machines, and there is no warm start with a single one.
 
 References
 ----------

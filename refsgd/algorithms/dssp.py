@@ -26,7 +26,8 @@ What differs from the paper
 A program reads no clock: intervals are counted in pushes that the server received meanwhile, which is time as long
 as the workers together keep their pace.  Where lower = 0 makes all alternate, all look equally fast and little is
 granted.  The paper grants only to the fastest worker, here to any that hits the bound; one push of the slowest
-ends the wait that follows a grant, as its controller assumes.
+ends the wait that follows a grant, as its controller assumes.  Elsewhere the controller takes the push that is nearest
+in time to one of the slowest's, before or after it; here the wait counts, which is long after a push just missed.
 
 References
 ----------

@@ -6,8 +6,9 @@ So a late update never adds to a step that has been taken; it corrects it.
 
 Server, on push of g from w, its clock being c::
 
-    d[c] = d[c] + 1;  change = (g - mean[c]) / d[c];  mean[c] = mean[c] + change
-    x = update(x, change);  clock[w] = clock[w] + 1
+    images[c] = images[c] + those of g;  share = those of g / images[c]        # 1/d for the d-th of equal shares
+    change = share (g - mean[c]);  mean[c] = mean[c] + change;  x = update(x, change)
+    clock[w] = clock[w] + 1
     answer every waiting w with clock[w] <= min(clock) + staleness
 
 Quick facts

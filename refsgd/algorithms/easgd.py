@@ -7,22 +7,22 @@ Worker i, iteration t::
 
     z = x + momentum v                      # where the gradient is taken: from before the exchange
     if t mod period = 0:
-        e = alpha (x - centre)
-        x = x - e;  centre = centre + e
+        fetch center;  e = alpha (x - center)
+        send e to the servers: center = center + e;  x = x - e
     v = momentum v - lr * (gradient at z)
     x = x + v
 
 With momentum this is EAMSGD (Nesterov's form); v never leaves its worker.  ``async``: a worker asks for the centre
 and exchanges alone.  ``sync``: all exchange with the same centre, which then moves by the sum of the n forces,
-centre = (1 - beta) centre + beta mean(x_i) with beta = n alpha.
+center = (1 - beta) center + beta mean(x_i) with beta = n alpha.
 
 Quick facts
 -----------
 synchronous: as `mode` says | centralised: yes | roles: n workers, K servers with a slice of the centre each |
-messages per worker and
-exchange: K requests, K down, K up | bytes per worker and
-iteration: M / period down, M / period up | staleness: gradients 0 (own replica), forces unbounded (async) or 0 |
-momentum: at the worker | aggregation: sum of forces | deterministic: sync yes, async given the order of arrival
+messages per worker and exchange: K requests, K down, K up | bytes per worker and iteration: M / period down,
+M / period up | staleness: gradients 0 (own replica), forces unbounded (async) or 0 | clock gap: unbounded (async),
+at most 2 period - 1 started and 2 period completed (sync) | momentum: at the worker | aggregation: sum of forces |
+deterministic: sync yes, async given the order of arrival
 
 An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs; 1/2 moves both to the
 middle; 1 swaps them.  Exchanges alone are stable for alpha < 1 (async, fresh centre) or alpha (n + 1) < 2 (sync).

@@ -18,8 +18,9 @@ step is added alone | deterministic: given the order of accesses, if atomic
 What differs from the paper
 ---------------------------
 Recht et al. touch only the few components of a sparse example; here gradients are dense and a part is a slice, so
-workers collide far more often.  `momentum` is refused: it would need a shared velocity.  The learning rate's schedule
-runs on the worker's own t, not on the number of all updates.
+workers collide far more often.  They take the addition of a component to be atomic: `atomic=False` shows what it is
+without.  Their rate is constant within an epoch and shrinks from one to the next.  `momentum` is refused: it would
+need a shared velocity.  The learning rate's schedule runs on the worker's own t, not on the number of all updates.
 
 References
 ----------

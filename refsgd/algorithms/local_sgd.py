@@ -22,9 +22,10 @@ whatever the schedule
 
 What differs from the papers
 ----------------------------
-All-reduce instead of a driver (SparkNet, FedAvg).  Averaged is the difference to the last common point, as in the
-code of Lin et al.: the same in exact arithmetic, and replicas that did not move come back bit for bit.  A last round
-that is shorter than H is averaged as well.  The papers' plain SGD has no velocity; here each peer keeps its own.
+All-reduce instead of a driver (SparkNet, FedAvg); all peers take part in every round (FedAvg draws some).  Averaged
+is the difference to the last common point, as in the code of Lin et al.: the same in exact arithmetic, and replicas
+that did not move come back bit for bit.  A last round that is shorter than H is averaged as well.  The papers'
+plain SGD has no velocity; here each peer keeps its own.
 
 References
 ----------

@@ -1,8 +1,7 @@
 """Pipelines: a net cut into K stages, one per node, which work on different micro-batches at the same time.
 
-A stage owns its parameters; activations go right, gradients of the same size go left.  With one batch at a time only
-one stage works.  GPipe cuts a batch into micro-batches and waits for all of them before one synchronous update.
-PipeDream never waits: each stage alternates one forward and one backward and updates after every backward.
+A stage owns its parameters; activations go right, gradients of the same size go left. With one batch at a time only one stage works. GPipe cuts a batch into
+micro-batches and waits for all of them before one synchronous update. PipeDream never waits: it alternates forward and backward, and updates after each.
 
 GPipe, stage k, each step::
 
@@ -19,15 +18,13 @@ Without the stash the backward pass uses an x that its forward pass has not seen
 
 Quick facts
 -----------
-synchronous: GPipe yes, PipeDream no | centralised: no | roles: K stages | messages: one each way per cut and micro-batch |
-bytes: twice the activations at each cut | idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends | staleness:
-GPipe 0, PipeDream K - 1 - k updates at stage k, with vertical sync K - 1 at all | momentum: at each stage |
-aggregation: mean over rows | in flight: GPipe m, PipeDream K - k batches at stage k | deterministic: yes
+synchronous: GPipe yes, PipeDream no | centralised: no | roles: K stages | messages: one each way per cut and micro-batch | bytes: twice the activations at
+each cut | idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends | staleness: GPipe 0, PipeDream K - 1 - k updates at stage k, with vertical sync K - 1
+at all | momentum: at each stage | aggregation: mean over rows | in flight: GPipe m, PipeDream K - k batches at stage k | deterministic: yes
 
 What differs from the papers
 ----------------------------
-Activations are kept, not computed again; a stage is one node, not replicated; stages are given, not cut by a profile.
-Forward and backward passes are both priced as a gradient.
+Activations are kept, not computed again; a stage is one node, without replicas; stages are given, not cut by a profile.  Both passes are priced as a gradient.
 
 References
 ----------
@@ -152,12 +149,27 @@ def pipedream_stage(k: int, chain: Chain, batches: int, sgd: SGD, vertical: bool
 
 
 def gpipe(chain: Chain, steps: int, sgd: SGD, *, micro: int = 4) -> Deployment:
-    """Deploy GPipe: `steps` batches of `micro` >= 1 micro-batches each."""
+    """Deploy GPipe: `steps` batches of `micro` >= 1 micro-batches each.
+
+    Parameters
+    ----------
+    chain : Chain
+    steps, micro : int
+    sgd : SGD
+    """
     if micro < 1:
         raise ValueError(f"micro {micro}; expected at least 1 micro-batch")
     return {f"stage{k}": Node(gpipe_stage(k, chain, steps, sgd, micro)) for k in range(len(chain.stages))}
 
 
 def pipedream(chain: Chain, batches: int, sgd: SGD, *, vertical: bool = False) -> Deployment:
-    """Deploy PipeDream; with `vertical` sync all stages use one version for a batch.  Batch b is ``inputs(b, 0)``."""
+    """Deploy PipeDream; with `vertical` sync all stages use one version for a batch.  Batch b is ``inputs(b, 0)``.
+
+    Parameters
+    ----------
+    chain : Chain
+    batches : int
+    sgd : SGD
+    vertical : bool
+    """
     return {f"stage{k}": Node(pipedream_stage(k, chain, batches, sgd, vertical)) for k in range(len(chain.stages))}

@@ -24,8 +24,8 @@ staleness: 0 | aggregation: mean over images, in portion order | deterministic: 
 What differs from the paper
 ---------------------------
 Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate; it adds them in
-portion order, and the result does not depend on who computed what.  The paper names no line search: this one looks at
-slopes only, which is enough for convex losses.  Portion i is `problem.gradient(x, i, 0)`: batches do not change.
+portion order, and the result does not depend on who computed what.  Which line search is left open there: this one
+looks at slopes only, which is enough for convex losses.  Portion i is `problem.gradient(x, i, 0)`: batches do not change.
 
 References
 ----------

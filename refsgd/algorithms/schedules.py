@@ -136,7 +136,25 @@ def scheduler(workers: Sequence[str], gram: Matrix, penalty: float, steps: int, 
 
 def lasso(a: Matrix, b: Matrix, penalty: float, workers: int, steps: int, *, policy: Policy = "priority", width: int = 4,
           rho: float = 0.5, eps: float = 1e-3) -> Deployment:
-    """Deploy scheduled coordinate descent; `a` (rows, d) has columns of norm 1, `width` in 1..d, `rho` >= 0, `eps` > 0."""
+    """Deploy scheduled coordinate descent.
+
+    Parameters
+    ----------
+    a : ndarray, float64 (rows, d)
+        Columns of norm 1.
+    b : ndarray, float64 (rows,)
+    penalty : float
+        Of a coordinate's absolute value, >= 0.
+    workers, steps : int
+    policy : {"round-robin", "random", "priority"}
+        How coordinates are chosen.
+    width : int
+        Coordinates that are chosen in a step, 1 to d.
+    rho : float
+        Correlation from which two of them are not updated together, >= 0; not asked for in a round-robin.
+    eps : float
+        Added to each priority, > 0.
+    """
     if policy not in ("round-robin", "random", "priority"):
         raise ValueError(f"policy {policy!r}; expected round-robin, random or priority")
     if not (1 <= width <= a.shape[1] and rho >= 0 and eps > 0):

@@ -13,6 +13,11 @@ deterministic: yes
 
 With a batch of n*b it takes the same steps as BSP with n workers and b images each, to float32 rounding.
 
+What differs from the paper
+---------------------------
+Robbins and Monro lower the rate, such that it sums to infinity and its squares do not; here it is constant unless a
+schedule is given.  They have no momentum, and one observation a step; here it is the mean of a batch.
+
 References
 ----------
 Robbins and Monro, "A stochastic approximation method", Annals of Mathematical Statistics 22, 1951: the

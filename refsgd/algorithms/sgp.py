@@ -18,10 +18,11 @@ peers the exact average of all after log2 n steps.
 
 Quick facts
 -----------
-synchronous: yes, with one's in-neighbours | centralised: no | roles: n peers | messages per peer and iteration:
-1 each way on the one-peer graph | bytes per peer and iteration: M + 4 for each (M = 4 d) | staleness: 0 | clock gap:
-at most the distance in the graph | momentum: local, never communicated | aggregation: column-stochastic | graph:
-directed, may change with t | deterministic: yes, whatever the schedule
+synchronous: yes, with one's in-neighbours | centralised: no | roles: n peers | messages per peer and iteration: 1
+each way on the one-peer graph | bytes per peer and iteration: M + 4 for each (M = 4 d) | staleness: 0 | clock gap:
+one less than the steps in which everybody hears of everybody, log2 n upwards on the one-peer graph | momentum: local,
+never communicated | aggregation: column-stochastic | graph: directed, may change with t | deterministic: yes,
+whatever the schedule
 
 What differs from the paper
 ---------------------------

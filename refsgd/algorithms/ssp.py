@@ -16,22 +16,23 @@ Server, fresh::
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | bytes per worker and
-iteration: M up; M down (fresh), M / (s + 1) to M (lazy), M per advance of the slowest (eager) | clock gap: at most
-s started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates (fresh) | momentum: at
-the server | aggregation: sum, as Ho et al.: each push is applied with the full rate | deterministic: given
-the order of arrival
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+iteration: K up; K down (fresh), K up and K down per refresh (lazy), K down per advance of the slowest (eager) | bytes
+per worker and iteration: M up; M down (fresh), M / (s + 1) to M (lazy), M per advance (eager) | clock gap: at most s
+started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates (fresh) | momentum: at the server |
+aggregation: sum, as Ho et al.: each push is applied with the full rate | deterministic: given the order of arrival
 
 What differs from the papers
 ----------------------------
-Workers of Ho et al. send updates -lr * g that the server adds; here they send g and the server applies the
-rule, so that momentum can live there.  A cache adds its own updates as plain -lr * g, without momentum or weight decay.
+`fresh` is in neither: SSP with a read after every clock.  Workers of Ho et al. send updates -lr * g that the server
+adds; here they send g and the server applies the rule, so that momentum can live there.  A cache adds its own updates
+as plain -lr * g, without momentum or weight decay.  Their clock is any work; the table has rows, here slices.
 
 References
 ----------
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013,
 section 2: the bound and read-my-writes.  Dai et al., "High-performance distributed ML at scale through
-parameter server consistency models", AAAI 2015, section 3: eager SSP.
+parameter server consistency models", AAAI 2015 (arXiv:1410.8043): ESSP.
 """
 
 from __future__ import annotations

@@ -5,28 +5,29 @@ that the push names, and divides each gradient by it, on top of n-softsync's ave
 
 Server, on each push of g, computed at version u::
 
-    tau = version - u
-    zhang:  g = g / max(1, tau)
-    odena:  m2 = 0.9 m2 + 0.1 g^2;  m1 = 0.9 m1 + 0.1 g           # entry by entry
-            s = 0.9 s + 0.1 sqrt(m2 - m1^2 + eps);  g = g / (s max(1, tau))
-    keep g;  once c are kept:  x = update(x, mean of the kept);  version = version + 1;  keep none
+    keep g;  once c are kept:
+        for each of them:
+            tau = version - u
+            zhang:  g = g / max(1, tau)
+            odena:  m1 = 0.9 m1 + 0.1 g;  m2 = 0.9 m2 + 0.1 g^2           # entry by entry
+                    s = 0.9 s + 0.1 sqrt(m2 - m1^2 + eps);  g = g / (s max(1, tau))
+        x = update(x, mean of the kept);  version = version + 1;  keep none
     answer with (x, version)
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: as softsync, mean
-(n - 1)/c updates | momentum: at the server, of the divided gradients | aggregation: mean of c divided gradients |
-deterministic: given the order of arrival
+(n - 1)/c updates | clock gap: unbounded | momentum: at the server, of the divided gradients | aggregation: mean of c
+divided gradients | deterministic: given the order of arrival
 
 tau <= 1 everywhere is softsync; a constant tau is softsync with lr / tau.  The divisor is tau, not tau + 1: a gradient
 that missed one update keeps the full rate.
 
 What differs from the papers
 ----------------------------
-Each slice counts its own tau.  tau is that of the update which uses the gradient.  Odena's rule also divides by a
-moving average s of the gradients' deviation, so it wants a far smaller learning rate; s begins at 1.  His gates
-that save bandwidth are left out.
+Each slice counts its own tau.  Odena's rule also divides by a moving average s of the gradients' deviation, so it
+wants a far smaller learning rate; s begins at 1.  His gates that save bandwidth are left out.
 
 References
 ----------

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from refsgd.algorithms import easgd, sequential
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients
 from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
@@ -196,6 +197,15 @@ def test_bytes_are_a_model_down_and_a_force_up_per_exchange(mode, workers, serve
         assert sum(trace.bytes_sent.values()) == 2 * exchanges * 24
         assert trace.messages == 3 * exchanges * servers
         assert all(count == exchanges // (workers if mode == "sync" else 1) for count in trace.updates.values())
+
+
+@pytest.mark.parametrize("period", [1, 2, 4])
+def test_sync_bounds_the_clocks_to_two_periods_and_async_does_not(period):
+    """The next centre is shown when all forces of this one are in: a round ahead of a worker that has begun its own, as SSP with slack 1."""
+    machine = Machine(compute="fixed(1)", speeds=(0.02,))
+    sync, free = (simulate(easgd.easgd(integer_gradients(workers=3), 3, 40, SGD(0.1), period=period, mode=mode), machine).trace for mode in ("sync", "async"))
+    assert sync.clock_gap == 2 * period - 1 and sync.lead == 2 * period
+    assert free.clock_gap > 2 * period
 
 
 def test_a_longer_period_waits_less():

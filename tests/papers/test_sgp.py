@@ -65,6 +65,14 @@ def test_one_peer_exponential_averages_exactly_after_log2_n_steps(k):
     assert k == 1 or not np.allclose(xs[k - 2], mean, rtol=1e-2)
 
 
+@pytest.mark.parametrize("graph, workers, gap", [("one-peer-exponential", 2, 0), ("one-peer-exponential", 6, 2), ("one-peer-exponential", 8, 2), ("ring", 6, 2),
+                                                 ("star", 5, 1)])
+def test_a_straggler_is_felt_as_soon_as_everybody_has_heard_of_it(graph, workers, gap):
+    """Parts of step t are of gradients of step t: who has heard of everybody in k steps is at most k - 1 ahead, and so far they get."""
+    machine = Machine(compute="fixed(1)", speeds=(1,) * (workers - 1) + (0.05,))
+    assert simulate(sgp.sgp(integer_gradients(workers=workers), workers, 12, SGD(0.1), graph=graph), machine).trace.clock_gap == gap
+
+
 @pytest.mark.parametrize("workers", [3, 5, 6, 7])
 def test_it_is_not_exact_after_a_cycle_for_other_numbers_of_peers(workers):
     steps = (workers - 1).bit_length()

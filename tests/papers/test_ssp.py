@@ -43,7 +43,7 @@ def test_lazy_refresh_reads_at_least_once_in_s_plus_one_clocks_and_the_slowest_n
 
 
 def test_eager_refresh_is_fresher_than_lazy():
-    """Dai et al. 2015, section 3: pushing rows as they change lowers the staleness that is seen."""
+    """Dai et al. 2015, ESSP: pushing rows as they change lowers the staleness that is seen."""
     machine = Machine(compute="exponential(1)", latency=0.01)
     for seed in range(4):
         mean = {refresh: np.mean([tau for _, tau in simulate(
