@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from refsgd.cli.options import machine_of, write
 from refsgd.experiment import Usage
 from refsgd.machine import FAMILIES, PRESETS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from refsgd.advice import Strategy
+
+MARKS = {"exact": "", "approximation": "~", "bound": "?"}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WIDTH = 100  #: of what is printed where there is no terminal
 
 
 def add(commands: Any) -> None:
@@ -42,7 +56,7 @@ def add(commands: Any) -> None:
     p.set_defaults(do=do, collocated=False)
 
 
-def model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
+def _model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
     """Parameters, FLOPs of an image's forward pass, bytes of its activations."""
     if args.net is None:
         if args.parameters is None:
@@ -62,11 +76,10 @@ def model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
 def do(args: argparse.Namespace) -> None:
     """Advise; print the ranking."""
     from rich.console import Console
-    from rich.table import Table
 
-    from refsgd.advice import advise
+    from refsgd.advice import PAGES, advise
 
-    parameters, flops, activations = model_of(args)
+    parameters, flops, activations = _model_of(args)
     if args.compute is None and args.rate is not None:
         if flops is None:
             raise Usage(f"rate {args.rate:g} FLOP/s without the model's work; expected --flops, or --net")
@@ -76,28 +89,101 @@ def do(args: argparse.Namespace) -> None:
     elif args.compute is None and args.machine is None:
         raise Usage("no time of a gradient; expected --rate FLOP/S (with --net or --flops), --compute LAW or --machine FILE")
     found = advise(machine_of(args), parameters=parameters, workers=args.workers, batch=args.batch, images=args.images, servers=args.servers,
-                   activations=activations, memory_limit=args.memory, staleness_limit=args.max_staleness)
+                   activations=activations, memory_limit=args.memory, staleness_limit=args.max_staleness, described=_described(args))
     write(args.json, found.to_json())
     if args.json == "-":
         return
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(f"{parameters:,} parameters, {args.workers} workers, batch {args.batch}, on: {found.machine}", highlight=False)
-    table = Table()
-    for name in ("strategy", "computes on", "pass [s]", "images/s", "idle", "staleness", "stable rate", "MB an iteration", "GB of a node", "binding", "kind"):
-        table.add_column(name, justify="left" if name in ("strategy", "computes on", "binding", "kind") else "right")
-    for s in found.strategies:
-        if not s.rejected:
-            table.add_row(s.name, s.group, f"{s.seconds:.4g}", f"{s.images_per_second:.4g}", *("" if v is None else f"{v:{how}}" for v, how in (
-                (s.idle, ".0%"), (s.staleness, ".2f"), (s.rate, ".2f"), (None if s.bytes is None else s.bytes / 1e6, ".4g"))),
-                f"{s.memory / 1e9:.2f}", s.binding, s.kind)
-    console.print(table)
-    for title, lines in (
-            ("Out of the question here", [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected]),
-            ("Where the fastest changes", found.crossings),
-            ("What studies found of accuracy (refsgd study NAME)", sorted({e for s in found.strategies if not s.rejected for e in s.evidence})),
-            ("What is not known", found.unknown),
-            ("Try them", [s.command for s in found.strategies if not s.rejected][:5])):
-        if lines:
-            console.print(f"\n{title}", style="bold")
-            for line in lines:
-                console.print(f"  {line}", highlight=False, soft_wrap=True)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(f"{parameters:,} parameters, {args.workers} workers, batch {args.batch}; {found.machine}", highlight=False)
+    fitting = [s for s in found.strategies if not s.rejected]
+    findings = list(dict.fromkeys(e for s in fitting for e in s.evidence))
+    if fitting:
+        console.print(_ranking(fitting, findings))
+        _listed(console, f"How to read it (more in {PAGES['ranking']})", _legend(args.images))
+    stable = ", ".join(f"{s.name} {s.rate:.2f}" for s in fitting if s.rate is not None and s.rate < 1)
+    _listed(console, "Out of the question here", [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected])
+    _listed(console, "The fastest, or within 2 % of it, all else as it is", found.crossings)
+    _listed(console, "Largest stable learning rate on a quadratic, relative to fresh gradients", [stable] if stable else [])
+    _listed(console, "What studies found of accuracy when workers are added",
+           [f"{LETTERS[i]}  {e}: docs/studies/{e.split()[0]}" for i, e in enumerate(findings)])
+    _listed(console, "What is not known", found.unknown)
+    _listed(console, "Try them (messages and times only; with a real --net and --data they train)",
+           [text for s in found.tries for text in (f"{s.name}: {s.page}", *broken(s.command))])
+
+
+def _described(args: argparse.Namespace) -> str:
+    """The flags that describe the machine; "" where its numbers say all that was given."""
+    if args.machine is None:
+        return ""
+    said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update", "speeds")}
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in said.items() if value is not None)
+
+
+def _ranking(strategies: Sequence[Strategy], findings: Sequence[str]) -> Table:
+    """The table of those that fit; `findings` are referred to by letters."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in ("strategy", "pass, s", "idle", "stale", "sent", "memory", "model", "waits for", "see"):
+        table.add_column(name + " ", justify="left" if name in ("strategy", "model", "waits for", "see") else "right", no_wrap=True)
+    for s in strategies:
+        table.add_row(s.name, f"{MARKS[s.kind]}{s.seconds:.4g} ", f"{s.idle:.0%} ", "" if s.staleness is None else f"{s.staleness:.1f} ",
+                      "" if s.bytes is None else _size(s.bytes) + " ", _size(s.memory) + " ", s.group.split()[0], s.binding,
+                      "".join(sorted(LETTERS[findings.index(e)] for e in s.evidence)))
+    return table
+
+
+def _legend(images: int) -> list[str]:
+    """What the columns are."""
+    from refsgd.advice import PAGES
+
+    return [f"pass: of {images:,} images, at the images a second of all workers together ({PAGES['seconds']}); "
+            "~ approximation, ? bound, else exact",
+            "model: one (all gradients are of the newest), compressed, stale, replicas (each worker trains its own); a pass teaches "
+            "equally much only within one kind",
+            "idle: share of what the workers could compute but wait, or compute for nothing; a run of equal steps reports more where "
+            f"speeds differ, since the fast end early ({PAGES['idle']})",
+            f"stale: updates between a gradient's reading and its use, on average ({PAGES['staleness']})",
+            f"sent: in an iteration, by all nodes together ({PAGES['bytes']}); memory: of the fullest node, without a framework's own",
+            "waits for: the largest part of an iteration besides computing; K: servers, K=n: one on each worker's node"]
+
+
+def _listed(console: Console, title: str, lines: Sequence[str]) -> None:
+    """A heading and indented lines; nothing without lines.  Lines of a command stay as they are."""
+    if lines:
+        console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
+        for line in lines:
+            folded = [line] if line.startswith(" ") else wrap(line, console.width - 4, subsequent_indent="  ", break_on_hyphens=False)
+            console.print(*("  " + part for part in folded), sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _size(nbytes: float) -> str:
+    """Bytes with a unit, three digits."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= 0.9995 * scale:
+            return f"{nbytes / scale:#.3g}".rstrip(".") + f" {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def broken(command: str, width: int = WIDTH - 8) -> list[str]:
+    """A command as indented lines that a shell joins again.
+
+    Parameters
+    ----------
+    command : str
+    width : int
+        Characters of a line, unless a flag and its value need more.
+
+    Returns
+    -------
+    list of str
+        All but the last end with a backslash.
+    """
+    lines = [" "]
+    for word in re.split(r" (?=--)", command):
+        if len(lines[-1]) + len(word) > width:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += " " + word
+    return lines

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")  # Okabe and Ito
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+FEW = 3  #: curves whose legend may stand among them
 
 
 def tables(study: Study) -> list[Table]:
@@ -84,7 +85,7 @@ def _row(texts: list[str]) -> str:
 
 
 def picture(part: Part) -> Figure:
-    """The part's panels side by side.
+    """The part's panels side by side; four as two rows.
 
     Parameters
     ----------
@@ -97,20 +98,28 @@ def picture(part: Part) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * len(part.panels), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(part.panels), squeeze=False)[0]
+    rows = 1 if len(part.panels) < 4 else 2
+    columns = -(-len(part.panels) // rows)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    alike = len({tuple(panel.curves) for panel in part.panels}) == 1 and len(part.panels[0].curves) > FEW
     for ax, panel in zip(axes, part.panels):
-        draw(panel, ax)
+        draw(panel, ax, legend=not alike)
+    for ax in axes[len(part.panels) :]:
+        ax.remove()
+    if alike:  # one legend for all, which hides no point
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
-def draw(panel: Panel, ax: Axes) -> Axes:
-    """One panel; the document's own figures as hollow marks.
+def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
+    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks: those on top hide none.
 
     Parameters
     ----------
     panel : Panel
     ax : matplotlib.axes.Axes
+    legend : bool
 
     Returns
     -------
@@ -120,25 +129,42 @@ def draw(panel: Panel, ax: Axes) -> Axes:
     if panel.kind == "bars":
         _bars(panel, ax)
     else:
+        ours = sum(not label.endswith("(paper)") for label in panel.curves)
         for i, (label, points) in enumerate(panel.curves.items()):
             colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
             if label.endswith("(paper)"):
                 ax.plot(*zip(*points), mark, color=colour, mfc="none", ms=8, label=label)
             else:
-                ax.plot(*zip(*points), mark + "-", color=colour, ms=4, label=label)
-    if "x" in panel.log:
-        xs = sorted({x for points in panel.curves.values() for x, _ in points})
-        ax.set_xscale("log")
-        ax.set_xticks(xs, [f"{x:g}" for x in xs])
-        ax.minorticks_off()
-    if "y" in panel.log:
-        ax.set_yscale("log")
+                below = 1 - i / ours if ours > FEW else 0.0
+                ax.plot(*zip(*points), mark + ("-" if i < len(COLOURS) else "--"), color=colour, ms=4 + 6 * below, lw=1.5 + 2 * below,
+                        mfc="none" if below else colour, label=label)
+    if panel.kind == "lines":
+        _ticks(panel, ax)
     ax.set_title(panel.title, fontsize=10)
     ax.set_xlabel(panel.x)
     ax.set_ylabel(panel.y)
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
+    if legend and len(panel.curves) > (1 if panel.kind == "bars" else FEW):
+        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+    elif legend and panel.kind == "lines":
+        ax.legend(fontsize=8)
     return ax
+
+
+def _ticks(panel: Panel, ax: Axes) -> None:
+    """Marks at the x values where they are few, plain numbers on logarithmic axes."""
+    xs = sorted({x for points in panel.curves.values() for x, _ in points})
+    ys = [y for points in panel.curves.values() for _, y in points]
+    if "x" in panel.log:
+        ax.set_xscale("log")
+    if "x" in panel.log or (len(xs) <= 8 and min(b - a for a, b in zip(xs, xs[1:])) > 0.05 * (xs[-1] - xs[0])):
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
+        ax.minorticks_off()
+    if "y" in panel.log:
+        ax.set_yscale("log")
+        ticks = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 3, 4, 6, 8) if min(ys) <= m * 10.0**e <= max(ys)]
+        ax.set_yticks(ticks, [f"{y:g}" for y in ticks])
+        ax.minorticks_off()
 
 
 def _bars(panel: Panel, ax: Axes) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import scipy  # scipy.special is loaded when it is asked for; scipy.stats would cost every command half a second
 
 if TYPE_CHECKING:
     from refsgd.studies.lab import Lab
@@ -24,6 +28,7 @@ class Line(NamedTuple):
     simulated: Value = None
     processes: Value = None
     unit: str = ""
+    half: float | None = None  #: half width of the 95 % interval over seeds: of what is simulated, else of the processes'
 
 
 class Claim(NamedTuple):
@@ -156,6 +161,52 @@ def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = Fa
     return Claim(says, where, verdict, because)
 
 
+def interval(found: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval: Student's t over the seeds.
+
+    Parameters
+    ----------
+    found : sequence of float
+        One figure for each seed.
+
+    Returns
+    -------
+    float, float
+        Not a number as half width of fewer than three.
+    """
+    half = float(scipy.special.stdtrit(len(found) - 1, 0.975) * np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 2 else math.nan
+    return float(np.mean(found)), half
+
+
+def decided(says: str, where: str, differences: Sequence[float], because: str) -> Claim:
+    """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one seed has to do.
+
+    Parameters
+    ----------
+    says : str
+        What the document claims.
+    where : str
+        Its table, figure or section.
+    differences : sequence of float
+        One for each seed.
+    because : str
+
+    Returns
+    -------
+    Claim
+        Not testable if zero lies in the interval.
+
+    Examples
+    --------
+    >>> [decided("a rises", "Fig. 1", d, "").verdict for d in ([0.1, 0.2, 0.15], [-0.1, 0.2, 0.15], [-0.1, -0.2, -0.15])]
+    ['holds in shape', 'not testable', 'does not hold']
+    """
+    mean, half = interval(differences)
+    if abs(mean) <= half:
+        return untestable(says, where, f"{because}: {len(differences)} seeds do not decide")
+    return judged(says, where, mean > 0, because, shape=True)
+
+
 def untestable(says: str, where: str, why: str) -> Claim:
     """A claim that cannot be tested here.
 
@@ -205,8 +256,19 @@ def cells(part: Part) -> tuple[list[str], list[list[str]]]:
     """
     names = ("paper", "formula", "simulated", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
-    rows = [[line.what + (f" [{line.unit}]" if line.unit else ""), *(shown(getattr(line, name)) for name in used)] for line in part.lines]
+    rows = [[line.what + (f" [{line.unit}]" if line.unit else ""),
+             *(shown(getattr(line, name)) + _within(line, name) for name in used)] for line in part.lines]
     return ["", *used], rows
+
+
+def _within(line: Line, column: str) -> str:
+    """The half width of an interval in the column that it belongs to, with two digits; nothing where it is no more than rounding."""
+    value = getattr(line, column)
+    if column != ("processes" if line.simulated is None else "simulated") or not isinstance(value, float):
+        return ""
+    if line.half is None or math.isnan(line.half) or line.half <= 1e-9 * abs(value):
+        return ""
+    return f" ± {float(f'{line.half:.2g}'):,g}"
 
 
 def tally(claims: Sequence[Claim]) -> dict[str, int]:

@@ -26,7 +26,7 @@ ROWS = tuple(Row(*row) for row in (
     *((f"weight updates, {m} {n}", "jia2020", "table2", f"{m} {n}: {what}") for m in ("sync", "async") for n in ("Inception-v1", "ResNet-18")
       for what in ("weight updates", "one update", "pull", "push")),
     *((f"ratios, {n}", "jia2020", "table2", f"{n}: {what}") for n in ("Inception-v1", "ResNet-18")
-      for what in ("asynchronous training makes", "a synchronous", "pulls")),
+      for what in ("asynchronous training makes", "a synchronous", "pulls", "an asynchronous pull")),
     ("update time ratio", "jia2020", "table2", "an update takes longer"),
     ("who pulls", "jia2020", "table2", "the server issues a pull"),
     ("layers", "jia2020", "figure4", "push, update and pull"),
@@ -34,6 +34,7 @@ ROWS = tuple(Row(*row) for row in (
     ("its mean over epochs", "jia2020", "figure7", "async: accuracy lost from 4 to 12 workers, mean"),
     ("synchronous loss", "jia2020", "figure7", "sync: accuracy lost"),
     ("monotone fall", "jia2020", "figure7", "asynchronous accuracy falls"),
+    ("more than synchronous", "jia2020", "figure7", "asynchronous training loses more accuracy"),
     ("gap over epochs", "jia2020", "figure7", "the gap widens"),
     ("a quarter of it", "jia2020", "figure7", "synchronous accuracy loses at most a quarter"),
     ("time falls", "jia2020", "figure7", "the time of a pass falls"),

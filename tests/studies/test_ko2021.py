@@ -2,7 +2,7 @@
 
 import pytest
 
-from refsgd.studies.ko2021 import _interval, _ordered
+from refsgd.studies.ko2021 import _ordered
 
 
 def test_an_order_is_judged_by_intervals_only():
@@ -11,12 +11,6 @@ def test_an_order_is_judged_by_intervals_only():
     assert _ordered("", rows, ("b", "a"), [4]).verdict == "does not hold"
     near = {("a", 4): [0.9, 0.8, 0.85], ("b", 4): [0.84, 0.88, 0.86]}
     assert _ordered("", near, ("a", "b"), [4]).verdict == "not testable"
-
-
-def test_intervals_are_students():
-    """Five seeds: t = 2.776 with four degrees of freedom, from a table, where a normal law has 1.96."""
-    mean, half = _interval([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert mean == pytest.approx(0.3) and half == pytest.approx(2.776 * 0.025**0.5 / 5**0.5, rel=1e-3)
 
 
 @pytest.fixture(scope="module")

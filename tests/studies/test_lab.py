@@ -11,7 +11,7 @@ from refsgd.studies import NAMES, Lab, parts_of
 from refsgd.studies import lab as room
 from refsgd.studies.lab import Trial
 from refsgd.studies.report import markdown, picture, tables
-from refsgd.studies.study import Line, Panel, Part, Study, cells, judged, shown, tally, untestable
+from refsgd.studies.study import Line, Panel, Part, Study, cells, decided, interval, judged, shown, tally, untestable
 
 SMALL = {"data": "quadratic", "steps": 4, "machine": Machine(compute="exponential(0.02)"), "seed": 3}
 
@@ -80,6 +80,35 @@ def test_verdicts():
     assert judged("a", "T", False, "", shape=True).verdict == "does not hold"
     assert tally([judged("a", "T", True, ""), untestable("b", "T", "why")]) == {"holds": 1, "not testable": 1}
     assert [shown(v) for v in (None, "a", 12345.6, 0.123456)] == ["", "a", "12,346", "0.123"]
+
+
+def test_intervals_are_students():
+    """Five seeds: t = 2.776 with four degrees of freedom, from a table, where a normal law has 1.96."""
+    mean, half = interval([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert mean == pytest.approx(0.3) and half == pytest.approx(2.776 * 0.025**0.5 / 5**0.5, rel=1e-3)
+    line = Line("accuracy", simulated=0.3, half=half)
+    assert cells(Part("t", "", "", [line, Line("exact", simulated=2.0, half=1e-13)])) == (
+        ["", "simulated"], [["accuracy", "0.3 ± 0.2"], ["exact", "2"]])
+
+
+def test_seeds_that_do_not_decide_are_no_verdict():
+    says = ("a falls", "Fig. 1")
+    assert decided(*says, [0.1, 0.12, 0.11], "").verdict == "holds in shape"
+    assert decided(*says, [-0.1, -0.12, -0.11], "").verdict == "does not hold"
+    unsure = decided(*says, [0.3, -0.1, 0.1], "0.1 on average")
+    assert unsure.verdict == "not testable" and unsure.because == "0.1 on average: 3 seeds do not decide"
+    assert decided(*says, [0.1], "").verdict == "holds in shape"
+
+
+def test_a_seed_repeats_simulated_figures_bit_for_bit(capsys):
+    """The command, twice without a cache: the same text; with another seed another one."""
+
+    def figures(seed):
+        assert main(["study", "jia2020", "--quick", "--parts", "table2", "--seed", seed, "--no-cache", "--json", "-"]) == 0
+        return json.loads(capsys.readouterr().out)["parts"]
+
+    first = figures("1")
+    assert figures("1") == first and figures("2") != first
 
 
 def test_tables_pages_and_pictures(tmp_path):
