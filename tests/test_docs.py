@@ -17,6 +17,12 @@ def test_every_test_that_the_table_of_invariants_names_exists():
     assert not missing
 
 
+def test_every_test_that_the_list_of_pitfalls_names_exists():
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "pitfalls.md").read_text())
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / "tests" / path).exists()]
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(page):
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())

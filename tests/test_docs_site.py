@@ -29,15 +29,22 @@ def commands(text):
     return [shlex.split(m[1].replace("$SLURM_JOB_ID", "1"), comments=True) for m in found if m]
 
 
+def commands_in_sentences(text):
+    """Calls of ``refsgd`` with arguments that stand in a sentence; those with an ellipsis are no whole ones."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).replace("\n", " ")
+    return [shlex.split(line) for line in re.findall(r"`(refsgd \w+ [^`]*)`", prose) if "..." not in line]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_commands_of_pages_are_those_of_the_program(page):
-    for _, *words in commands(page.read_text()):
+    text = page.read_text()
+    for _, *words in commands(text) + commands_in_sentences(text):
         build_parser().parse_args(words)
 
 
 def test_the_check_of_commands_catches_a_wrong_option():
     found = commands("```console\nmpiexec -n 5 refsgd run ssp --slack 3\n```\n")
-    assert found == [["refsgd", "run", "ssp", "--slack", "3"]]
+    assert found == [["refsgd", "run", "ssp", "--slack", "3"]] == commands_in_sentences("say `refsgd run\nssp --slack 3`, not `refsgd run ... --json`")
     with pytest.raises(SystemExit):
         build_parser().parse_args(found[0][1:])
 
