@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
 from refsgd.machine import Law, Machine
 
 BATCHES = (1, 4, 16, 64, 128)
+OTHERS, EXCESS = 0.1, 0.3  #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
 
 
 class Ball(NamedTuple):
@@ -44,6 +47,10 @@ class Calibration:
         Seconds of one update of all parameters.
     describe : dict
         Net, batch, processor.
+    others : float
+        Cores that other processes kept busy meanwhile, on average.
+    excess : float
+        By how much the mean of equal gradients exceeds their median, as a share of it; the median over the batches.
     """
 
     machine: Machine
@@ -51,6 +58,18 @@ class Calibration:
     transports: dict[str, tuple[float, float]]
     update: float
     describe: dict[str, Any]
+    others: float = 0.0
+    excess: float = 0.0
+
+    @property
+    def doubt(self) -> str:
+        """Why the figures are not those of a quiet machine, and what to do; empty where nothing speaks against them."""
+        cores = self.describe["cores"]
+        found = [f"other processes used {self.others:.1f} of {cores} cores"] if self.others > OTHERS * cores else []
+        found += [f"equal gradients took {self.excess:.0%} longer in the mean than in the median"] if self.excess > EXCESS else []
+        if not found:
+            return ""
+        return f"the machine was busy while it was measured: {' and '.join(found)}; expected a quiet one: end other work, then calibrate again"
 
     def to_json(self) -> str:
         """A machine file: ``refsgd ... --machine FILE`` reads it."""
@@ -124,6 +143,25 @@ def _rounds(size: int, times: int, transport: str) -> float:
     return float(np.median(processes.run(deploy, Machine(), transport=transport).values["worker0"][times // 4:]))
 
 
+class Others:
+    """Cores that other processes keep busy from now on."""
+
+    def __init__(self) -> None:
+        self._began = self._clocks()
+
+    @staticmethod
+    def _clocks() -> tuple[float, float]:
+        """Now [s], and the seconds of computing of all processes but this one and its children that have ended."""
+        every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        busy = ("user", "nice", "system", "irq", "softirq", "steal")
+        return time.perf_counter(), sum(getattr(every, name, 0.0) for name in busy) - sum(own[:4])
+
+    def cores(self) -> float:
+        """Their mean number since this object was made, >= 0."""
+        (began, before), (now, after) = self._began, self._clocks()
+        return max(0.0, (after - before) / (now - began))
+
+
 def _timed(act: Callable[[], Any], seconds: float, least: int = 8) -> Array:
     """Durations [s] of repeated calls, for about so many seconds."""
     act()
@@ -158,14 +196,16 @@ def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCH
 
     built = nets.build(net)
     built.compile()
+    others = Others()
     rng, x = np.random.default_rng(0), built.init(0)
-    gradients = {}
+    gradients, excess = {}, []
     with threadpoolctl.threadpool_limits(1):
         for b in sorted({*batches, batch}):
             images = rng.random((b, *built.input_shape), np.float32)
             labels = rng.integers(0, built.classes, b)
             found = _timed(lambda images=images, labels=labels: built.gradient(x, images, labels), 1.0)  # type: ignore[misc]
             gradients[b] = float(found.mean()), float(found.std())
+            excess.append(float(found.mean() / np.median(found)) - 1)
         g, sgd = np.ones_like(x), SGD(0.1, 0.9)
         v = sgd.start(x)
         update = float(np.median(_timed(lambda: sgd.step(x, v, g, 0), 0.5)))
@@ -179,4 +219,4 @@ def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCH
                       update=Law("fixed", (update,)))
     describe = {"net": net, "batch": batch, "parameters": built.parameters, "processor": platform.processor() or platform.machine(),
                 "cores": os.cpu_count()}
-    return Calibration(machine, gradients, transports, update, describe)
+    return Calibration(machine, gradients, transports, update, describe, others.cores(), statistics.median(excess))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.arguments import Usage, check_deployment, check_function, check_length, check_numbers, check_options, check_problem, check_whole, options_of
 from refsgd.effects import Array, Deployment
 from refsgd.lives import Life, go_on
 from refsgd.machine import Machine
@@ -45,10 +45,6 @@ Say = Callable[[str], None]
 OnStart = Callable[[dict[str, int]], None]
 
 
-class Usage(ValueError):
-    """Wrong use: says what was found and what was expected."""
-
-
 def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deployment]]:
     """Name and function of an algorithm of the catalogue, or of a reader's own function.
 
@@ -66,23 +62,6 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
     if algorithm not in CATALOGUE:
         raise Usage(f"algorithm {algorithm!r} is unknown; expected one of {', '.join(CATALOGUE)}")
     return algorithm, CATALOGUE[algorithm]
-
-
-def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
-    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved types.
-
-    Parameters
-    ----------
-    function : callable
-        A deployment function.
-
-    Returns
-    -------
-    dict of str to inspect.Parameter
-    """
-    hints = typing.get_type_hints(function)
-    return {name: p.replace(annotation=hints.get(name, p.annotation))
-            for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def has_servers(function: Callable[..., Deployment]) -> bool:
@@ -132,9 +111,11 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     if batch < 1:
         raise Usage(f"batch {batch}; expected at least 1 image per worker")
-    from refsgd.data import load
+    from refsgd.data import NAMES, load
     from refsgd.nn import nets
 
+    if data.partition(":")[0] not in NAMES:
+        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, or none with --net phantom:P")
     if net.partition(":")[0] not in nets.NAMES:
         raise Usage(f"net {net!r} is unknown; expected one of {', '.join(nets.NAMES)}, or phantom:P")
     dataset = load(data)
@@ -147,10 +128,10 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
 
 def _parameters(net: str) -> int:
     """The number in ``phantom:P``."""
-    try:
-        return int(net.removeprefix("phantom:"))
-    except ValueError:
-        raise Usage(f"net {net!r}; expected phantom: and a number of parameters, e.g. phantom:25557032") from None
+    number = net.removeprefix("phantom:")
+    if not number.isdecimal():
+        raise Usage(f"net {net!r}; expected phantom: and a number of parameters, e.g. phantom:25557032")
+    return int(number)
 
 
 @dataclass(frozen=True)
@@ -193,8 +174,9 @@ class Experiment:
         given = {"servers": self.servers, "rotated": self.machine.collocated and self.servers == self.workers}
         taken = inspect.signature(self.function).parameters
         servers = {name: value for name, value in given.items() if name in taken}
+        check_function(self.name, self.function, {**servers, **self.options})
         try:
-            return self.function(self.problem, self.workers, self.steps, self.sgd, **servers, **self.options)
+            return check_deployment(self.name, self.function(self.problem, self.workers, self.steps, self.sgd, **servers, **self.options))
         except ValueError as error:
             raise Usage(str(error)) from None
 
@@ -294,7 +276,7 @@ class Experiment:
         if runtime == "mpi":
             from refsgd.runtimes import mpi
 
-            found = mpi.run(life.deploy, life.machine, life.seed, everywhere=True, journal=journal)
+            found = mpi.run(life.deploy, life.machine, life.seed, everywhere=True, journal=journal, largest=self.largest_message)
             assert found is not None
             return found
         from refsgd.runtimes import processes
@@ -436,31 +418,21 @@ def prepare(
     -------
     Experiment
     """
-    given = problem
     name, function = deployment_function(algorithm)
-    if name == "sequential":
-        workers = 1
-    if workers < 1:
-        raise Usage(f"workers {workers}; expected at least 1")
-    if servers < 1:
-        raise Usage(f"servers {servers}; expected at least 1")
-    if seed < 0:
-        raise Usage(f"seed {seed}; expected a number >= 0")
-    known = options_of(function)
-    for option in options:
-        if option not in known:
-            raise Usage(f"{name} has no option {option!r}; expected "
-                        + (f"some of {', '.join(known)}" if known else "none"))
-    if steps is not None and epochs is not None:
-        raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
-    if steps is not None and steps < 0:
-        raise Usage(f"steps {steps}; expected a number >= 0")
-    if epochs is not None and not 0 <= epochs < float("inf"):
-        raise Usage(f"epochs {epochs}; expected a number >= 0")
+    workers = 1 if name == "sequential" else workers
+    check_whole(1, workers=workers, servers=servers)
+    check_whole(0, seed=seed)
+    check_length(steps, epochs)
+    check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    check_options(name, function, options, inspect.signature(prepare).parameters)
+    machine = DEFAULT_MACHINE if machine is None else machine
+    if not isinstance(machine, Machine):
+        raise Usage(f"machine {machine!r}; expected a refsgd.Machine: refsgd.machine.load_machine reads a preset or a file")
+    own = problem is not None
     if problem is None:
         problem = build_problem(data, net or default_net(data), workers, batch, seed, shards)
-    if isinstance(problem.x0, np.ndarray) and not np.all(np.isfinite(problem.x0)):
-        raise Usage("the starting point x0 has NaN or infinite entries; expected finite numbers")
+    else:
+        check_problem(problem)
     if steps is None:
         per_epoch = problem.describe.get("steps_per_epoch", 100)
         steps = round((DEFAULT_EPOCHS if epochs is None else epochs) * per_epoch)
@@ -468,9 +440,8 @@ def prepare(
         sgd = SGD(lr, momentum, weight_decay, parse_schedule(schedule))
     except ValueError as error:
         raise Usage(str(error)) from None
-    machine = DEFAULT_MACHINE if machine is None else machine
     arguments = None
-    if algorithm in CATALOGUE and given is None:
+    if algorithm in CATALOGUE and not own:
         arguments = {"workers": workers, "servers": servers, "steps": steps, "batch": batch, "data": data, "net": net, "lr": lr,
                      "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "shards": shards,
                      "machine": machine.to_json(), "seed": seed, **options}

@@ -10,6 +10,11 @@ from rich.table import Table
 from refsgd.comparison import Comparison, Row
 from refsgd.result import Result
 
+#: what a worker does meanwhile, by cause of its idleness
+WAITING = {"transfer": "waiting for messages on the wire (transfer)", "queueing": "waiting behind others' messages at a link or server (queueing)",
+           "straggling": "waiting for slower workers (straggling)", "slack": "waiting at the bound on clocks (slack)",
+           "partner": "waiting for a partner that computes (partner)", "update": "waiting for updates to be computed (update)",
+           "idleness": "waiting"}
 SIGN = {"exact": "", "approximation": "~", "bound": "≤"}
 
 
@@ -84,7 +89,7 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
         elif s.steps < 50:
             why = f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"
         else:
-            why = f"{worst} is {excess[worst] * 1e3:+.2f} ms an iteration against the model"
+            why = f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration {'more' if excess[worst] > 0 else 'less'} than the formula says"
         out.append(f"{row.label}: simulation {off:+.1%} from the formula; {why}.")
     off = residual(row, "simulated")
     if off is not None and abs(off) > large and row.measured is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -56,7 +57,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         Of the initial parameters, the data's order, durations and choices.
     record : path, optional
         Write what every receive, poll and choice returns, as it does; `replay` reproduces the run from it bit for
-        bit, and the beginning of a run that has crashed.
+        bit, with the deaths that it survived, and the beginning of a run that has crashed.
     faults : iterable of str
         What is to befall whom and when, e.g. ``["kill worker 2 at step 10", "random 3 seed 7"]``; see `refsgd.runtimes.faults`.
     on_death : {"stop", "continue", "shrink", "restart"}
@@ -102,13 +103,8 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         start, experiment = resumed(algorithm, runtime, resume, arguments)
     if runtime == "mpi":
         check_ranks(experiment)
-    saves = checkpoint is not None or start is not None
-    if saves and (on_death != "stop" or list(faults)):
-        raise Usage("checkpoints of a run with planned faults or another on_death than stop; expected one or the other")
-    if record is not None and on_death != "stop":
-        raise Usage(f"a record of a run with on_death {on_death}; expected stop, since a replay knows no deaths")
-    if monitor and runtime not in ("processes", "tcp"):
-        raise Usage(f"a monitor of runtime {runtime}; expected processes or tcp, which have processes of this machine")
+    saves, faults = checkpoint is not None or start is not None, list(faults)
+    check_together(runtime, saves=saves, record=record is not None, planned=bool(faults), on_death=on_death, monitor=monitor)
     if runtime != "simulator":
         warn_if_slow(experiment)
     watch = Monitor() if monitor else None
@@ -124,6 +120,33 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         if journal is not None:
             journal.finish(finished.trace, result.parameters_sha256)
     return replace(result, measured=result.measured | {"resources": used}) if watch else result
+
+
+def check_together(runtime: str, *, saves: bool, record: bool, planned: bool, on_death: str, monitor: bool) -> None:
+    """Refuse what cannot be had in one run.
+
+    Parameters
+    ----------
+    runtime : str
+        One of `RUNTIMES`.
+    saves, record, monitor : bool
+        Whether there are checkpoints to write or to go on from, a record, a monitor.
+    planned : bool
+        Whether faults are planned.
+    on_death : str
+        As `run`.
+
+    Raises
+    ------
+    Usage
+    """
+    if saves and (on_death != "stop" or planned):
+        raise Usage("checkpoints of a run with planned faults or another on_death than stop; expected one or the other")
+    if record and on_death in ("shrink", "restart"):
+        raise Usage(f"a record of a run with on_death {on_death}; expected stop or continue: a record is of one life of a run, "
+                    "and after a death this one begins another")
+    if monitor and runtime not in ("processes", "tcp"):
+        raise Usage(f"a monitor of runtime {runtime}; expected processes or tcp, which have processes of this machine")
 
 
 def check_ranks(experiment: Experiment) -> None:
@@ -168,6 +191,13 @@ def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | N
         raise Usage(f"checkpoint_every {every}; expected a number of epochs >= 0")
     if Path(folder).exists() and not Path(folder).is_dir():
         raise Usage(f"checkpoint {folder}; expected a folder")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Usage(f"checkpoint {folder}: nothing can be written there ({error.strerror}); expected a folder that you may write to, "
+                    "or a new name in one") from None
     header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime,
               "nodes": list(experiment.deploy())}
     steps = every * experiment.problem.describe.get("steps_per_epoch", 100)
@@ -237,12 +267,15 @@ def recording(experiment: Experiment, runtime: str, path: str | Path | None) -> 
                     "for your own use refsgd.runtimes.replay with your factory")
     header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime}
     nodes = list(experiment.deploy())
-    if runtime == "mpi":
-        from refsgd.runtimes import mpi
+    try:
+        if runtime == "mpi":
+            from refsgd.runtimes import mpi
 
-        journal = mpi.in_order(lambda first: Journal(path, header, nodes, made=not first))
-    else:
-        journal = Journal(path, header, nodes)
+            journal = mpi.in_order(lambda first: Journal(path, header, nodes, made=not first))
+        else:
+            journal = Journal(path, header, nodes)
+    except OSError as error:
+        raise Usage(f"the record {path} cannot be written ({error.strerror}); expected a place for a file") from None
     try:
         yield journal
     finally:

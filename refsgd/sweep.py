@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refsgd.experiment import DEFAULT_MACHINE, Algorithm, Usage, deployment_function, options_of, predict
+from refsgd.arguments import Usage, options_of
+from refsgd.experiment import DEFAULT_MACHINE, Algorithm, deployment_function, predict
 
 #: what can be swept, and how the value reaches `predict`
 QUANTITIES = ("workers", "servers", "batch", "bandwidth", "latency", "staleness")
@@ -59,15 +60,15 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
         raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")
     try:
         if "," in rest or ":" not in rest:
-            values = tuple(float(v) for v in rest.split(","))
-        else:
-            low, high, *step = (float(v) for v in rest.split(":"))
-            if not low < high or (step and not step[0] > 0) or len(step) > 1:
-                raise ValueError
-            values = _points(low, high, step[0] if step else None, name in ("workers", "servers", "batch", "staleness"))
+            return name, tuple(float(v) for v in rest.split(","))
+        low, high, *step = (float(v) for v in rest.split(":"))
+        if not math.isfinite(low - high) or low == high or (step and not step[0] > 0) or len(step) > 1:
+            raise ValueError
     except ValueError:
         raise Usage(f"sweep {text!r} not understood; expected e.g. workers=1:64, workers=2:16:2 or bandwidth=1e6,1e7,1e8") from None
-    return name, values
+    if high < low:
+        raise Usage(f"sweep {text!r} goes down; expected the smaller end first, e.g. {name}={high:g}:{low:g}")
+    return name, _points(low, high, step[0] if step else None, name in ("workers", "servers", "batch", "staleness"))
 
 
 def _points(low: float, high: float, step: float | None, whole: bool) -> tuple[float, ...]:

@@ -1,11 +1,13 @@
 """Measuring this machine, presets, and machine files."""
 
 import json
+from collections import namedtuple
 
+import psutil
 import pytest
 
 import refsgd
-from refsgd.calibration import calibrate
+from refsgd.calibration import Others, calibrate
 from refsgd.cli import main
 from refsgd.machine import PRESETS, load_machine
 
@@ -29,6 +31,16 @@ def test_its_file_is_a_machine(measured, tmp_path, capsys):
     assert load_machine(str(path)) == measured.machine
     assert main(["predict", "bsp", "--machine", str(path), "--latency", "0.5", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] > 1
+
+
+def test_others_are_all_processes_but_this_one_and_its_children(monkeypatch):
+    """In 10 s all processes computed for 15 s, this one for 3 s and its children for 4 s: others kept 0.8 cores busy."""
+    every, own = namedtuple("every", "user nice system idle iowait"), namedtuple("own", "user system children_user children_system iowait")
+    monkeypatch.setattr(psutil, "cpu_times", iter([every(100, 5, 7, 1000, 9), every(110, 8, 9, 1005, 99)]).__next__)
+    times = iter([own(1, 1, 1, 1, 0), own(3, 2, 4, 2, 50)])
+    monkeypatch.setattr(psutil, "Process", lambda: namedtuple("process", "cpu_times")(lambda: next(times)))
+    monkeypatch.setattr("time.perf_counter", iter([20.0, 30.0]).__next__)
+    assert Others().cores() == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("name", PRESETS)

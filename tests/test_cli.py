@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 import refsgd
+from refsgd.calibration import Calibration
 from refsgd.cli import main
 from refsgd.comparison import DEFAULT_ALGORITHMS
 from refsgd.machine import Machine
@@ -44,6 +46,16 @@ def refuse(capsys, *arguments):
     (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "law 'exponental' is unknown"),
     (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, else there is no mean"),
     (["run", "bsp", *SMALL, "--speeds", "1,x"], "speeds '1,x'; expected numbers"),
+    (["run", "bsp", *SMALL, "--speeds", "1,2"], "speeds 1,2 are of 2 workers, and there are 4; expected a speed for each: --workers 2, or --speeds 1,2,1,1"),
+    (["compare", "--speeds", "1,2,3,4,5"], "are of 5 workers, and there are 4"),
+    (["predict", "sequential", "--speeds", "1,2"], "and there are 1; expected a speed for each"),
+    (["run", "bsp", "--data", "digitz"], "data 'digitz' is unknown; expected one of digits"),
+    (["run", "bsp", "--data", "none"], "none with --net phantom:P"),
+    (["data", "digits"], "data 'digits' cannot be fetched; expected one of mnist"),
+    (["run", "bsp", "--net", "phantom:-5"], "net 'phantom:-5'; expected phantom: and a number of parameters"),
+    (["predict", "bsp", "--sweep", "workers=32:1"], "goes down; expected the smaller end first, e.g. workers=1:32"),
+    (["predict", "bsp", "--sweep", "workers=1:inf"], "sweep 'workers=1:inf' not understood"),
+    (["predict", "bsp", "--sweep", "workers=4:4"], "sweep 'workers=4:4' not understood"),
     (["run", "bsp", *SMALL, "--lr", "nan"], "learning rate nan; expected"),
     (["run", "bsp", *SMALL, "--momentum", "1"], "momentum 1.0; expected"),
     (["run", "bsp", *SMALL, "--schedule", "cosine"], "schedule 'cosine' not understood"),
@@ -190,7 +202,39 @@ def test_predict_and_list(capsys):
     assert main(["predict", "bsp", "--compute", "exponential(0.02)", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] == pytest.approx(0.02 * 25 / 12)
     assert main(["predict", "ssp"]) == 0 and main(["list"]) == 0
-    assert "lognormal(mean,cv)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "lognormal(mean,cv)" in out
+    named = re.findall(r"^  ([a-z][\w-]*  *)[^ ].*", out.partition("nets\n")[0] + out.partition("machines\n")[2].partition("laws ")[0], re.M)
+    assert len(named) > 40 and len(set(map(len, named))) == 1 and len(max(map(str.rstrip, named), key=len)) + 1 == len(named[0])
+
+
+def test_speeds_for_each_worker_are_taken(capsys):
+    assert main(["run", "bsp", *SMALL, "--speeds", "1,2,1,1"]) == 0
+    assert main(["run", "sequential", *SMALL, "--speeds", "2"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "bsp", "--speeds", "1,2", "--sweep", "workers=1:4", "--json", "-"]) == 0  # the sweep says how many there are
+    assert len(json.loads(capsys.readouterr().out)["values"]) == 4
+
+
+@pytest.mark.parametrize("text", ["{}", "two\nlines\n", "", '{"record": 2}\n'])
+def test_what_is_no_record_cannot_be_replayed(capsys, tmp_path, text):
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    code, line = refuse(capsys, "replay", str(path))
+    assert code == 1 and "not a record" in line and "run it again with --record" in line
+
+
+@pytest.mark.parametrize(("others", "excess", "said"), [
+    (0.0, 0.02, []), (1.5, 0.02, ["other processes used 1.5 of 2 cores"]), (0.0, 1.1, ["110% longer in the mean than in the median"]),
+    (1.5, 1.1, ["1.5 of 2 cores and equal gradients"])])
+def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypatch, others, excess, said):
+    describe = {"net": "tiny", "batch": 16, "processor": "x", "cores": 2}
+    found = Calibration(Machine(compute="fixed(0.02)"), {16: (0.02, 0.001)}, {}, 0.001, describe, others, excess)
+    monkeypatch.setattr("refsgd.calibration.calibrate", lambda net, batch: found)
+    assert main(["calibrate", "--output", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["net"] == describe and err.count("\n") == len(said)
+    assert all(text in err and "expected a quiet one: end other work, then calibrate again" in err for text in said)
 
 
 def test_a_killed_worker_ends_the_run_within_two_seconds_and_leaves_nothing():

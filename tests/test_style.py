@@ -29,6 +29,7 @@ ARROWS = {
     "nn": {"nn"},
     "data": {"data"},
     "problems": {"effects", "data", "nn"},
+    "arguments": {"effects", "problems"},
     "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "machine", "trace"},
     "theory": {"theory", "machine"},

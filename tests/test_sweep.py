@@ -1,14 +1,16 @@
 """Sweeps of the formulas, and the explanation of residuals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import refsgd
 from refsgd.cli import main
 from refsgd.machine import Machine
-from refsgd.report import comparison_table, explain, residual
+from refsgd.report import WAITING, comparison_table, explain, residual
 from refsgd.sweep import crossings, parse_range, sweep
+from refsgd.trace import CAUSES
 
 FAST = Machine(compute="fixed(0.1)", latency=0.001, bandwidth=1e8)
 
@@ -53,6 +55,22 @@ def test_a_large_residual_is_explained_by_the_draws():
     assert abs(residual(row, "predicted")) > 0.03
     assert "draws of this seed" in explain(row)[0] or "iterations are few" in explain(row)[0]
     assert "residual" in [c.header for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
+
+
+def test_what_waiting_is_more_or_less_than_predicted_is_said_in_words():
+    """SSP's slack: the simulation against a formula whose slack, and so whose iteration, is 5 ms longer."""
+    machine = refsgd.Machine(compute="exponential(0.02)", latency=0.001)
+    (row,) = refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=300, machine=machine, options={"ssp": {"staleness": 1}}).rows
+    seconds = row.simulated.measured["seconds_per_iteration"]
+    spent = {cause: share * seconds for cause, share in row.simulated.measured["idle_by_cause"].items()}
+    for more, words in ((0.005, "5.00 ms an iteration less"), (-0.005, "5.00 ms an iteration more")):
+        formula = {"value": seconds + more, "terms": spent | {"slack": spent["slack"] + more}}
+        said = explain(replace(row, predicted={"seconds_per_iteration": formula}))
+        assert [words in line and "waiting at the bound on clocks (slack) takes" in line and "than the formula says" in line for line in said] == [True]
+
+
+def test_every_cause_has_its_words():
+    assert set(CAUSES) < set(WAITING)
 
 
 def test_an_exact_prediction_has_no_residual_to_explain():

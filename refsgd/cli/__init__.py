@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from refsgd import __version__
 from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step, study
 from refsgd.cli.options import Parser, check_outputs, expand_preset
 from refsgd.experiment import Usage
 
-COMMANDS = (compare, run, predict, step, explore, check, replay, calibrate, study, advise, data, doctor, listing)
+
+class Command(Protocol):
+    """What the file of a command has; what is said here of its two functions holds for all commands."""
+
+    def add(self, commands: Any) -> None:
+        """Declare the command, its options and its help.
+
+        Parameters
+        ----------
+        commands : argparse subparsers
+            The commands of ``refsgd``, to which it is added.
+        """
+
+    def do(self, args: argparse.Namespace) -> None:
+        """Do its work: print, write the files asked for.
+
+        Parameters
+        ----------
+        args : argparse.Namespace
+            A value for each of its options.
+
+        Raises
+        ------
+        refsgd.experiment.Usage
+            If the options make no sense together; `main` ends with 2, after any other error with 1.
+        """
+
+
+COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, study, advise, data, doctor, listing)
 
 
 def build_parser() -> Parser:
-    """The whole command line."""
+    """The whole command line.
+
+    Returns
+    -------
+    Parser
+    """
     parser = Parser(prog="refsgd", description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")
     parser.add_argument("--version", action="version", version=f"refsgd {__version__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import Any
 
 from refsgd.cli.options import write
@@ -13,7 +14,7 @@ def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
                             description="Measures gradient times by batch, update time, latency and bandwidth of each transport, in under "
-                            "30 s for the small nets, and writes a machine file that every command accepts.")
+                            "30 s for the small nets, and writes a machine file that every command accepts. Warns if other processes were at work meanwhile.")
     p.add_argument("--net", default="tiny", metavar="NAME", help="net (default tiny)")
     p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B", help=f"whose gradient time is used (default {DEFAULT_BATCH})")
     p.add_argument("--output", default="machine.json", metavar="PATH", help="default machine.json; - for standard output alone")
@@ -30,6 +31,8 @@ def do(args: argparse.Namespace) -> None:
     if args.batch < 1:
         raise Usage(f"batch {args.batch}; expected at least 1 image")
     found = calibrate(args.net, args.batch)
+    if found.doubt:
+        warnings.warn(found.doubt, stacklevel=2)
     if args.output != "-":
         print(found.summary())
     write(args.output, found.to_json())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from refsgd.experiment import Usage
+
 
 def add(commands: Any) -> None:
     """Its options."""
@@ -17,8 +19,11 @@ def add(commands: Any) -> None:
 def do(args: argparse.Namespace) -> None:
     """List the sets, or fetch one."""
     from refsgd.data import fetch, load, status
+    from refsgd.data.published import ADDRESSES
 
     if args.fetch:
+        if args.fetch not in ADDRESSES:
+            raise Usage(f"data {args.fetch!r} cannot be fetched; expected one of {', '.join(ADDRESSES)}")
         print(f"{args.fetch}: {fetch(args.fetch)}")
         return
     for row in status():

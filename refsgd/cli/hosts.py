@@ -21,7 +21,13 @@ SHORTEST_SECRET = 16
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Of a run that others join."""
+    """Options of a run that others join.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        To which they are added.
+    """
     group = parser.add_argument_group("several hosts (with --runtime tcp)")
     group.add_argument("--listen", metavar="HOST:PORT", help="wait there for the other hosts, which `refsgd run --join HOST:PORT`")
     group.add_argument("--hosts", type=int, default=2, metavar="N", help="how many there are in all (default 2)")
@@ -29,12 +35,34 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def secret_option(parser: Any) -> None:
-    """How both sides get to know the secret."""
+    """The option by which both sides get to know the secret.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser or argument group
+        To which it is added.
+    """
     parser.add_argument("--secret-file", metavar="FILE", help="holds what all hosts must know; else the environment's REFSGD_SECRET is taken")
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """``HOST:PORT``."""
+    """Read an address.
+
+    Parameters
+    ----------
+    text : str
+        ``HOST:PORT``; an IPv6 address stands in brackets.
+
+    Returns
+    -------
+    host : str
+    port : int
+
+    Raises
+    ------
+    Usage
+        If it is none.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise Usage(f"address {text!r}; expected HOST:PORT, e.g. 192.168.1.5:7070")
@@ -42,7 +70,22 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def secret_of(args: argparse.Namespace) -> bytes:
-    """What both sides must know."""
+    """What both sides must know.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Its ``secret_file`` names the file that holds it; else it is in the environment's REFSGD_SECRET.
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    Usage
+        If the file cannot be read, or the secret is shorter than `SHORTEST_SECRET` bytes.
+    """
     if args.secret_file:
         try:
             secret = Path(args.secret_file).read_bytes().strip()
@@ -62,7 +105,24 @@ def _say(text: str) -> None:
 
 
 def listen(args: argparse.Namespace, arguments: dict[str, Any]) -> Result:
-    """Be the first host of a run."""
+    """Be the first host of a run: wait for the others, and collect what they saw.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of ``refsgd run``, with an address to listen at.
+    arguments : dict of str to object
+        Of the experiment, as `refsgd.cli.options.arguments_of` gives them.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    Usage
+        If the options or the algorithm do not suit several hosts.
+    """
     from refsgd.runtimes import processes, sites
 
     if args.runtime != "tcp":
@@ -98,7 +158,18 @@ def _deployed(experiment: Experiment) -> Deployment:
 
 
 def join(args: argparse.Namespace) -> None:
-    """Take part in the run of another host."""
+    """Take part in the run of another host, to its end.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Its ``join`` is that host's address.
+
+    Raises
+    ------
+    refsgd.runtimes.simulator.RunFailed
+        If the other host runs another version.
+    """
     from refsgd.runtimes import processes, sites
 
     def build(about: dict[str, Any]) -> tuple[Deployment, Machine, int]:
@@ -114,7 +185,17 @@ def join(args: argparse.Namespace) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Of ``refsgd run`` without an algorithm: join."""
+    """Do the work of ``refsgd run`` without an algorithm: join.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+
+    Raises
+    ------
+    Usage
+        If there is no address to join.
+    """
     if not args.join:
         raise Usage("run: no algorithm; expected one of `refsgd run --help`, or --join HOST:PORT")
     join(args)

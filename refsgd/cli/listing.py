@@ -7,8 +7,8 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
+from refsgd.arguments import options_of
 from refsgd.cli.options import first_line, flag
-from refsgd.experiment import options_of
 from refsgd.machine import FAMILIES, PRESETS
 
 
@@ -22,18 +22,19 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.data import NAMES as DATA
     from refsgd.nn.nets import NAMES as NETS
 
+    width = max(map(len, [*CATALOGUE, *PRESETS, *ARCHITECTURES]))
     print("algorithms")
     for name in CATALOGUE:
         own = ", ".join(flag(o) for o in options_of(CATALOGUE[name]))
-        print(f"  {name:12} {first_line(name)}" + (f" [{own}]" if own else ""))
+        print(f"  {name:{width}} {first_line(name)}" + (f" [{own}]" if own else ""))
     print("nets\n  " + ", ".join(NETS))
     print("data sets\n  " + ", ".join(DATA))
     print("machines")
     for name, preset in PRESETS.items():
-        print(f"  {name:16} {preset.says}")
+        print(f"  {name:{width}} {preset.says}")
     print("update architectures (refsgd run --preset NAME)")
     for name, how in ARCHITECTURES.items():
-        print(f"  {name:28} {how.algorithm}: {how.says}")
+        print(f"  {name:{width}} {how.algorithm}: {how.says}")
     print("laws of a compute time")
     for family in FAMILIES.values():
         print("  " + family.help)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
+from refsgd.arguments import options_of
 from refsgd.experiment import (
     DEFAULT_BATCH,
     DEFAULT_EPOCHS,
@@ -26,7 +27,6 @@ from refsgd.experiment import (
     RUNTIMES,
     Usage,
     default_net,
-    options_of,
 )
 from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
 from refsgd.result import Result
@@ -37,9 +37,20 @@ Commands = Any  # what argparse's add_subparsers returns; its class is private
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, exit code 2."""
+    """Errors in one line, exit code 2; made as argparse makes it."""
 
     def error(self, message: str) -> typing.NoReturn:
+        """Say what is wrong, and which choice was perhaps meant.
+
+        Parameters
+        ----------
+        message : str
+
+        Raises
+        ------
+        SystemExit
+            With code 2.
+        """
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"[\w-]+", choice[2]), n=1)):
             message += f"; did you mean {near[0]}?"
@@ -48,7 +59,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
-    """The options that `run`, `predict` and `compare` share."""
+    """The options that `run`, `predict` and `compare` share.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        To which they are added.
+    runtime : str
+        Used unless ``--runtime`` names another.
+    """
     work = parser.add_argument_group("what is trained")
     work.add_argument("--data", default="digits", metavar="NAME", help="data set: digits (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", help="net: see refsgd list; default: the one that fits the data; phantom:P has P parameters in name only")
@@ -76,7 +95,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S",
                        help=f"of each link and direction (default {DEFAULT_MACHINE.bandwidth:g}; unlimited with --compute)")
     where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
-    where.add_argument("--speeds", metavar="1,1,4", help="speed of each worker relative to the law")
+    where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one number for each")
     where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
@@ -86,18 +105,51 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
 
 
 def flag(name: str) -> str:
-    """The flag of a Python option."""
+    """The flag of a Python option.
+
+    Parameters
+    ----------
+    name : str
+        As "fetch_every".
+
+    Returns
+    -------
+    str
+        As "--fetch-every".
+    """
     return "--" + name.replace("_", "-")
 
 
 def number(text: str) -> float:
-    """A number that is an int where it is whole."""
+    """Read a number, which becomes an int where it is whole.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    int or float
+
+    Raises
+    ------
+    ValueError
+        If it is no number.
+    """
     value = float(text)
     return int(value) if math.isfinite(value) and value == int(value) else value
 
 
 def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
-    """Flags for the keyword-only parameters of an algorithm's function."""
+    """Flags for the keyword-only parameters of an algorithm's function.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        To which they are added.
+    algorithm : str
+        In the catalogue.
+    """
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(CATALOGUE[algorithm]).items():
         kind = parameter.annotation
@@ -115,6 +167,19 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
     """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands for.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    Usage
+        If there is no such preset.
 
     Examples
     --------
@@ -134,14 +199,42 @@ def expand_preset(arguments: Sequence[str]) -> list[str]:
 
 
 def first_line(algorithm: str) -> str:
-    """The first sentence of an algorithm's module."""
+    """The first sentence of an algorithm's module.
+
+    Parameters
+    ----------
+    algorithm : str
+        In the catalogue.
+
+    Returns
+    -------
+    str
+        Up to its first colon, without the full stop.
+    """
     doc = sys.modules[CATALOGUE[algorithm].__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
 
 
 def each_algorithm(commands: Commands, name: str, says: str, description: str, do: Callable[[argparse.Namespace], None],
                    options: Callable[[argparse.ArgumentParser], None]) -> tuple[argparse.ArgumentParser, Any]:
-    """A command with a parser for every algorithm: the command's `options`, then the algorithm's own; both parsers."""
+    """A command with a parser for every algorithm: the command's options, then the algorithm's own.
+
+    Parameters
+    ----------
+    commands : argparse subparsers
+        The commands of ``refsgd``, to which it is added.
+    name, says, description : str
+        Of the command: its name, a line of help, and the help's first paragraph.
+    do : callable
+        Called with the namespace of the options given.
+    options : callable
+        Called with each parser, adds the options that do not depend on the algorithm.
+
+    Returns
+    -------
+    command : argparse.ArgumentParser
+    algorithms : argparse subparsers
+    """
     command: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
@@ -153,7 +246,23 @@ def each_algorithm(commands: Commands, name: str, says: str, description: str, d
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
-    """The machine that the flags describe; DEFAULT_MACHINE where they say nothing."""
+    """The machine that the flags describe.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the options of `common`.
+
+    Returns
+    -------
+    Machine
+        ``DEFAULT_MACHINE`` where they say nothing.
+
+    Raises
+    ------
+    Usage
+        If they describe none.
+    """
     try:
         return _described(args)
     except ValueError as error:
@@ -174,6 +283,7 @@ def _described(args: argparse.Namespace) -> Machine:
             said["speeds"] = tuple(float(s) for s in args.speeds.split(","))
         except ValueError:
             raise Usage(f"speeds {args.speeds!r}; expected numbers separated by commas, e.g. 1,1,4") from None
+        _check_count(args, len(said["speeds"]))
     if args.collocated:
         said["collocated"] = True
     if args.machine is not None:
@@ -181,20 +291,60 @@ def _described(args: argparse.Namespace) -> Machine:
     return Machine(**said) if args.compute is not None else DEFAULT_MACHINE.with_(**said)
 
 
+def _check_count(args: argparse.Namespace, speeds: int) -> None:
+    """Refuse speeds of fewer or more workers than there are, where that is known: a sweep may vary their number."""
+    workers = 1 if getattr(args, "algorithm", "") == "sequential" else args.workers
+    if workers is not None and speeds != workers and not getattr(args, "sweep", None):
+        raise Usage(f"speeds {args.speeds} are of {speeds} workers, and there are {workers}; expected a speed for each: --workers {speeds}, or "
+                    f"--speeds {','.join([*args.speeds.split(','), *['1'] * workers][:workers])}")
+
+
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The algorithm's own options that were given."""
+    """The algorithm's own options that were given.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+
+    Returns
+    -------
+    dict of str to object
+        By their names in Python.
+    """
     return {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What `refsgd.run` and its like take, from the common options."""
+    """What `refsgd.run` and its like take, from the common options.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the options of `common`.
+
+    Returns
+    -------
+    dict of str to object
+        Keyword arguments.
+    """
     names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum", "weight_decay",
              "schedule", "shards", "seed")
     return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
 
 
 def explicit(args: argparse.Namespace) -> dict[str, Any]:
-    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for."""
+    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the options of `common`.
+
+    Returns
+    -------
+    dict of str to object
+        Keyword arguments.
+    """
     machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "collocated")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
@@ -202,7 +352,22 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def known(names: Iterable[str]) -> list[str]:
-    """The names, each of which must be an algorithm's."""
+    """Check names of algorithms.
+
+    Parameters
+    ----------
+    names : iterable of str
+
+    Returns
+    -------
+    list of str
+        The same.
+
+    Raises
+    ------
+    Usage
+        If one is not in the catalogue.
+    """
     names = list(names)
     for name in names:
         if name not in CATALOGUE:
@@ -212,7 +377,23 @@ def known(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[Path]:
-    """A temporary file beside `path`, renamed to it when the block ends well: nothing half-written."""
+    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
+
+    Parameters
+    ----------
+    path : str
+        Of the file that is to be written.
+
+    Yields
+    ------
+    pathlib.Path
+        Of the temporary one.
+
+    Raises
+    ------
+    Usage
+        If the folder does not exist.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
@@ -228,7 +409,14 @@ def writing(path: str) -> Iterator[Path]:
 
 
 def write(path: str | None, text: str) -> None:
-    """Write to a file, or to standard output for ``-``; nothing where no path is given."""
+    """Write a text and a newline.
+
+    Parameters
+    ----------
+    path : str or None
+        "-" is standard output; None writes nothing.
+    text : str
+    """
     if path == "-":
         sys.stdout.write(text + "\n")
     elif path:
@@ -237,7 +425,18 @@ def write(path: str | None, text: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse what could not be written before anything runs."""
+    """Refuse what could not be written before anything runs.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of any command.
+
+    Raises
+    ------
+    Usage
+        If an output has no folder that can be written to, is a folder itself, or is a picture of an unknown format.
+    """
     for name in ("json", "plot", "trace", "record", "player"):
         path = getattr(args, name, None)
         if path and path != "-" and not Path(path).parent.is_dir():
@@ -252,7 +451,16 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """A run's summary, JSON, player and picture, as the options ask."""
+    """A run's summary, JSON, player and picture, as the options ask.
+
+    Parameters
+    ----------
+    result : Result
+    args : argparse.Namespace
+        With ``json``, ``player`` and ``plot``: paths or None.
+    *more : str
+        Lines after the summary.
+    """
     if args.json != "-":
         print("\n".join([result.summary(), *more]))
     write(args.json, result.to_json())
@@ -266,7 +474,13 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
 
 
 def compile_kernels(args: argparse.Namespace) -> None:
-    """Compile the net's kernels in this process, before any fork, and say so the first time."""
+    """Compile the net's kernels in this process, before any fork, and say so the first time.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With ``data``, ``net`` and ``quiet``.
+    """
     if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
         return
     from refsgd.nn import nets
@@ -283,7 +497,20 @@ def compile_kernels(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def progress(quiet: bool, total: int) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile."""
+    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile.
+
+    Parameters
+    ----------
+    quiet : bool
+        No bar on a terminal either.
+    total : int
+        Calls until the bar is full.
+
+    Yields
+    ------
+    callable or None
+        Called with a text, it shows that and advances by one; None where there is no bar.
+    """
     if quiet or not sys.stderr.isatty():
         yield None
         return

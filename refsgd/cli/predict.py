@@ -18,7 +18,13 @@ def add(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a prediction that do not depend on the algorithm."""
+    """Options of a prediction that do not depend on the algorithm.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        To which they are added.
+    """
     common(parser, "simulator")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE", help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
@@ -52,7 +58,13 @@ def do(args: argparse.Namespace) -> None:
 
 
 def draw_sweep(args: argparse.Namespace) -> None:
-    """Curves of several algorithms in one picture, with their crossings."""
+    """Curves of several algorithms in one picture, with their crossings.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of ``refsgd predict``, with a sweep.
+    """
     from refsgd.sweep import parse_range, sweep
 
     quantity, values = parse_range(args.sweep)

@@ -25,7 +25,13 @@ def add(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a run that do not depend on the algorithm."""
+    """Options of a run that do not depend on the algorithm.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        To which they are added.
+    """
     common(parser, "simulator")
     hosts.options(parser)
     parser.set_defaults(workers=None)  # over MPI: as many as there are ranks
@@ -67,7 +73,14 @@ def do(args: argparse.Namespace) -> None:
 
 
 def finish(result: Result, args: argparse.Namespace) -> None:
-    """Print and write what was seen."""
+    """Print and write what was seen.
+
+    Parameters
+    ----------
+    result : Result
+    args : argparse.Namespace
+        Of ``refsgd run``.
+    """
     show(result, args)
     if args.trace:
         assert result.trace is not None

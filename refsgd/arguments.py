@@ -1,0 +1,221 @@
+"""What is refused before anything runs: arguments, a reader's own algorithm, a reader's own problem.
+
+Programs check nothing; what can be known beforehand is looked at here, once, and named in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Deployment, Node
+from refsgd.problems import Problem
+
+
+class Usage(ValueError):
+    """Wrong use: says what was found and what was expected."""
+
+
+def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
+    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved types.
+
+    Parameters
+    ----------
+    function : callable
+        A deployment function.
+
+    Returns
+    -------
+    dict of str to inspect.Parameter
+    """
+    hints = typing.get_type_hints(function)
+    return {name: p.replace(annotation=hints.get(name, p.annotation))
+            for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def check_whole(least: int, **values: Any) -> None:
+    """Refuse what is no whole number or too small.
+
+    Parameters
+    ----------
+    least : int
+        The smallest that is allowed.
+    **values
+        By name; None has not been given.
+
+    Raises
+    ------
+    Usage
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a whole number, at least {least}")
+        if value < least:
+            raise Usage(f"{name} {value}; expected at least {least}")
+
+
+def check_numbers(**values: Any) -> None:
+    """Refuse what is no number.
+
+    Parameters
+    ----------
+    **values
+        By name.
+
+    Raises
+    ------
+    Usage
+    """
+    for name, value in values.items():
+        if not isinstance(value, Real):
+            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a number")
+
+
+def check_length(steps: Any, epochs: Any) -> None:
+    """Refuse a length of a run that is given twice or is none.
+
+    Parameters
+    ----------
+    steps, epochs : int, float or None
+        As `refsgd.run`.
+
+    Raises
+    ------
+    Usage
+    """
+    if steps is not None and epochs is not None:
+        raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
+    check_whole(0, steps=steps)
+    if epochs is not None and not (isinstance(epochs, Real) and 0 <= float(epochs) < float("inf")):
+        raise Usage(f"epochs {epochs!r}; expected a number >= 0")
+
+
+def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any], others: Iterable[str] = ()) -> None:
+    """Refuse options that an algorithm does not have, or that are no numbers where it wants one.
+
+    Parameters
+    ----------
+    name : str
+        Of the algorithm.
+    function : callable
+        Its deployment function.
+    options : mapping
+        What was given for it.
+    others : iterable of str
+        Names that may have been meant instead.
+
+    Raises
+    ------
+    Usage
+    """
+    known = options_of(function)
+    for option, value in options.items():
+        if option not in known:
+            near = difflib.get_close_matches(option, [*known, *others], n=1)
+            raise Usage(f"{name} has no option {option!r}; expected " + (f"some of {', '.join(known)}" if known else "none")
+                        + (f"; did you mean {near[0]}?" if near else ""))
+        kinds = set(typing.get_args(known[option].annotation)) or {known[option].annotation}
+        wanted = Real if float in kinds else Integral if int in kinds else object
+        if not isinstance(value, wanted) and type(value) not in kinds:
+            raise Usage(f"{option} {value!r} of type {type(value).__name__}; expected a {'number' if wanted is Real else 'whole number'}")
+
+
+def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:
+    """Refuse a deployment function that cannot be called as the library calls it.
+
+    Parameters
+    ----------
+    name : str
+        Of the algorithm.
+    function : callable
+        Its deployment function.
+    given : mapping
+        Named arguments of the call: its own options, and servers where it has them.
+
+    Raises
+    ------
+    Usage
+    """
+    signature = inspect.signature(function)
+    try:
+        signature.bind("problem", "workers", "steps", "sgd", **given)
+    except TypeError as error:
+        raise Usage(f"{name}{signature}: {error}; expected a deployment function f(problem, workers, steps, sgd, *, options)") from None
+
+
+def check_deployment(name: str, found: Any) -> Deployment:
+    """Refuse what is no deployment.
+
+    Parameters
+    ----------
+    name : str
+        Of the algorithm.
+    found : object
+        What its deployment function returned.
+
+    Returns
+    -------
+    Deployment
+        The same.
+
+    Raises
+    ------
+    Usage
+    """
+    if not isinstance(found, Mapping):
+        raise Usage(f"{name} returned a value of type {type(found).__name__}; expected a dictionary of nodes, such as {{'worker0': Node(program)}}")
+    for node, programs in found.items():
+        if not isinstance(programs, Node):
+            raise Usage(f"{name} gives {node} a value of type {type(programs).__name__}; expected refsgd.effects.Node(program)")
+        for program in (programs.main, *programs.responders):
+            if not hasattr(program, "send"):
+                raise Usage(f"{name} gives {node} a program of type {type(program).__name__}; expected a generator: "
+                            "a function with a yield in it, called with its arguments")
+    return found
+
+
+def check_problem(problem: Any) -> None:
+    """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss.
+
+    Parameters
+    ----------
+    problem : object
+        What was given as a `Problem`.
+
+    Raises
+    ------
+    Usage
+    """
+    if not isinstance(problem, Problem):
+        raise Usage(f"problem of type {type(problem).__name__}; expected a refsgd.Problem(x0, gradient, loss)")
+    x0 = problem.x0
+    if problem.describe.get("phantom"):
+        return
+    if not isinstance(x0, np.ndarray) or x0.ndim != 1 or x0.dtype.kind != "f":
+        found = f"array of {x0.dtype} and shape {x0.shape}" if isinstance(x0, np.ndarray) else type(x0).__name__
+        raise Usage(f"the starting point x0 is of type {found}; expected one vector of float32: np.asarray(x0, np.float32).ravel()")
+    if not np.all(np.isfinite(x0)):
+        raise Usage("the starting point x0 has NaN or infinite entries; expected finite numbers")
+    try:
+        inspect.signature(problem.gradient).bind(x0, 0, 0)
+    except TypeError as error:
+        raise Usage(f"gradient{inspect.signature(problem.gradient)}: {error}; expected gradient(x, rank, t)") from None
+    except ValueError:
+        pass  # a compiled function may not say what it takes
+    try:
+        g, loss = problem.gradient(x0, 0, 0), problem.loss(x0)
+    except Exception:
+        return  # the run will meet it too, and says where
+    if not isinstance(g, np.ndarray) or (g.shape, g.dtype) != (x0.shape, x0.dtype):
+        found = f"array of {g.dtype} and shape {g.shape}" if isinstance(g, np.ndarray) else type(g).__name__
+        raise Usage(f"gradient(x0, 0, 0) returned a value of type {found}; expected an array as x0 is: {x0.dtype} and shape {x0.shape}")
+    if not isinstance(loss, Real) and np.ndim(loss):
+        raise Usage(f"loss(x0) returned an array of shape {np.shape(loss)}; expected one number")

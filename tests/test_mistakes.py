@@ -1,0 +1,182 @@
+"""What a newcomer gets wrong: each mistake is one line that says what was found, where, and what was expected."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import refsgd
+from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.arguments import Usage, check_problem
+from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.problems import quadratic
+from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.processes import RunFailed
+from refsgd.runtimes.simulator import Deadlock, simulate
+
+X = np.zeros(4, np.float32)
+
+
+class Note(NamedTuple):
+    text: str
+
+
+def server(workers, x, steps, sgd):
+    v = sgd.start(x)
+    for version in range(steps * len(workers)):
+        w, push = yield Recv(Push)
+        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+        yield Mark("update", slice=0, version=version, reads=((w, push.version),), x=x)
+        yield Send(w, Model(x, version + 1))
+    return x
+
+
+def own(problem, workers, steps, sgd, *, period: int = 1):
+    ws, _ = names(workers, 1)
+    nodes = {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)}
+    return nodes | {"server0": Node(server(ws, problem.x0, steps, sgd))}
+
+
+def run(algorithm=own, problem=None, **more):
+    return refsgd.run(algorithm, problem or quadratic(d=4, workers=2), **{"workers": 2, "steps": 2} | more)
+
+
+def test_without_a_mistake_it_runs():
+    assert run().measured["updates"] == 4 and run(period=2).options == {"period": 2}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ({"workers": "2"}, "workers '2' of type str; expected a whole number, at least 1"),
+    ({"workers": 2.5}, "workers 2.5 of type float; expected a whole number"),
+    ({"servers": True}, "servers True of type bool; expected a whole number"),
+    ({"steps": 2.5}, "steps 2.5 of type float; expected a whole number, at least 0"),
+    ({"steps": None, "epochs": "1"}, "epochs '1'; expected a number >= 0"),
+    ({"lr": "0.1"}, "lr '0.1' of type str; expected a number"),
+    ({"period": "2"}, "period '2' of type str; expected a whole number"),
+    ({"period": 1.5}, "period 1.5 of type float; expected a whole number"),
+    ({"perod": 2}, "own has no option 'perod'; expected some of period; did you mean period?"),
+    ({"worker": 2}, "own has no option 'worker'; expected some of period; did you mean workers?"),
+    ({"machine": "laptop"}, "machine 'laptop'; expected a refsgd.Machine"),
+    ({"problem": abs}, "problem of type builtin_function_or_method; expected a refsgd.Problem"),
+])
+def test_wrong_arguments(arguments, expected):
+    with pytest.raises(Usage) as error:
+        run(**arguments)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(("parts", "expected"), [
+    ({"x0": [0.0] * 4}, "x0 is of type list; expected one vector of float32"),
+    ({"x0": np.zeros((2, 2), np.float32)}, "shape (2, 2); expected one vector"),
+    ({"x0": np.zeros(4, int)}, "array of int64 and shape (4,); expected one vector of float32"),
+    ({"x0": np.full(4, np.inf, np.float32)}, "NaN or infinite"),
+    ({"gradient": lambda x, rank: x}, "gradient(x, rank): too many positional arguments; expected gradient(x, rank, t)"),
+    ({"gradient": lambda x, rank, t: x[1:]}, "array of float32 and shape (3,); expected an array as x0 is: float32 and shape (4,)"),
+    ({"gradient": lambda x, rank, t: x.astype(float)}, "array of float64 and shape (4,); expected an array as x0 is: float32"),
+    ({"gradient": lambda x, rank, t: None}, "value of type NoneType; expected an array"),
+    ({"loss": lambda x: x}, "loss(x0) returned an array of shape (4,); expected one number"),
+])
+def test_a_problem_whose_parts_do_not_fit(parts, expected):
+    problem = refsgd.Problem(**{"x0": X, "gradient": lambda x, rank, t: x, "loss": lambda x: 0.0} | parts)
+    with pytest.raises(Usage) as error:
+        run(problem=problem)
+    assert expected in str(error.value)
+
+
+def test_a_gradient_that_fails_at_the_start_is_left_to_the_run_which_names_the_program():
+    def fails(x, rank, t):
+        raise ZeroDivisionError
+
+    problem = refsgd.Problem(X, fails, lambda x: 0.0)
+    check_problem(problem)
+    with pytest.raises(ZeroDivisionError) as error:
+        run(problem=problem)
+    assert "in Compute(gradient) of worker" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("returned", "expected"), [
+    (lambda: None, "returned a value of type NoneType; expected a dictionary of nodes"),
+    (lambda: [Node(worker(0, [], quadratic(), 1))], "returned a value of type list; expected a dictionary of nodes"),
+    (lambda: {"worker0": worker(0, [], quadratic(), 1)}, "gives worker0 a value of type generator; expected refsgd.effects.Node"),
+    (lambda: {"worker0": Node(worker)}, "gives worker0 a program of type function; expected a generator"),
+    (lambda: {"worker0": Node(X)}, "gives worker0 a program of type ndarray; expected a generator"),
+])
+def test_a_deployment_that_is_none(returned, expected):
+    def mine(problem, workers, steps, sgd):
+        return returned()
+
+    with pytest.raises(Usage) as error:
+        run(mine)
+    assert f"mine {expected}" in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [lambda problem, workers: {}, lambda problem, workers, steps, sgd, *, quorum: {}])
+def test_a_deployment_function_with_other_parameters(wrong):
+    with pytest.raises(Usage, match=r"argument.*; expected a deployment function f\(problem, workers, steps, sgd, \*, options\)"):
+        run(wrong)
+
+
+@pytest.mark.parametrize(("act", "expected"), [
+    (lambda: Compute(X), "Compute() of a value of type ndarray; expected a function and its arguments"),
+    (lambda: Send("worker0", [1]), " in wrong sends a message of type list; expected an instance of a NamedTuple class"),
+    (lambda: Recv("Model"), "Recv() of 'Model'; expected classes of messages"),
+    (lambda: Recv(Model(X, 0)), "expected classes of messages"),
+    (lambda: np.zeros(100), "yielded a value of type ndarray; expected an effect"),
+])
+def test_a_wrong_effect_names_the_line_in_every_runtime(act, expected):
+    def wrong():
+        yield act()
+
+    def deploy():
+        return {"worker0": Node(wrong())}
+
+    for runtime in (simulate, explore):
+        with pytest.raises((TypeError, Counterexample)) as error:
+            runtime(deploy)
+        assert expected in str(error.value).splitlines()[0]
+
+
+def failing(what):
+    def program(problem):
+        g = yield Compute(problem.gradient, problem.x0, 0, 0)
+        if what == "changes":
+            g += 1
+            yield Send("worker0", Note("of"))
+            yield Send("worker0", Push(g, 1, 0))
+            g *= 2
+        raise KeyError("lr")
+
+    return lambda problem, workers, steps, sgd: {"worker0": Node(program(problem))}
+
+
+@pytest.mark.parametrize(("what", "expected"), [
+    ("raises", ["KeyError: 'lr'", "in program program of worker0", "test_mistakes.py:", " in program"]),
+    ("changes", ["read-only", "test_mistakes.py:", "an array has crossed a yield and must not change any more: make a new one"])])
+def test_what_a_program_raises_in_a_process_is_one_line_with_its_place(what, expected):
+    with pytest.raises(RunFailed) as error:
+        run(failing(what), runtime="processes", machine=refsgd.Machine.this())
+    assert all(part in str(error.value) for part in expected) and "\n" not in str(error.value)
+
+
+def test_a_deadlock_says_what_lies_in_the_mailbox_unread():
+    def talker():
+        yield Send("worker1", Note("hello"))
+
+    def listener():
+        yield Recv(Model, src="worker0")
+
+    def deploy():
+        return {"worker0": Node(talker()), "worker1": Node(listener())}
+
+    for runtime in (simulate, explore):
+        with pytest.raises((Deadlock, Counterexample)) as error:
+            runtime(deploy)
+        assert str(error.value).splitlines()[0].endswith("waits for Recv(Model from worker0), not for Note from worker0, which it has")
+
+
+def test_a_deadlock_with_empty_mailboxes_says_no_more():
+    def listener():
+        yield Recv(Note)
+
+    with pytest.raises(Deadlock, match=r"waits for Recv\(Note\)$"):
+        simulate({"worker0": Node(listener())})
