@@ -62,7 +62,7 @@ EVIDENCE: dict[str, tuple[Evidence, ...]] = {
 
 #: pages of the documentation that explain a figure, by its name
 PAGES = {"seconds": "docs/explanation/links", "idle": "docs/howto/results", "staleness": "docs/explanation/staleness",
-         "bytes": "docs/howto/results", "ranking": "docs/tutorials/14-which-strategy"}
+         "bytes": "docs/howto/results", "ranking": "tutorials/14-which-strategy"}
 
 #: figures of a strategy by the names of their closed forms
 SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds_per_iteration", "staleness": "staleness_mean", "bytes": "bytes_per_iteration"}
