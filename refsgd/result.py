@@ -254,7 +254,7 @@ class Result:
         m = self.measured
         options = "".join(f" {k}={v}" for k, v in self.options.items())
         lines = [
-            f"{self.algorithm}{options}: {self.workers} workers, {self.servers} servers, {self.steps} steps, "
+            f"{self.algorithm}{options}: {_count(self.workers, 'worker')}, {_count(self.servers, 'server')}, {_count(self.steps, 'step')}, "
             f"{self.runtime}, seed {self.seed}",
             f"machine    {self.machine}",
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
@@ -345,6 +345,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:

@@ -443,8 +443,11 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
         if path and path != "-" and Path(path).is_dir():
             raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
-            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+        if path and path != "-":
+            try:
+                tempfile.TemporaryFile(dir=Path(path).parent).close()
+            except OSError as error:
+                raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable ({error.strerror}); expected one that is") from None
     plot = getattr(args, "plot", None)
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
