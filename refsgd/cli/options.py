@@ -397,7 +397,10 @@ def writing(path: str) -> Iterator[Path]:
     target = Path(path)
     if not target.parent.is_dir():
         raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
+    except OSError as error:
+        raise Usage(f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes files") from None
     os.close(handle)
     try:
         yield Path(name)
@@ -443,11 +446,8 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
         if path and path != "-" and Path(path).is_dir():
             raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-        if path and path != "-":
-            try:
-                tempfile.TemporaryFile(dir=Path(path).parent).close()
-            except OSError as error:
-                raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable ({error.strerror}); expected one that is") from None
+        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
+            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
     plot = getattr(args, "plot", None)
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")

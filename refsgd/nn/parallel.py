@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 
 from refsgd.nn.layers import Array
 from refsgd.nn.net import Net, Vector
-
-APART = 1 << 18  # parameters from which the threads add up the parts together, each a stretch of them
 
 
 class Parallel:
@@ -36,8 +33,6 @@ class Parallel:
         self.replicas = list(replicas)
         # A backward pass takes twice as many as the forward pass.
         self._least, self._flops = least, 3 * sum(row.flops for row in self.replicas[0].describe())
-        # Used again for every batch: new ones would take some milliseconds to get from the system, page by page.
-        self._vectors: list[Vector | None] = [None, *(np.empty(net.parameters, np.float32) for net in self.replicas[1:])]
         self._jobs: list[SimpleQueue[Any]] = [SimpleQueue() for _ in self.replicas[1:]]
         self._done: SimpleQueue[Any] = SimpleQueue()
         for k, jobs in enumerate(self._jobs, 1):
@@ -59,15 +54,24 @@ class Parallel:
         b = len(images)
         n = min(len(self.replicas), max(1, int(self._flops * b // self._least))) if self._least else len(self.replicas)
         bounds = [b * k // n for k in range(n + 1)]
-        parts = [slice(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
-        answers = self._together([
-            partial(net._weighted, x, images[part], labels[part], (part.stop - part.start) / max(b, 1), g=g)
-            for net, g, part in zip(self.replicas, self._vectors, parts, strict=False)
-        ])
-        g, *others = (vector for _, vector in answers)
-        cuts = [slice(g.size * k // n, g.size * (k + 1) // n) for k in range(n)] if g.size > APART else [slice(None)]
-        self._together([partial(_add, g[cut], [other[cut] for other in others]) for cut in cuts])
-        return sum(loss for loss, _ in answers), g
+        jobs = [
+            (x, images[low:high], labels[low:high], (high - low) / max(b, 1))
+            for low, high in zip(bounds, bounds[1:], strict=False)
+        ]
+        for queue, job in zip(self._jobs, jobs[1:], strict=False):
+            queue.put(job)
+        answers: dict[int, Any] = {0: self._attempt(0, *jobs[0])}
+        for _ in jobs[1:]:
+            k, answer = self._done.get()
+            answers[k] = answer
+        for answer in answers.values():
+            if isinstance(answer, BaseException):
+                raise answer
+        loss, g = answers[0]
+        for k in range(1, n):
+            loss += answers[k][0]
+            g += answers[k][1]
+        return loss, g
 
     def close(self) -> None:
         """End the threads."""
@@ -75,31 +79,15 @@ class Parallel:
             jobs.put(None)
         self._jobs = []
 
-    def _together(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What the jobs return, the first called by this thread; raises what one of them raised, after all have ended."""
-        for queue, job in zip(self._jobs, jobs[1:], strict=False):
-            queue.put(job)
-        answers = {0: _attempt(jobs[0])}
-        for _ in jobs[1:]:
-            k, answer = self._done.get()
-            answers[k] = answer
-        for answer in answers.values():
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answers[k] for k in range(len(jobs))]
+    def _attempt(self, k: int, x: Array, images: Array, labels: Array, weight: float, g: Vector | None = None) -> Any:
+        try:
+            return self.replicas[k]._weighted(x, images, labels, weight, g=g)
+        except Exception as error:
+            return error
 
     def _work(self, k: int, jobs: SimpleQueue[Any]) -> None:
+        # Used again for every batch: a new one would take some milliseconds to get from the system, page by page.
+        g = np.empty(self.replicas[k].parameters, np.float32)
         while (job := jobs.get()) is not None:
-            self._done.put((k, _attempt(job)))
-
-
-def _attempt(job: Callable[[], Any]) -> Any:
-    try:
-        return job()
-    except Exception as error:
-        return error
-
-
-def _add(g: Array, others: Sequence[Array]) -> None:
-    for other in others:
-        g += other
+            x, images, labels, weight = job
+            self._done.put((k, self._attempt(k, x, images, labels, weight, g)))
