@@ -11,6 +11,9 @@ at a time, first come first served, cut-through.  A message of m bytes::
 
 and an incoming link serves in the order in which heads (start + latency) arrive.  Half duplex: one link both ways,
 ``out_free`` and ``in_free`` are the same time.
+
+Whoever computes has processors of its own, unless `cores` says that the programs of a host share them: then each of k
+that compute proceeds at rate min(1, cores / k) (see `refsgd.runtimes.processors`).
 """
 
 from __future__ import annotations
@@ -263,7 +266,8 @@ class Machine:
     collocated : bool
         Server k lives on the node of worker k mod n; what they say to each other never enters the network.
     cores : int or None
-        Programs of one node that can compute at the same time; None: all of them.
+        Programs of one host that can compute at full speed at the same time: of k that compute each proceeds at rate min(1, cores / k).
+        None: processors are no limit.  A gradient whose threads take all processors of its host counts as one program on one core.
     duplex : {"full", "half"}
         Whether a node's outgoing and incoming link are two, or one that serves both ways first come first served.
 
@@ -435,6 +439,8 @@ class Machine:
             parts.append(f"speeds {','.join(f'{s:g}' for s in self.speeds)}")
         if self.collocated:
             parts.append("servers collocated")
+        if self.cores is not None:
+            parts.append(f"cores {self.cores}")
         if self.duplex != "full":
             parts.append(f"links {self.duplex} duplex")
         return ", ".join(parts)
@@ -470,9 +476,9 @@ PRESETS: dict[str, Preset] = {
         Machine(latency=5e-6, bandwidth=7e9),
         "Ko et al. 2021: 24 Titan V, 56 Gbps InfiniBand; latency assumed 5 us; no compute time is given: add --compute"),
     "ipccc20-vm": Preset(
-        Machine(latency=0.01, bandwidth=1.25e9, collocated=True),
-        "Jia et al. 2020: virtual machines of one host, servers beside workers; 10 ms is the first point of their latency sweep, "
-        "the bandwidth is assumed; no compute time is given: add --compute"),
+        Machine(latency=0.01, bandwidth=1.25e9, collocated=True, cores=1),
+        "Jia et al. 2020: virtual machines of one host, servers beside workers whose gradients use all their processors; 10 ms is the first "
+        "point of their latency sweep, the bandwidth is assumed; no compute time is given: add --compute"),
     "laptop": Preset(
         Machine(compute=Law("lognormal", (0.02, 0.3)), latency=5e-5, bandwidth=1e9),
         "processes of one computer: some jitter, 50 us and 1 GB/s between them"),
@@ -558,25 +564,25 @@ class Draws:
         return self._streams[purpose]
 
     def duration(self, kind: str, nbytes: int = 0) -> float:
-        """Seconds of the next `Compute` of this kind (`nbytes`: of its arguments, for a reduction).
+        """Seconds of the next `Compute` of this kind (`nbytes`: of what is added, for a reduction).
 
         Parameters
         ----------
         kind : str
             Of the `Compute`.
         nbytes : int
-            Bytes of its arguments, which price a reduction.
+            Bytes of all its arguments but the first, which price a reduction.
 
         Returns
         -------
         float
             Seconds.
         """
-        if kind == "reduction":
-            return self._machine.reduction * nbytes
         pending = self._pending.get(kind)
         if pending:
             return pending.pop()
+        if kind == "reduction":
+            return self._machine.reduction * nbytes
         if kind not in self._constant:
             law = self._machine.law(self._node, kind)
             if law is not None and law.family != "fixed":

@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 import refsgd
 from refsgd.effects import Deployment
-from refsgd.experiment import Result, default_net
+from refsgd.experiment import default_net
 from refsgd.machine import Machine
+from refsgd.result import Result
 from refsgd.running import run
 
 Look = Callable[[Result], dict[str, Any]]
+Curve = list[tuple[float, float]]  #: test accuracy over the share of a run's updates
+Key = TypeVar("Key")
 
 
 class Seen(NamedTuple):
@@ -47,6 +52,27 @@ class Seen(NamedTuple):
     def accuracy(self) -> float:
         """Test accuracy; chance, 0.1, if the run diverged."""
         return 0.1 if self.result is None else self.result.accuracy["test"]
+
+    @property
+    def curve(self) -> Curve:
+        """Test accuracy over the share of the run's updates; chance all along if the run diverged."""
+        rows = self.result.history if self.result else []
+        return [(row[1] / rows[-1][1], row[4]) for row in rows] or [(0.0, self.accuracy), (1.0, self.accuracy)]
+
+    def predicted(self, figure: str) -> float | None:
+        """What the formula of a figure says; None where there is none.
+
+        Parameters
+        ----------
+        figure : str
+            As "seconds_per_iteration".
+
+        Returns
+        -------
+        float or None
+        """
+        found = self.the_result.predicted.get(figure)
+        return None if found is None else float(found["value"])
 
 
 @dataclass(frozen=True)
@@ -152,6 +178,20 @@ class Lab:
             self._keep(key, text)
         return [_seen(texts[key]) for key in keys]
 
+    def each(self, trials: Mapping[Key, Trial]) -> dict[Key, Seen]:
+        """The outcomes of trials that have names.
+
+        Parameters
+        ----------
+        trials : mapping of object to Trial
+
+        Returns
+        -------
+        dict of object to Seen
+            Of the same keys.
+        """
+        return dict(zip(trials, self.runs(list(trials.values()))))
+
     def _perform(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, str]]:
         virtual = [(k, t) for k, t in missing.items() if t.runtime == "simulator"]
         if len(virtual) > 1 and self._workers > 1 and "fork" in mp.get_all_start_methods():
@@ -221,3 +261,40 @@ def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
     for data, net in sorted(wanted, key=str):
         if data not in ("quadratic", "integers", "none") and not str(net).startswith("phantom:"):
             nets.build(net or default_net(data), load(data).train_images.shape[1:]).compile()
+
+
+def over(curve: Curve, since: float = 0.0, until: float = 1.0) -> float:
+    """Mean accuracy over a part of a run.
+
+    Parameters
+    ----------
+    curve : list of (share of the run, accuracy)
+    since, until : float
+        Shares of the run.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> over([(0.0, 0.1), (0.5, 0.4), (1.0, 0.6)], 0.5)
+    0.5
+    """
+    return float(np.mean([y for x, y in curve if since <= x <= until]))
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Mean of several runs' curves, at the points of the longest.
+
+    Parameters
+    ----------
+    curves : sequence of list of (share of the run, accuracy)
+        At least one.
+
+    Returns
+    -------
+    list of (share of the run, accuracy)
+    """
+    xs = [x for x, _ in max(curves, key=len)]
+    return [(x, float(np.mean([np.interp(x, [a for a, _ in curve], [y for _, y in curve]) for curve in curves]))) for x in xs]
