@@ -18,7 +18,8 @@ from refsgd.machine import Machine
 from refsgd.nn import nets
 from refsgd.studies.lab import Lab, Seen, Trial
 from refsgd.studies.study import Claim, Document, Line, Panel, Part, interval, judged, untestable
-from refsgd.theory import communication, overlap
+from refsgd.theory import collectives, overlap
+from refsgd.theory.exchange import Link
 
 WORKERS = (4, 8, 16, 24)
 #: columns of Table III: algorithm and options
@@ -326,8 +327,8 @@ def techniques(lab: Lab) -> Part:
         layers = [row for row in nets.build(NETS[net], (224, 224, 3), classes=1000).describe() if row.parameters]
         forward = [BATCH * row.flops / RATE for row in layers]
         backward = [2 * f for f in forward]
-        link = communication.Link(2e-5, gbps * 1.25e8)
-        exchange = [communication.ring(n, 4 * row.parameters, link).time.value for row in layers]
+        link = Link(2e-5, gbps * 1.25e8)
+        exchange = [collectives.ring(n, 4 * row.parameters, link).time.value for row in layers]
         full[net], hidden[net] = overlap.serial(forward, backward, exchange).value, overlap.first_come(forward, backward, exchange).value
         most[net] = min(sum(exchange), sum(backward))
         lines += [Line(f"{net}, allreduce layer by layer without overlap", None, full[net], unit="s"),

@@ -162,7 +162,8 @@ def _ticks(panel: Panel, ax: Axes) -> None:
         ax.minorticks_off()
     if "y" in panel.log:
         ax.set_yscale("log")
-        ticks = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 3, 4, 6, 8) if min(ys) <= m * 10.0**e <= max(ys)]
+        steps = (1, 2, 5) if max(ys) > 100 * min(ys) else (1, 2, 3, 4, 6, 8)
+        ticks = [m * 10.0**e for e in range(-6, 9) for m in steps if min(ys) <= m * 10.0**e <= max(ys)]
         ax.set_yticks(ticks, [f"{y:g}" for y in ticks])
         ax.minorticks_off()
 

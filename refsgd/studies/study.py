@@ -29,6 +29,7 @@ class Line(NamedTuple):
     processes: Value = None
     unit: str = ""
     half: float | None = None  #: half width of the 95 % interval over seeds: of what is simulated, else of the processes'
+    implementation: Value = None  #: with what an implementation adds to the messages of an algorithm
 
 
 class Claim(NamedTuple):
@@ -178,6 +179,25 @@ def interval(found: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(found)), half
 
 
+def averaged(what: str, found: Sequence[float], paper: Value = None, formula: Value = None, unit: str = "") -> Line:
+    """A line of what several seeds gave: their mean and its interval.
+
+    Parameters
+    ----------
+    what : str
+    found : sequence of float
+        One figure for each seed, simulated.
+    paper, formula : float, str or None
+    unit : str
+
+    Returns
+    -------
+    Line
+    """
+    mean, half = interval(found)
+    return Line(what, paper, formula, mean, unit=unit, half=half)
+
+
 def decided(says: str, where: str, differences: Sequence[float], because: str) -> Claim:
     """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one seed has to do.
 
@@ -254,7 +274,7 @@ def cells(part: Part) -> tuple[list[str], list[list[str]]]:
     -------
     list of str, list of list of str
     """
-    names = ("paper", "formula", "simulated", "processes")
+    names = ("paper", "formula", "simulated", "implementation", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
     rows = [[line.what + (f" [{line.unit}]" if line.unit else ""),
              *(shown(getattr(line, name)) + _within(line, name) for name in used)] for line in part.lines]

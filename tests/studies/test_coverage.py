@@ -26,8 +26,7 @@ ROWS = tuple(Row(*row) for row in (
     *((f"weight updates, {m} {n}", "jia2020", "table2", f"{m} {n}: {what}") for m in ("sync", "async") for n in ("Inception-v1", "ResNet-18")
       for what in ("weight updates", "one update", "pull", "push")),
     *((f"ratios, {n}", "jia2020", "table2", f"{n}: {what}") for n in ("Inception-v1", "ResNet-18")
-      for what in ("asynchronous training makes", "a synchronous", "pulls", "an asynchronous pull")),
-    ("update time ratio", "jia2020", "table2", "an update takes longer"),
+      for what in ("asynchronous training makes", "a synchronous", "pulls", "an asynchronous pull", "an update takes longer")),
     ("who pulls", "jia2020", "table2", "the server issues a pull"),
     ("layers", "jia2020", "figure4", "push, update and pull"),
     ("asynchronous loss", "jia2020", "figure7", "async: accuracy lost from 4 to 12 workers"),
@@ -44,6 +43,7 @@ ROWS = tuple(Row(*row) for row in (
     ("growth with workers", "jia2020", "figure8", "staleness grows"), ("mean", "jia2020", "figure8", "its mean in updates"),
     ("growth with epochs", "jia2020", "figure8", "staleness increases"),
     ("servers and accuracy", "jia2020", "figure9", "the number of servers does not"), ("servers and time", "jia2020", "figure9", "time rises"),
+    *((f"where servers cost time, {m}", "jia2020", "figure9", f"{m}: computing and exchanging both take longer") for m in ("sync", "async")),
     ("servers and batches", "jia2020", "figure9", "small batches need"),
     ("first doubling", "jia2020", "figure10", "the first doubling"), ("flattening", "jia2020", "figure10", "time falls"),
     ("accuracy by batch", "jia2020", "figure10", "a larger batch gives"), ("higher accuracy", "jia2020", "figure10", "asynchronous training has the higher"),

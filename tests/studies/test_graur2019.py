@@ -7,7 +7,9 @@ from refsgd.architectures import ARCHITECTURES
 from refsgd.cli import main
 from refsgd.machine import Machine
 from refsgd.running import run
-from refsgd.studies.graur2019 import forward_only
+from refsgd.studies import Lab, graur_terms
+from refsgd.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
+from refsgd.studies.graur_runs import forward_only, rate, runs
 from refsgd.theory import published
 
 
@@ -17,6 +19,57 @@ def test_a_forward_pass_costs_what_the_formula_says():
     machine = Machine(compute="fixed(2)", bandwidth=125e6, collocated=True)
     found = run(forward_only, net=f"phantom:{published.RESNET50 // 4}", data="none", workers=n, steps=10, machine=machine)
     assert found.measured["seconds"] == pytest.approx(10 * (2 + (n - 1) * w))
+
+
+def test_the_slow_machine_was_one_of_the_single_nodes_and_gives_forty():
+    """Its factor is one node's at batch 128; nothing of 40 nodes was fitted, and on either network messages alone miss by a quarter and more."""
+    assert published.SLOW * published.alone("F+B", 128) == pytest.approx(SECONDS4[Key(SERVER, "F+B", "Ethernet", 1, 128)])
+    for link, b in (("InfiniBand", 64), ("InfiniBand", 128), ("InfiniBand", 256), ("Ethernet", 256)):
+        quoted = IMAGES4[Key(SERVER, "F+B", link, 40, b)]
+        assert b / published.implemented("F+B", link, b, 40) == pytest.approx(quoted, rel=0.1)
+        assert b / published.implemented("F+B", link, b, 40, slow=1) > 1.25 * quoted
+
+
+@pytest.mark.parametrize("key", [Key(SERVER, "F+B", "Ethernet", 40, 256), Key(SERVER, "F+B", "Ethernet", 16), Key(SERVER, "F", "Ethernet", 24, 128)], ids=str)
+def test_the_terms_of_a_server_by_formula_and_by_simulation(key):
+    """Within the first and the last of 15 steps; a slow machine that is answered first would hide behind the others' transfers."""
+    ((_, seen),) = runs(Lab(quick=True), [key], terms=True).items()
+    assert key.batch / rate(seen) == pytest.approx(published.implemented(*key[1:3], key.batch, key.nodes), rel=0.05)
+    machine = graur_terms.implemented(key)
+    assert machine.speeds == ((1.0,) * (key.nodes - 1) + (1 / published.SLOW,) if key.nodes > 16 else ())
+
+
+def test_a_slow_machine_that_is_answered_first_is_another_cluster():
+    key = Key(SERVER, "F+B", "Ethernet", 40, 256)
+    machine = graur_terms.implemented(key)
+    hidden = run("bsp", net=f"phantom:{published.RESNET50 // 4}", data="none", workers=40, batch=256, steps=15,
+                 machine=machine.with_(speeds=machine.speeds[::-1]))
+    assert hidden.measured["images_per_second"] > 1.25 * 256 / published.implemented("F+B", "Ethernet", 256, 40)
+
+
+def test_crowded_processors_are_fitted_forward_and_tested_with_training():
+    fitted = graur_terms.CROWDED * 0.5 / 2
+    assert fitted == pytest.approx(CHAPTER3[Key("caffe2", "F", "Ethernet", 2)])
+    keys = [Key("caffe2", "F+B", link, 2) for link in published.LINKS]
+    found = {key.link: 32 / rate(seen) for key, seen in runs(Lab(quick=True), keys, terms=True).items()}
+    assert all(abs(seconds / CHAPTER3[Key("caffe2", "F+B", "Ethernet", 2)] - 1) < 0.25 for seconds in found.values())
+    assert found["Ethernet"] < 1.1 * found["InfiniBand"]
+
+
+def test_one_session_does_everything_in_turn():
+    one, w = published.alone("F+B", 32), published.RESNET50 / 125e6
+    assert graur_terms.one_session("Ethernet", 1) == pytest.approx(32 / one)
+    assert graur_terms.one_session("Ethernet", 3) == pytest.approx(3 * 32 / (3 * one + 4 * w))
+    assert all(graur_terms.one_session("Ethernet", n) < 7 for n in (2, 4, 8, 16))
+
+
+def test_congestion_that_gives_forty_nodes_gives_32_fewer_images():
+    """So it is no reason for 95.1 images/s on 40 nodes and 111.5 on 32, however well it meets the ceiling and small batches."""
+    at = {n: graur_terms.congested(n, 256) for n in (32, 40)}
+    assert at[40] == pytest.approx(IMAGES4[Key(SERVER, "F+B", "Ethernet", 40, 256)]) and at[32] < at[40]
+    assert max(graur_terms.congested(n, 32) for n in (16, 24, 32, 40)) == pytest.approx(20, rel=0.05)
+    assert all(graur_terms.congested(16, b) > 0.9 * max(graur_terms.congested(n, b) for n in (24, 32, 40)) for b in (8, 32, 64))
+    assert graur_terms.congested(40, 256, k=0) == pytest.approx(256 / published.served("Ethernet", 256, 40, "full"))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -44,12 +97,14 @@ def study(quick):
 def test_every_verdict(study):
     found = {claim.says: claim.verdict for claim in study.claims}
     wrong = {says for says, verdict in found.items() if verdict == "does not hold"}
-    # TensorFlow's single session, Caffe2's own exchange and congestion on Ethernet are no properties of links that serve at full rate;
-    # a server that adds gradients in worker order keeps one for each worker
-    assert wrong == {"Distributed Allreduce never scales, with one ring", "Distributed Allreduce is much worse than Parameter Server on InfiniBand too",
-                     "Caffe2 takes 19 times as long on two nodes as on one", "the network makes no difference to Caffe2",
-                     "and 40 nodes are slower than 32 with training", "the best number of nodes on Ethernet is 16 (forward) or 32 (training)",
-                     "memory does not depend on the number of nodes"}
+    # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; work that is done in turn is level, it does not fall
+    assert wrong == {"Distributed Allreduce's images per second fall with the nodes on InfiniBand too", "and 40 nodes are slower than 32 with training",
+                     "the best number of nodes on Ethernet with training is 32"}
+    for says in ("Distributed Allreduce never scales, with one ring", "Distributed Allreduce is much worse than Parameter Server on InfiniBand too",
+                 "Caffe2 takes 19 times as long on two nodes as on one", "the network makes no difference to Caffe2",
+                 "memory does not depend on the number of nodes", "the best number of nodes on Ethernet for forward passes is 16, more yield little",
+                 "up to batches of 64 training on Ethernet gains next to nothing beyond 16 nodes"):
+        assert found[says] == "holds in shape", says  # with a term or beside one: no figure on which it was fitted
 
 
 @pytest.mark.slow

@@ -15,13 +15,20 @@ def verdicts(study, part):
 
 
 def test_profile(study):
+    """Updates n to 1, a synchronous push at least ten times as long, an asynchronous pull and update longer, pulls at most 1.5 times."""
     found = verdicts(study, "table2")
-    assert found.pop("an update takes longer when asynchronous (1.6 times)") == "does not hold"
-    for net in ("Inception-v1: an asynchronous pull is the longer one (1.24 times)", "ResNet-18: an asynchronous pull is the longer one (1.19 times)"):
-        assert found.pop(net) in ("does not hold", "not testable")  # updates delay no answer
     untestable = {"95 to 98 % CPU, 65 to 98 % memory", "the learning rate adapts to the number of updates", "the server issues a pull"}
     assert {found.pop(says) for says in untestable} == {"not testable"}
-    assert len(found) == 6 and set(found.values()) <= {"holds", "holds in shape"}
+    assert len(found) == 10 and set(found.values()) <= {"holds", "holds in shape"}
+
+
+def test_an_update_beside_a_computing_worker_takes_as_long_as_the_formula_says(study):
+    """Within 3 %: the formula leaves queues out, and updates at which a gradient begins or ends."""
+    lines = {line.what: line for line in study.part("table2").lines}
+    for net in ("Inception-v1", "ResNet-18"):
+        alone, beside = lines[f"sync {net}: one update"], lines[f"async {net}: one update"]
+        assert alone.simulated == pytest.approx(alone.formula, rel=1e-9)
+        assert beside.simulated == pytest.approx(beside.formula, rel=0.03) and beside.simulated > 1.7 * alone.simulated
 
 
 def test_asynchronous_training_loses_accuracy_with_workers_and_synchronous_does_not(study):
@@ -34,7 +41,10 @@ def test_staleness_by_three_definitions(study):
 
 def test_servers_change_times_and_no_sum(study):
     assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds", "small batches need more servers": "holds in shape",
-                                          "time rises with the number of servers on the same machines": "does not hold"}
+                                          "time rises with the number of servers on the same machines": "holds in shape",
+                                          "async: computing and exchanging both take longer": "holds in shape",
+                                          # under a barrier a worker waits while servers update
+                                          "sync: computing and exchanging both take longer": "does not hold"}
 
 
 def test_batches(study):

@@ -1,0 +1,153 @@
+"""Runs in virtual time of the strategies that Graur's thesis measured, forward passes without training among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from refsgd.algorithms.downpour import Fetch
+from refsgd.algorithms.parameter_server import Model, Objective, names
+from refsgd.algorithms.sgd import SGD
+from refsgd.architectures import ARCHITECTURES
+from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
+from refsgd.result import Result
+from refsgd.studies import graur_terms
+from refsgd.studies.graur_figures import Key
+from refsgd.studies.lab import Lab, Seen, Trial
+from refsgd.theory import published
+
+PARAMETERS = published.RESNET50 // 4
+STEPS = 15  #: batches of a run, as in the thesis
+
+
+def forward_server(workers: Sequence[str], x: Array, steps: int) -> Program[Array]:
+    """Answer with the model when all have asked: a step of the thesis begins for all nodes at once.
+
+    Parameters
+    ----------
+    workers : sequence of str
+    x : (d,) array
+    steps : int
+
+    Returns
+    -------
+    Program
+        Sends each worker the model once a step; returns `x`.
+    """
+    for _ in range(steps):
+        for _ in workers:
+            yield Recv(Fetch)
+        for worker in workers:
+            yield Send(worker, Model(x, 0))
+    return x
+
+
+def forward_worker(rank: int, server: str, problem: Objective, steps: int) -> Program[None]:
+    """Fetch the model and pass a batch through it.
+
+    Parameters
+    ----------
+    rank : int
+    server : str
+    problem : Objective
+    steps : int
+
+    Returns
+    -------
+    Program
+        Asks the server for the model once a step.
+    """
+    for t in range(steps):
+        yield Send(server, Fetch(t))
+        _, model = yield Recv(Model)
+        yield Compute(problem.gradient, model.x, rank, t)
+
+
+def forward_only(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1) -> Deployment:
+    """Passes without training through one server: every worker pulls the model in every step.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers, steps : int
+    sgd : SGD
+        Not used: nothing is learnt.
+    servers : int
+        The first serves.
+
+    Returns
+    -------
+    Deployment
+    """
+    ws, (s, *_) = names(workers, servers)
+    deployment = {w: Node(forward_worker(i, s, problem, steps)) for i, w in enumerate(ws)}
+    return deployment | {s: Node(forward_server(ws, problem.x0, steps))}
+
+
+def traffic(result: Result) -> dict[str, Any]:
+    """Bytes per second out of the server (else of a peer) and of a worker, in tenths of the run.
+
+    Parameters
+    ----------
+    result : Result
+        With its trace.
+
+    Returns
+    -------
+    dict
+        Ten rates [bytes/s] for "server" and for "worker".
+    """
+    trace = result.trace
+    assert trace is not None
+    server = next((n for n in trace.nodes if n.startswith("server")), trace.nodes[0])
+    worker = trace.workers[-1]
+    out: dict[str, list[float]] = {"server": [0.0] * 10, "worker": [0.0] * 10}
+    for e in trace.of("send"):
+        for role, node in (("server", server), ("worker", worker)):
+            if e.node == node:
+                out[role][min(9, int(10 * e.data["start"] / trace.seconds))] += e.data["bytes"] / (trace.seconds / 10)
+    return out
+
+
+def runs(lab: Lab, keys: Iterable[Key], *, terms: bool = False) -> dict[Key, Seen]:
+    """Virtual runs of experiments; a server of its own takes one of the nodes.
+
+    Parameters
+    ----------
+    lab : Lab
+    keys : iterable of Key
+    terms : bool
+        With what the implementation adds to the messages, see `refsgd.studies.graur_terms`.
+
+    Returns
+    -------
+    dict
+        A `Seen` for each key.
+    """
+    keys = list(dict.fromkeys(keys))
+    return dict(zip(keys, lab.runs([_trial(lab.seed, key, terms) for key in keys])))
+
+
+def _trial(seed: int, key: Key, terms: bool) -> Trial:
+    how, own = ARCHITECTURES[key.strategy], key.strategy == "parameter-server" and key.nodes > 1
+    common: dict[str, Any] = {"net": f"phantom:{PARAMETERS}", "data": "none", "workers": key.nodes - own, "batch": key.batch, "steps": STEPS,
+                              "machine": (graur_terms.implemented if terms else graur_terms.by_messages)(key), "seed": seed}
+    if key.pass_ == "F+B":
+        return Trial(how.algorithm, {**common, **how.options}, look=traffic)
+    if how.forward == "pull":
+        return Trial(forward_only, {**common, "servers": 1}, look=traffic)
+    return Trial("independent", common, look=traffic)
+
+
+def rate(seen: Seen) -> float:
+    """Images per second of all workers.
+
+    Parameters
+    ----------
+    seen : Seen
+
+    Returns
+    -------
+    float
+    """
+    return float(seen.measured["images_per_second"])

@@ -1,0 +1,120 @@
+"""What the thesis' frameworks and cluster added to the messages of an algorithm, in as few terms as its figures ask for.
+
+Each term has one number or none; the number is fitted on one quoted figure, and tested on others.
+
+* *One direction at a time* (strategies with a server; no number): half duplex, a server's link carries pushes or answers.
+* *A hidden ring* (Collective Allreduce; no number): the exchange goes on behind the backward pass.
+* *A slow machine* (all): it computes 1.58 times as long as the others and is answered last, in runs of more than 16 nodes,
+  see `refsgd.theory.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.
+* *Crowded processors* (Caffe2): from two nodes on computing takes f times as long, since the exchange keeps all processors
+  busy (section 5.4.4).  Fitted on the forward pass of two nodes, 10.2 s a batch: f = 2 * 10.2 / 0.5.
+* *One session* (Distributed Allreduce; no number): a controller drives one graph of all workers; assumed is the extreme,
+  that their shares and their transfers go one after the other: n C + 2 (n - 1) M/B a step.
+* *Congestion* of n pushes into one port, which drops packets whose senders then wait: goodput B / (1 + k (n - 1)).  Fitted
+  on 95.1 images/s of 40 nodes; it does not give their fall below 32, so no run has it.
+
+References
+----------
+Graur 2019, sections 2.5.2, 3.4, 4.4 and 5.4.
+Abadi et al., "TensorFlow: a system for large-scale machine learning", OSDI 2016, section 3.3: a client's session and a
+graph that is spread over many tasks.
+Phanishayee et al., "Measurement and analysis of TCP throughput collapse in cluster-based storage systems", FAST 2008.
+"""
+
+from __future__ import annotations
+
+import math
+
+from refsgd.architectures import ARCHITECTURES
+from refsgd.machine import Law, Machine
+from refsgd.studies.graur_figures import CAFFE2, CHAPTER3, IMAGES4, SERVER, Key
+from refsgd.theory import iteration, published
+
+CROWDED = 2 * CHAPTER3[Key("caffe2", "F", "Ethernet", 2)] / CAFFE2["F"]
+#: figures on which a term was fitted, or by which it was chosen: they test nothing
+FITTED = {Key("caffe2", "F", "Ethernet", 2), Key(SERVER, "F+B", "Ethernet", 1, 128), Key("collective-allreduce", "F+B", "Ethernet", 16)}
+
+
+def _one(key: Key) -> float:
+    """Seconds of a batch on one node."""
+    return CAFFE2[key.pass_] if key.strategy == "caffe2" else published.alone(key.pass_, key.batch)
+
+
+def by_messages(key: Key) -> Machine:
+    """The cluster as algorithms see it: computing takes what it takes on one node, links are full duplex.
+
+    Parameters
+    ----------
+    key : Key
+
+    Returns
+    -------
+    Machine
+        Latencies are assumed: 0.1 ms on Ethernet, 5 us on InfiniBand.
+    """
+    return Machine(compute=Law("fixed", (_one(key),)), latency=1e-4 if key.link == "Ethernet" else 5e-6, bandwidth=published.LINKS[key.link],
+                   collocated=ARCHITECTURES[key.strategy].collocated)
+
+
+def implemented(key: Key) -> Machine:
+    """The same with the terms of the strategy; a run of Distributed Allreduce is `one_session`'s instead.
+
+    Parameters
+    ----------
+    key : Key
+
+    Returns
+    -------
+    Machine
+    """
+    machine, slow = by_messages(key), published.slowest(key.nodes)
+    if slow > 1:  # the last worker; a server of its own takes one of the nodes
+        workers = key.nodes - (key.strategy == "parameter-server")
+        machine = machine.with_(speeds=(1.0,) * (workers - 1) + (1 / slow,))
+    if key.strategy == "caffe2" and key.nodes > 1:
+        return machine.with_(compute=Law("fixed", (CROWDED * _one(key),)))
+    if key.strategy == "collective-allreduce":
+        return machine.with_(bandwidth=math.inf)
+    return machine.with_(duplex="half") if ARCHITECTURES[key.strategy].algorithm == "bsp" else machine
+
+
+def one_session(link: str, nodes: int, batch: int = 32) -> float:
+    """Images per second of training by Distributed Allreduce when one session runs the workers' shares one after the other.
+
+    A ring sends 2 (n-1)/n M from each of n nodes; one reducer is sent M by n - 1 and answers them: 2 (n-1) M either way.
+
+    Parameters
+    ----------
+    link : str
+        Name of the network.
+    nodes, batch : int
+
+    Returns
+    -------
+    float
+    """
+    step = nodes * published.alone("F+B", batch) + 2 * (nodes - 1) * published.RESNET50 / published.LINKS[link]
+    return nodes * batch / step
+
+
+def congested(nodes: int, batch: int, k: float | None = None) -> float:
+    """Images per second of training through one server on Ethernet whose incoming link delivers B / (1 + k (n - 1)).
+
+    Parameters
+    ----------
+    nodes, batch : int
+    k : float, optional
+        Loss per further sender; fitted on 95.1 images/s of 40 nodes with batches of 256 if not given.
+
+    Returns
+    -------
+    float
+    """
+    w = published.RESNET50 / published.LINKS["Ethernet"]
+
+    def step(n: int, b: int) -> float:
+        return iteration.bsp_duplex([Law("fixed", (published.alone("F+B", b),))] * n, "full", transfer=w, collocated=True).value
+
+    if k is None:
+        k = (40 * 256 / IMAGES4[Key(SERVER, "F+B", "Ethernet", 40, 256)] - step(40, 256)) / (39**2 * w)
+    return nodes * batch / (step(nodes, batch) + k * (nodes - 1) ** 2 * w)
