@@ -1,8 +1,14 @@
-"""Shared vectors between real processes: their memory, made before the fork, and their locks."""
+"""Shared vectors between real processes: their memory, made before the fork, and their lock.
+
+A process may be killed at any moment, and the others may go on.  So the lock is one that the kernel frees with its
+holder (a lock on a file without a name), and an addition that was not finished is undone by whoever comes next: an access
+has happened wholly, and then it has a number, or not at all.
+"""
 
 from __future__ import annotations
 
-import multiprocessing as mp
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,28 +19,63 @@ from refsgd.effects import Add, Cell, Deployment, Load
 from refsgd.runtimes.board import anonymous
 from refsgd.runtimes.programs import add_to
 
-PATIENCE = 10.0  # seconds; whoever holds a lock longer has died with it
+DONE, BEGUN, CELL, PART = range(4)  # words: accesses so far; 1 + the number of the last addition begun, to which part of which cell
 
 
 class _Lock:
-    """One lock for all cells of a run, and a count of accesses under it: their common order."""
+    """One lock for all cells of a run, and a count of accesses under it: their common order.
 
-    def __init__(self, tickets: int) -> None:
-        self._lock = mp.get_context("fork").Lock()
-        self._count = np.frombuffer(anonymous(8), np.int64, 1)
-        self._count[0] = tickets
+    Parameters
+    ----------
+    cells : list of Cell
+        Whose memory is shared already.
+    tickets : int
+        Number of the first access.
+    """
+
+    def __init__(self, cells: list[Cell], tickets: int) -> None:
+        import fcntl  # where there is fork there is this
+
+        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("cells")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+        self._cells = cells
+        self._words = memoryview(anonymous(8 * 4))[: 8 * 4].cast("q")
+        self._words[DONE] = tickets
+        self._before = np.frombuffer(anonymous(max(cell.x.nbytes for cell in cells)), np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self._file)
 
     @contextmanager
     def ticket(self) -> Iterator[int]:
         """Hold the lock; the number of this access."""
-        if not self._lock.acquire(timeout=PATIENCE):
-            raise RuntimeError(f"a cell has been locked for {PATIENCE:g} s; expected some microseconds: did a process die while it held it?")
+        self._lockf(self._file, self._take)
         try:
-            number = int(self._count[0])
-            self._count[0] = number + 1
+            words = self._words
+            number = words[DONE]
+            if words[BEGUN] == number + 1:  # whoever began it has died
+                self._undo()
             yield number
+            words[DONE] = number + 1
         finally:
-            self._lock.release()
+            self._lockf(self._file, self._free)
+
+    def adds(self, effect: Add) -> None:
+        """While the lock is held: an addition begins, which a death would leave half done."""
+        words, cell = self._words, effect.cell
+        x = cell.x[cell.cut[effect.part]]
+        self._before[: x.nbytes] = x.view(np.uint8)
+        words[CELL], words[PART] = next(i for i, one in enumerate(self._cells) if one is cell), effect.part
+        words[BEGUN] = words[DONE] + 1
+
+    def _undo(self) -> None:
+        cell = self._cells[self._words[CELL]]
+        x = cell.x[cell.cut[self._words[PART]]]
+        x.view(np.uint8)[:] = self._before[: x.nbytes]
 
 
 def share(deployment: Deployment, tickets: int = 0) -> None:
@@ -48,11 +89,13 @@ def share(deployment: Deployment, tickets: int = 0) -> None:
         Number of the first access: how many an earlier part of the run has made.
     """
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
-    lock = _Lock(tickets) if found else None
     for cell in found.values():
         shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)
         shared[:] = cell.x
-        cell.x, cell.lock = shared, lock
+        cell.x = shared
+    lock = _Lock(list(found.values()), tickets) if found else None
+    for cell in found.values():
+        cell.lock = lock
 
 
 def load(effect: Load) -> tuple[Any, int]:
@@ -66,11 +109,6 @@ def load(effect: Load) -> tuple[Any, int]:
     -------
     ndarray, (size of the part,), dtype of the cell
     int
-
-    Raises
-    ------
-    RuntimeError
-        If the cell's lock is held for longer than `PATIENCE`.
     """
     cell: Cell = effect.cell
     with cell.lock.ticket() as number:
@@ -105,15 +143,11 @@ def add(effect: Add, seen: Any) -> int | None:
     -------
     int or None
         None for an `Add` that is not atomic.
-
-    Raises
-    ------
-    RuntimeError
-        If the cell's lock is held for longer than `PATIENCE`.
     """
     if not effect.atomic:
         add_to(effect, seen)
         return None
     with effect.cell.lock.ticket() as number:
+        effect.cell.lock.adds(effect)
         add_to(effect, seen)
         return int(number)

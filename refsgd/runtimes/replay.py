@@ -32,7 +32,7 @@ class ReplayError(RuntimeError):
     """The record and the programs do not fit."""
 
 
-def step(e: Event, ticket: int = 0) -> list[Any]:
+def step(e: Event, ticket: int = 0, since: int | None = None) -> list[Any]:
     """An event as JSON values.
 
     Parameters
@@ -40,12 +40,15 @@ def step(e: Event, ticket: int = 0) -> list[Any]:
     e : Event
     ticket : int
         How many accesses to shared cells came before it; used where the runtime counts none.
+    since : int, optional
+        How many had come when the program yielded the effect; as `ticket`.
 
     Returns
     -------
     list
         ``[program, letter, time]``, the time in seconds at its end, with source, number and arrival for a receive or poll,
-        the option of a choice, the start for a send or compute, and the ticket of an access to a shared cell.
+        the option of a choice, the start for a send or compute, and the ticket of an access to a shared cell; for an addition
+        in virtual time also how many accesses came before its beginning, when one that is not atomic reads.
     """
     told: list[Any] = [e.program, LETTERS[e.kind], e.time]
     if e.kind in ("receive", "poll"):
@@ -57,7 +60,24 @@ def step(e: Event, ticket: int = 0) -> list[Any]:
     elif e.kind in ("load", "add"):
         found = e.data.get("ticket", ticket)
         told.append(ticket if found is None else found)
+        if e.kind == "add" and since is not None and "ticket" not in e.data:
+            told.append(since)
     return told
+
+
+class Tickets:
+    """Writes events as `step` does, and counts accesses to shared cells where the runtime counts none: there events come as things happen."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since: dict[tuple[str, int], int] = defaultdict(int)  # a program yields its next effect when it has its answer
+
+    def __call__(self, e: Event) -> list[Any]:
+        """The next event of all nodes, as JSON values."""
+        told = step(e, self._count, self._since[e.node, e.program])
+        self._count += e.kind in ("load", "add")
+        self._since[e.node, e.program] = self._count
+        return told
 
 
 def record(trace: Trace) -> Steps:
@@ -81,10 +101,9 @@ def record(trace: Trace) -> Steps:
     if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
         raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
     out: Steps = {node: [] for node in trace.nodes}
-    tickets = 0
+    tell = Tickets()
     for e in trace.events:
-        out[e.node].append(step(e, tickets))
-        tickets += e.kind in ("load", "add")
+        out[e.node].append(tell(e))
     return out
 
 
@@ -125,6 +144,16 @@ class Replayer:
         self.drawn: dict[tuple[str, int], list[Callable[[Draws], Any]]] = defaultdict(list)
         self.latest: dict[str, Any] = {}  #: the parameters of each node's last update
         self.tickets = 0
+        self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)  # additions that begin after so many accesses: node and step
+        self._seen: dict[tuple[str, int], Any] = {}  # what they have read
+        recorded = set[int]()
+        for node in self.nodes:
+            for k, (_, letter, _, *rest) in enumerate(self.steps[node]):
+                if letter in ("l", "a"):
+                    recorded.add(rest[0])
+                    if len(rest) > 1:
+                        self._reads[rest[1]].add((node, k))
+        self._untold = set(range(max(recorded, default=-1) + 1)) - recorded  # accesses of nodes that died before they could say so
         self._since: dict[tuple[str, int], float] = {}  # when a program yielded what it waits for
         for node in self.nodes:
             for index in range(len(self.programs[node])):
@@ -159,6 +188,8 @@ class Replayer:
         if not 0 <= index < len(self.programs[node]):
             raise ReplayError(f"{node}, step {self.at[node]}: recorded program {index}; the node has {len(self.programs[node])}")
         if letter == "x":
+            if self._untold and self._at_cell(node):
+                return False  # its access may be one that nobody has told of
             self._die(node, time)
             return True
         effect: Any = self.pending[node, index]
@@ -198,7 +229,14 @@ class Replayer:
                 data = {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
                         "since": self._since.get((node, index), 0.0), "arrival": arrival[0] if arrival else time}
         elif letter in "la":
-            if rest[0] != self.tickets:  # one-sided accesses happen in the order of all nodes together
+            me = node, self.at[node]
+            if len(rest) > 1 and me in self._reads[rest[1]]:
+                if rest[1] != self.tickets:
+                    return False
+                self._reads[rest[1]].remove(me)
+                self._seen[me] = None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
+                return True
+            if rest[0] != self.tickets or self._reads[self.tickets]:  # one-sided accesses happen in the order of all nodes together
                 return False
             self.tickets += 1
             data = {"part": effect.part, "ticket": rest[0]}
@@ -206,7 +244,7 @@ class Replayer:
                 value = effect.cell.x[effect.cell.cut[effect.part]].copy()
             else:
                 freeze((effect.delta,))
-                add_to(effect, effect.cell.x[effect.cell.cut[effect.part]].copy())
+                add_to(effect, self._seen.pop(me) if me in self._seen else effect.cell.x[effect.cell.cut[effect.part]].copy())
                 self.drawn[node, index].append(partial(_draw, "update", 0))
         elif letter == "o":
             matches = [option for option in effect.options if option == rest[0]]
@@ -265,6 +303,27 @@ class Replayer:
         self.at[node] += 1
         self._show(node)
 
+    def _at_cell(self, node: str) -> list[Any]:
+        """The accesses to shared cells at which programs of a node stand."""
+        found = [self.pending[node, i] for i in range(len(self.programs[node]))]
+        return [effect for effect in found if type(effect) in (Load, Add)]
+
+    def _tell(self) -> bool:
+        """Make up for an access of which its node could not tell any more: if only one of the dead stands at one, it was that."""
+        dead = [n for n in self.nodes if all(row[1] == "x" for row in self.steps[n][self.at[n] :])]
+        at = [(n, effect) for n in dead for effect in self._at_cell(n)]
+        if self.tickets not in self._untold or len(at) != 1:
+            return False
+        (node, effect), = at
+        if type(effect) is Add:
+            freeze((effect.delta,))
+            add_to(effect, None)
+        self._untold.remove(self.tickets)
+        self.tickets += 1
+        for index in range(len(self.programs[node])):
+            self.pending[node, index] = None
+        return True
+
     def advance(self) -> None:
         """Perform whatever the record allows."""
         moved = True
@@ -273,6 +332,7 @@ class Replayer:
             for node in self.nodes:
                 while self.at[node] < len(self.steps[node]) and self._step(node):
                     moved = True
+            moved = moved or self._tell()
 
     def run(self, whole: bool = True) -> Run:
         """Go to the record's end; `whole`: refuse one that ends in the middle.
@@ -295,8 +355,9 @@ class Replayer:
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck and whole:
             node = stuck[0]
-            raise ReplayError(f"{node}, step {self.at[node]}: waits for message {self.steps[node][self.at[node]][3:]}, which nobody "
-                              "sends; the record is damaged or of another run")
+            _, letter, _, *rest = self.steps[node][self.at[node]]
+            what = f"access {self.tickets} to shared memory, which nobody makes" if letter in "lax" else f"message {rest}, which nobody sends"
+            raise ReplayError(f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or of another run")
         kinds = ("return",) if whole else tuple(NAMES.values())
         end = max((e.time for e in self.events if e.kind in kinds and e.program == 0), default=0.0)
         self.events.sort(key=lambda e: e.time)

@@ -25,18 +25,37 @@ import numpy as np
 
 from refsgd.effects import Deployment
 from refsgd.machine import Machine
-from refsgd.runtimes.board import BEAT, CLOSE, COMMAND, DONE, DUE, EFFECTS, GOT, IDLE, NOTICED, READY, SENT, START
+from refsgd.runtimes.board import (
+    BEAT,
+    CLOSE,
+    COMMAND,
+    DONE,
+    DUE,
+    EFFECTS,
+    GOT,
+    IDLE,
+    NOTICED,
+    READY,
+    SENT,
+    SINCE,
+    START,
+    TEXT,
+    wait_for,
+)
 from refsgd.runtimes.launcher import Launch
 from refsgd.runtimes.reports import Report
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.tcp import HandshakeError, Listeners, answer, call
+from refsgd.runtimes.watch import Watch
 from refsgd.runtimes.wire import DTYPES, LARGEST_PAYLOAD
 from refsgd.trace import Event, Run
 
 log = logging.getLogger("refsgd.sites")
 
 SILENCE = 30.0  # seconds without a word from a launcher after which its computer counts as lost
+SAMPLE = 0.25  # seconds between two words about the state and processor time of processes
 JOINING = 600.0  # seconds in which all computers must have joined
+READYING = 300.0  # seconds in which those that have joined must be ready to start: they may have to load data and to compile
 LONGEST = 1 << 32  # bytes of one thing said: a whole report
 LENGTHS = struct.Struct("<QQ")
 MIRRORED = (READY, DONE, IDLE, SENT, GOT, EFFECTS, NOTICED, DUE)
@@ -86,7 +105,7 @@ def _value(plain: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
 
 
 class Line:
-    """The connection to another launcher; `say` and `hear` never wait, `ask` does.
+    """The connection to another launcher; `say` and `hear` never wait, `wait` and `ask` do.
 
     Parameters
     ----------
@@ -98,7 +117,8 @@ class Line:
 
     def __init__(self, s: socket.socket, who: str) -> None:
         s.setblocking(False)
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # an answer need not wait for company; only TCP knows of that
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self.who, self.heard = s, who, time.monotonic()
         self._in, self._out, self._gone = bytearray(), bytearray(), False
 
@@ -121,8 +141,24 @@ class Line:
         except OSError as error:
             raise RunFailed(f"lost the connection to {self.who}: {error.strerror}") from None
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Everything that has come; raises `RunFailed` if the other side is gone or has said nothing for long."""
+    def hear(self, silence: float = math.inf) -> list[dict[str, Any]]:
+        """Everything that has come.
+
+        Parameters
+        ----------
+        silence : float
+            For how many seconds the other side may have said nothing.
+
+        Returns
+        -------
+        list of dict
+            What `say` was given there.
+
+        Raises
+        ------
+        RunFailed
+            If the other side is gone, or silent for longer.
+        """
         self.flush()
         try:
             while True:
@@ -136,8 +172,8 @@ class Line:
             pass
         except OSError as error:
             raise RunFailed(f"lost the connection to {self.who}: {error.strerror}") from None
-        if time.monotonic() - self.heard > SILENCE:
-            raise RunFailed(f"{self.who} has said nothing for {SILENCE:g} s")
+        if time.monotonic() - self.heard > silence:
+            raise RunFailed(f"{self.who} has said nothing for {silence:g} s")
         found = []
         while (one := self._next()) is not None:
             found.append(one)
@@ -167,6 +203,16 @@ class Line:
         said = _value(plain, arrays)
         return said if isinstance(said, dict) else {}
 
+    def wait(self, seconds: float) -> None:
+        """Sleep until the other side says something.
+
+        Parameters
+        ----------
+        seconds : float
+            Longest sleep.
+        """
+        wait_for([self._socket.fileno()], max(0.0, min(seconds, 0.002) if self._out else seconds))
+
     def ask(self, key: str, seconds: float = SILENCE) -> Any:
         """Wait until the other side has said `key`; what it said.
 
@@ -193,7 +239,7 @@ class Line:
                     raise RunFailed(f"{said['failed']} (on {self.who})")
                 if key in said:
                     return said[key]
-            time.sleep(0.002)
+            self.wait(min(0.05, end - time.monotonic()))
         raise RunFailed(f"{self.who} did not say {key} within {seconds:g} s")
 
     def close(self) -> None:
@@ -213,11 +259,24 @@ class Line:
         self._socket.close()
 
 
-class _Unwatched:
-    """Deadlines are the first launcher's business."""
+class _Exchange(Watch):
+    """Deadlines are the first launcher's business; all go on talking until their own processes have ended."""
 
-    def look(self) -> None: ...
-    def closing(self) -> None: ...
+    def __init__(self, site: Site) -> None:
+        super().__init__(site, None)
+        self._site = site
+
+    def look(self) -> None:
+        """Judge the processes of all computers, if this is the first."""
+        if not self._site.site:
+            super().look()
+        else:
+            self._looked = time.monotonic()
+
+    def closing(self) -> None:
+        """The run is over here: hear whether it is elsewhere."""
+        self._site.exchange()
+        super().closing()
 
 
 class Site(Launch):
@@ -249,9 +308,10 @@ class Site(Launch):
         self.site, self.sites, self.lines = site, dict(sites), lines
         self.clocks = {line: 0.0 for line in lines}  #: what their monotonic clocks show more than ours [s]
         self._fresh: set[Line] = set()
-        self._told, self._spoke = False, 0.0
-        if site:
-            self._watch = _Unwatched()  # type: ignore[assignment]
+        self._told, self._taken, self._spoke, self._sampled = False, False, 0.0, 0.0
+        self._lengths = dict.fromkeys(self.mine, 0)  # of the texts on the board that the first computer has
+        self._far: dict[str, tuple[Line, int, str, float]] = {}  # process number, state, processor time there
+        self._watch = _Exchange(self)
 
     def start(self) -> None:
         """Fork this computer's processes."""
@@ -259,8 +319,21 @@ class Site(Launch):
         super().start()
         self.hosts = everywhere
         for host in set(everywhere) - set(self.mine):
-            self.pids[host] = -1
             self.board.of(host)[BEAT] = time.monotonic_ns()
+        for line in self.lines:  # until now each waited for the slowest to make ready
+            line.heard = time.monotonic()
+
+    def state(self, host: str) -> str:
+        """The state of a process, of other computers as they last said."""
+        return super().state(host) if host in self.pids else self._far[host][2] if host in self._far else "gone"
+
+    def used(self, host: str) -> float:
+        """Seconds of processor time of a process, of other computers as they last said."""
+        return super().used(host) if host in self.pids else self._far[host][3] if host in self._far else 0.0
+
+    def whereabouts(self, host: str) -> str:
+        """A process in words: its number, and its computer where that is another one."""
+        return super().whereabouts(host) if host in self.pids else f"pid {self._far[host][1]} on {self._far[host][0].who}"
 
     def _begin(self) -> None:
         self.exchange()
@@ -286,15 +359,40 @@ class Site(Launch):
         """Tell and hear how all stand."""
         now = time.monotonic()
         if self.site:
-            rows = {h: [self.words(h, k) for k in MIRRORED] + [time.monotonic_ns() - self.words(h, BEAT)] for h in self.mine}
-            self.lines[0].say(rows=rows)
+            self.lines[0].say(rows={host: self._row(host) for host in self.mine})
+            if now - self._sampled > SAMPLE:
+                self._sampled = now
+                self.lines[0].say(processes={h: [self.pids[h], self.state(h), self.used(h)] for h in self.mine})
         elif now - self._spoke > 1.0:
             self._spoke = now
             for line in self.lines:
                 line.say(alive=True)
         for line in self.lines:
-            for said in line.hear():
+            for said in line.hear(SILENCE):
                 self._listen(line, said)
+
+    def _row(self, host: str) -> list[Any]:
+        """How a process here stands: its words, the age of its beat, where its programs are, and text that is new since the last row."""
+        words, programs = self.board.of(host), [self.board.slot(*key).tolist() for key in self.board.programs[host]]
+        length = self.words(host, TEXT)  # after the programs' words, which tell lines of it
+        text = bytes(self.board.text(host)[:length]).decode() if length > self._lengths[host] else None
+        self._lengths[host] = length
+        return [[words[k] for k in MIRRORED], time.monotonic_ns() - words[BEAT], programs, text]
+
+    def _mirror(self, line: Line, host: str, row: Sequence[int], age: int, programs: Sequence[Sequence[int]], text: str | None) -> None:
+        """Let this board show how a process of another computer stands, on this computer's clock."""
+        words = self.board.of(host)
+        for k, value in zip(MIRRORED, row, strict=True):
+            words[k] = value
+        words[BEAT] = time.monotonic_ns() - age
+        if text is not None:
+            data = text.encode()
+            self.board.text(host)[: len(data)] = data
+            words[TEXT] = len(data)
+        for key, values in zip(self.board.programs[host], programs, strict=True):
+            slot = self.board.slot(*key)
+            for k, value in enumerate(values):
+                slot[k] = max(0, value - int(self.clocks[line] * 1e9)) if k == SINCE and value else value
 
     def _listen(self, line: Line, said: dict[str, Any]) -> None:
         words = self.board.words
@@ -302,11 +400,10 @@ class Site(Launch):
             raise RunFailed(f"{said['failed']} (on {line.who})")
         if "rows" in said and not self.site:
             self._fresh.add(line)
-            for host, (*row, age) in said["rows"].items():
-                mirror = self.board.of(host)
-                for k, value in zip(MIRRORED, row, strict=True):
-                    mirror[k] = value
-                mirror[BEAT] = time.monotonic_ns() - age
+            for host, told in said["rows"].items():
+                self._mirror(line, host, *told)
+        elif "processes" in said and not self.site:
+            self._far.update({host: (line, *told) for host, told in said["processes"].items()})
         elif "start" in said and self.site:
             words[START] = int(said["start"] * 1e9)
             self._ring()
@@ -314,6 +411,8 @@ class Site(Launch):
             self._closing = said["command"] == CLOSE
             words[COMMAND] = said["command"]
             self._ring()
+        elif "bye" in said and self.site:
+            self._taken = True
         elif "reports" in said and not self.site:
             for host, (values, events, seconds, late) in said["reports"].items():
                 report: Report = values, [Event(*e) for e in events], seconds, late
@@ -332,7 +431,9 @@ class Site(Launch):
             values, events, seconds, late = self._results[host][1]
             reports[host] = (values, [tuple(e) for e in events], seconds, late)
         self.lines[0].say(reports=reports)
-        self.lines[0].ask("bye", 10 * SILENCE)
+        while not self._taken:
+            self.exchange()
+            self.lines[0].wait(0.05)
 
 
 # -- the two sides -----------------------------------------------------------------------------------------
@@ -396,8 +497,13 @@ def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine:
     lines: list[Line] = []
     launch: Site | None = None
     with socket.create_server(address, backlog=16) as server:
-        say(f"waiting for {sites - 1} more at {address[0]}:{server.getsockname()[1]}")
-        joined = answer(server, secret, 0, _Anybody(), JOINING, sites - 1)
+        where_to = f"{address[0]}:{server.getsockname()[1]}"
+        say(f"waiting for {sites - 1} more at {where_to}")
+        try:
+            joined = answer(server, secret, 0, _Anybody(), JOINING, sites - 1)
+        except TimeoutError:
+            raise RunFailed(f"not all {sites} hosts joined within {JOINING:g} s; expected `refsgd run --join {where_to}` on the others, "
+                            "with the same secret") from None
     try:
         lines += [Line(s, "{}:{}".format(*s.getpeername()[:2])) for s in joined.values()]
         nonce, worst = os.urandom(16).hex(), 0.0
@@ -406,7 +512,7 @@ def listen(child: Child, about: dict[str, Any], deployment: Deployment, machine:
         launch = Site(child, deployment, machine, seed, 0, where, _same_secret(secret, nonce), address[0], lines, largest)
         addresses = dict(launch.network.addresses)  # type: ignore[attr-defined]
         for line in lines:
-            addresses.update({h: tuple(a) for h, a in line.ask("addresses", 10 * SILENCE).items()})
+            addresses.update({h: tuple(a) for h, a in line.ask("addresses", READYING).items()})
             launch.clocks[line], wrong = _offset(line)
             worst = max(worst, wrong)
         say(f"{sites} hosts; their clocks are known to within {worst * 1e3:.2f} ms, and so are times between them")
@@ -465,10 +571,11 @@ def join(child: Child, build: Build, address: tuple[str, int], secret: bytes, sa
                       s.getsockname()[0], [line], int(told["largest"]))
         line.say(addresses=launch.network.addresses)  # type: ignore[attr-defined]
         addresses = None
-        end = time.monotonic() + 10 * SILENCE
+        end = time.monotonic() + READYING
         while addresses is None:
             if time.monotonic() > end:
-                raise RunFailed(f"{where} did not say where all listen")
+                raise RunFailed(f"{where} did not say within {READYING:g} s where all listen")
+            line.wait(0.05)
             for said in line.hear():
                 if "clock" in said:
                     line.say(clock=time.monotonic())

@@ -23,11 +23,50 @@ class Watched(Protocol):
     """What is watched: the processes of a run and their board."""
 
     board: Board
-    pids: dict[str, int]
 
     @property
     def living(self) -> list[str]:
         """Hosts whose process has not ended."""
+        ...
+
+    def state(self, host: str) -> str:
+        """The state of a process (see `state`).
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        str
+        """
+        ...
+
+    def used(self, host: str) -> float:
+        """Processor time of a process.
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
+        ...
+
+    def whereabouts(self, host: str) -> str:
+        """A process in words: its number, and its computer where that is another one.
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        str
+        """
         ...
 
     def words(self, host: str, which: int) -> int:
@@ -108,12 +147,12 @@ class Watch:
 
     def _stuck(self, now: float) -> None:
         """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
-        if any(state(self._launch.pids[host]) == "stopped" for host in self._launch.living):
+        if any(self._launch.state(host) == "stopped" for host in self._launch.living):
             return  # that is why, and it is named at its own deadline
         if self._strict is None and now - self._changed < BUSY * self.deadline:
             if now - self._sampled < SILENCE:
                 return
-            used, before = sum(_cpu(pid) for pid in map(self._launch.pids.__getitem__, self._launch.living)), self._used
+            used, before = sum(map(self._launch.used, self._launch.living)), self._used
             fresh = self._sampled < self._changed  # nothing to compare with yet
             share = (used - before) / (now - self._sampled)
             self._sampled, self._used = now, used
@@ -131,8 +170,8 @@ class Watch:
             beat = launch.words(host, BEAT) / 1e9
             if now - beat < SILENCE:
                 self._reported.discard(host)
-            elif state(launch.pids[host]) == "stopped":
-                what = f"{host} (pid {launch.pids[host]}) has been stopped for {now - beat:.1f} s"
+            elif launch.state(host) == "stopped":
+                what = f"{host} ({launch.whereabouts(host)}) has been stopped for {now - beat:.1f} s"
                 if host not in self._reported:
                     self._reported.add(host)
                     log.warning("%s; the run waits for it until %.0f s are over", what, self.deadline)
@@ -142,26 +181,35 @@ class Watch:
 
 
 def state(pid: int) -> str:
-    """The state of a process as psutil names it, "gone" if there is none, or it is on another host.
+    """The state of a process of this computer as psutil names it, "gone" if there is none.
 
     Parameters
     ----------
     pid : int
-        Below 0: of another host.
 
     Returns
     -------
     str
     """
     try:
-        return str(psutil.Process(pid).status()) if pid >= 0 else "gone"
+        return str(psutil.Process(pid).status())
     except psutil.Error:
         return "gone"
 
 
-def _cpu(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+def used(pid: int) -> float:
+    """Processor time that a process of this computer has used.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    float
+        Seconds; 0 if there is none.
+    """
     try:
-        return float(sum(psutil.Process(pid).cpu_times()[:2])) if pid >= 0 else 0.0
+        return float(sum(psutil.Process(pid).cpu_times()[:2]))
     except psutil.Error:
         return 0.0

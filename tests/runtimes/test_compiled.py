@@ -5,6 +5,7 @@ import pytest
 
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.runtimes.compiled import parameter_server
 
@@ -24,7 +25,7 @@ MACHINES = {
 @pytest.mark.parametrize(("workers", "steps"), [(1, 4), (5, 300), (8, 3), (3, 0)])
 def test_it_is_the_simulator_bit_for_bit(name, algorithm, workers, steps):
     machine = MACHINES[name]
-    trace = prepare(algorithm, phantom(1000), workers=workers, steps=steps, machine=machine, seed=5).perform("simulator").trace
+    trace = perform(prepare(algorithm, phantom(1000), workers=workers, steps=steps, machine=machine, seed=5), "simulator").trace
     found = parameter_server(machine, workers, steps, 4000, seed=5, synchronous=algorithm == "bsp")
     assert found.seconds == trace.seconds
     assert found.times.tolist() == [e.time for e in trace.marks("update")]

@@ -19,12 +19,14 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Compute, Node
 from refsgd.experiment import Usage, has_servers, prepare
 from refsgd.machine import Machine
+from refsgd.performing import perform
 from refsgd.result import final_parameters
 from refsgd.runtimes import faults
 from refsgd.runtimes.faults import Fault, Plan, copes, draw, parse, survives_workers
 from refsgd.runtimes.processes import run as run_processes
 from refsgd.runtimes.rings import Rings
 from refsgd.runtimes.simulator import Deadlock, RunFailed
+from refsgd.waiting import waiting_by_cause
 from tests.runtimes.deployments import exchange
 
 LINK = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e7)
@@ -213,7 +215,7 @@ def test_the_lives_of_a_run_are_one_trace():
     assert [e.data["version"] for e in found.marks("update")] == list(range(12)) == sorted({e.data["t"] for e in found.marks("clock")})
     numbers = [e.data["number"] for e in found.of("send", "worker2")]
     assert numbers == list(range(len(numbers))) and {w for e in found.marks("update")[6:] for w, _ in e.data["reads"]} == {"worker1", "worker2"}
-    assert all(tau == 0 for _, tau in found.staleness) and 0 <= found.idle_ratio <= 1 and sum(found.idle_by_cause.values()) >= 0
+    assert all(tau == 0 for _, tau in found.staleness) and 0 <= found.idle_ratio <= 1 and sum(waiting_by_cause(found).values()) >= 0
 
 
 def test_a_run_that_dies_again_at_once_is_not_restarted_for_ever():
@@ -256,7 +258,7 @@ def test_refusals_come_before_anything_runs(caplog):
     with pytest.raises(Usage, match="a record of a run with on_death restart; expected stop or continue"):
         run("asp", steps=5, on_death="restart", record="nowhere")
     with pytest.raises(Usage, match="faults and on_death over mpi"):
-        prepare("asp", data="quadratic", steps=5).perform("mpi", on_death="restart")
+        perform(prepare("asp", data="quadratic", steps=5), "mpi", on_death="restart")
 
 
 SURVIVORS = sorted(set(CATALOGUE) - set(outcomes.WAITS) - {"sequential"})
@@ -313,7 +315,7 @@ def observe(algorithm, fault, member, on_death, runtime):
     nodes = list(experiment.deploy())
     victim = "server 0" if member == "server" else nodes[0][:-1] + (" 0" if len(nodes) == 1 else " 1")
     try:
-        found = experiment.perform(runtime, faults=[f"{fault} {victim} at step 2{AMOUNT.get(fault, '')}"], on_death=on_death)
+        found = perform(experiment, runtime, faults=[f"{fault} {victim} at step 2{AMOUNT.get(fault, '')}"], on_death=on_death)
     except Usage:
         return "refused", []
     except (RunFailed, Deadlock) as error:
@@ -324,7 +326,7 @@ def observe(algorithm, fault, member, on_death, runtime):
     if fault in ("kill", "drop"):
         assert [e.node for e in found.trace.of("died")] == [victim.replace(" ", "")]
         return "goes on", [e.data["silent"] for e in found.trace.of("died") if runtime != "simulator"]
-    return ("same bits" if np.array_equal(x, final_parameters(experiment.perform("simulator"))) else "goes on"), []
+    return ("same bits" if np.array_equal(x, final_parameters(perform(experiment, "simulator"))) else "goes on"), []
 
 
 def check_cases(algorithm, runtime):

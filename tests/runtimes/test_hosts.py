@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
+from refsgd.runtimes import sites
+from refsgd.runtimes.simulator import RunFailed
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
@@ -32,7 +35,7 @@ class Host:
                 return line
         raise AssertionError(f"{text!r} was never said")
 
-    def ends(self, seconds=20):
+    def ends(self, seconds=60):
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
 
@@ -136,6 +139,121 @@ def test_a_process_of_the_other_host_may_be_silent_for_a_while(hosts):
     stopped.resume()
     time.sleep(0.3)
     assert (listener.process.poll(), other.process.poll()) == (None, None)
+
+
+#: `refsgd.runtimes.sites` without the command line: deadlines of half a second, and a gradient that takes its time in worker 1, which lives on the other
+#: host; its process number is written to a file as it begins.
+SIDE = """
+import os, signal, sys, time
+from refsgd.machine import Machine
+from refsgd.runtimes import processes, simulator, sites, watch
+from tests.runtimes.deployments import exchange
+what, where, note = sys.argv[1:]
+late = what.startswith("joins")  # there are three hosts, and a second between them
+watch.PATIENCE, watch.ROUNDS = (30.0, 20.0) if late else (0.5, 1.0)
+sites.SILENCE = 0.8 if late else 30.0
+def build(about):
+    time.sleep(1.2 * (late + (what == "joins last")))
+    return deployment, Machine(), 0
+def gradient(x, rank, t):
+    if (rank, t) == (1, 3):
+        with open(note, "w") as file:
+            file.write(str(os.getpid()))
+        end = time.monotonic() + 3.0
+        while what == "computes" and time.monotonic() < end:
+            pass
+        if what == "sleeps":
+            time.sleep(60)
+        if what == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return x
+deployment, secret = exchange(n=2, steps=6, gradient=gradient), b"0123456789abcdef"
+say = lambda text: print(text, flush=True)
+try:
+    if where == "listen":
+        run = sites.listen(processes.child, {"algorithm": what}, deployment, Machine(), 0, ("127.0.0.2", 0), 2 + late, secret, say)
+        print("updates", len(run.trace.marks("update")))
+    else:
+        host, port = where.split(":")
+        sites.join(processes.child, build, (host, int(port)), secret, say)
+except simulator.RunFailed as error:
+    print("failed:", error)
+"""
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Starts both sides of a run in which worker 1 does something; gives what each has said, and the process number of worker 1."""
+    started = []
+
+    def start(what):
+        note, environment = tmp_path / "pid", {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+        def side(what, where):
+            started.append(subprocess.Popen([sys.executable, "-c", SIDE, what, where, str(note)], text=True, stdout=subprocess.PIPE, env=environment))
+            return started[-1]
+
+        where = side(what, "listen").stdout.readline().split()[-1]
+        side(what, where)
+        if what == "joins late":
+            time.sleep(1.0)
+            side("joins last", where)
+        said = [process.communicate(timeout=90)[0].strip().splitlines()[-1] for process in started]
+        return said[0], said[1], note.read_text() if note.exists() else ""
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_long_compute_of_the_other_host_is_no_standstill(sides):
+    """Three seconds of real computing there, and a deadline of half a second here: the run goes on, as it does on one host."""
+    assert sides("computes")[0] == "updates 6"
+
+
+def test_a_standstill_of_the_other_host_ends_at_the_deadline_and_says_where(sides):
+    """A Compute that sleeps: the line names it, its file and line, although its process is on the other host."""
+    here, there, _ = sides("sleeps")
+    assert here.startswith("failed: nothing went on for ") and "longer than the deadline of 0.5 s" in here
+    assert "worker1 in Compute(gradient) 4 at " in here and "deployments.py:" in here and "had not begun" not in here
+    assert there.startswith(here[:40])
+
+
+def test_a_stopped_process_of_the_other_host_is_named_there_and_here(sides):
+    """SIGSTOP at its own hand: which process it is, and on which host."""
+    here, there, pid = sides("stops")
+    assert here.startswith(f"failed: worker1 (pid {pid} on 127.0.0.") and "has been stopped for" in here
+    assert "in Compute(gradient) 4 at " in here and there.startswith(here[:40])
+
+
+def test_whoever_joined_first_waits_for_those_who_come_later(sides):
+    """Longer than a launcher may be silent once the run goes on: until then each step has its own, longer deadline."""
+    assert sides("joins late")[0] == "updates 6"
+
+
+def test_whoever_listens_does_not_wait_for_ever(monkeypatch, capsys):
+    """Nobody joins: one line that says what to do on the other hosts."""
+    monkeypatch.setattr(sites, "JOINING", 0.3)
+    monkeypatch.setenv("REFSGD_SECRET", SECRET)
+    assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--runtime", "tcp", "--listen", "127.0.0.1:0"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and said[1].startswith("refsgd: not all 2 hosts joined within 0.3 s; expected `refsgd run --join 127.0.0.1:")
+
+
+def test_a_launcher_that_says_nothing_ends_the_run():
+    """As a computer does whose network cable is out: nothing tells that it is gone."""
+    one, other = socket.socketpair()
+    line, theirs = sites.Line(one, "192.168.1.6:5"), sites.Line(other, "here")
+    theirs.say(alive=True)
+    assert line.hear(0.2) == [{"alive": True}]
+    time.sleep(0.3)
+    with pytest.raises(RunFailed, match=r"192.168.1.6:5 has said nothing for 0.2 s"):
+        line.hear(0.2)
+    with pytest.raises(RunFailed, match=r"192.168.1.6:5 did not say clock within 0.1 s"):
+        line.ask("clock", 0.1)
+    line.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize(("options", "says"), [

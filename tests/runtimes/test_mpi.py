@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -299,3 +300,69 @@ def test_a_stopped_rank_is_ended_by_abort():
     done = mpiexec(4, "-c", STUCK)
     assert done.returncode != 0
     assert "no message for 1" in done.stderr and "MPI_Abort ends all ranks" in done.stderr
+
+
+#: what one rank does at a time when nobody waits for a message of it
+ABSENT = """
+import os, signal, sys, time
+from refsgd.effects import Compute, Node, Recv, RunEnded
+from refsgd.runtimes import mpi
+from tests.runtimes.deployments import Never
+how, me = sys.argv[1], mpi.world().rank
+def stop(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+def main(rank):
+    yield Compute(stop if how == "alone" else abs, rank)
+def responder(rank):
+    try:
+        yield Recv(Never)
+    except RunEnded:
+        yield Compute(stop if how == "closing" else abs, rank)
+if how == "starting":
+    mpi.STARTING = 1.0
+    time.sleep(60 * (me == 1))
+mpi.run(lambda: {f"peer{i}": Node(main(i), [responder(i)]) for i in range(3)}, deadline=1.0)
+"""
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ("alone", r"no sign of life of some rank for 1.* \(longer than the deadline of 1 s\); stopped, or in a long Compute: peer1 \(rank 1\)"),
+    ("closing", r"refsgd: peer[02] \(rank [02]\): not all ranks ended within 1 s; stopped, or in a long Compute: peer1 \(rank 1\); MPI_Abort"),
+    ("starting", r"refsgd: rank [02]: not all ranks came to the run within 1 s; expected all 3; MPI_Abort ends all ranks"),
+])
+def test_no_rank_waits_for_ever(how, says):
+    """For one that stops when the others are done, when the run is over, or that never comes to it."""
+    began = time.monotonic()
+    done = mpiexec(3, "-c", ABSENT, how)
+    assert done.returncode != 0 and re.search(says, done.stderr), done.stderr[-2000:]
+    assert time.monotonic() - began < 30.0
+
+
+LONG = """
+import time
+from functools import partial
+from refsgd.effects import Compute, Node, Recv, Send
+from refsgd.runtimes import mpi
+from tests.runtimes.deployments import Model, Push
+def gradient(rank, t):
+    time.sleep(2.5 if (rank, t) == (1, 1) else 0.03)
+def worker(rank):
+    for t in range(2 if rank else 100):
+        yield Compute(gradient, rank, t)
+        yield Send("server0", Push(t))
+        yield Recv(Model)
+def server():
+    for _ in range(102):
+        src, push = yield Recv(Push)
+        yield Send(src, Model(push.grad))
+run = mpi.run(lambda: {"server0": Node(server()), "worker0": Node(worker(0)), "worker1": Node(worker(1))}, deadline=1.5)
+if run is not None:
+    print("RECEIVED", len(run.trace.of("receive")))
+"""
+
+
+def test_a_rank_that_computed_for_longer_than_the_deadline_has_not_waited():
+    """It computed beside its driver, which showed life; from then on it has the whole deadline to hear of its message."""
+    done = mpiexec(3, "-c", LONG)
+    assert done.returncode == 0 and "RECEIVED 204" in done.stdout, done.stderr[-2000:]

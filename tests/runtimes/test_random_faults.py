@@ -19,6 +19,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import Usage, prepare
 from refsgd.machine import Machine
 from refsgd.outcomes import outcome
+from refsgd.performing import perform
 from refsgd.runtimes.faults import POLICIES, draw
 from refsgd.runtimes.processes import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
@@ -110,7 +111,7 @@ def planned(rng, seed, name, runtime):
     lives = [f for f in plan if f.kind in ("kill", "drop")]
     began, silent = time.monotonic(), 0.0
     try:
-        run = experiment.perform(runtime, faults=plan, on_death=on_death)
+        run = perform(experiment, runtime, faults=plan, on_death=on_death)
         found = "goes on"
         silent = max((e.data["silent"] for e in run.trace.of("died") if runtime != "simulator"), default=0.0)
     except Usage:
