@@ -5,7 +5,8 @@ microseconds per event by number of workers, which must not grow with it; long s
 and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
 queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, once
 with that file's programs alone, stepped by hand, which bounds what any simulator of them can reach, and once with the compiled
-model of these queues.  Times are of the processor.
+model of these queues.  The SimPy model keeps nothing, and once more it keeps the eight events of an iteration as the simulator
+does; it sends no messages and computes nothing.  Times are of the processor.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ import numpy as np
 from benchmarks.quiet import interleaved
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.runtimes.compiled import parameter_server
 from refsgd.runtimes.simulator import Simulator
-from refsgd.trace import is_worker
+from refsgd.trace import Event, is_worker
 
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (10, 30, 100, 300, 1000, 3000)
 EVENTS = 60_000  # of one measured run, about
 WIDE = 16  # workers beside SimPy
-#: the text of SSP's server looks at all clocks for each push, and GoSGD's peers list all others as they start
+#: GoSGD's peers list all others as they start
 ALGORITHMS: tuple[tuple[str, dict[str, Any]], ...] = (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 3}), ("gosgd", {}), ("dpsgd", {}))
 #: algorithm, options, workers, steps, seconds that it may take
 LINES: tuple[tuple[str, dict[str, Any], int, int, float], ...] = (
@@ -49,7 +51,7 @@ def simulated(name: str, options: dict[str, Any], workers: int, steps: int) -> t
     """Seconds of a simulation and its events."""
     experiment = prepare(name, phantom(25_000), workers=workers, steps=steps, machine=MACHINE, **options)
     began = time.process_time()
-    trace = experiment.perform("simulator").trace
+    trace = perform(experiment, "simulator").trace
     return time.process_time() - began, len(trace.events)
 
 
@@ -69,25 +71,41 @@ def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 2
     return min(found)
 
 
-def simpy_asp(workers: int, steps: int) -> None:
-    """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first served."""
+def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
+    """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first served.
+
+    `recorded`: it keeps the events that the simulator keeps, with as many values.
+    """
     import simpy
 
     env = simpy.Environment()
+    events: list[Event] = []
+
+    def record(node: str, kind: str, **data: Any) -> None:
+        events.append(Event(env.now, node, 0, kind, data))
+
     incoming, outgoing = (simpy.Resource(env) for _ in range(2))
     pushes, wire = simpy.Store(env), 100_000 / MACHINE.bandwidth
     answers = [simpy.Store(env) for _ in range(workers)]
-    draws = np.random.default_rng(0).exponential(0.02, (workers, steps))
+    draws = np.random.default_rng(0).exponential(0.02, (workers, steps)).tolist()
+    names = [f"worker{i}" for i in range(workers)]
 
     def worker(i: int) -> Iterator[Any]:
         for t in range(steps):
-            yield env.timeout(draws[i, t])
+            yield env.timeout(draws[i][t])
+            if recorded:
+                record(names[i], "compute", start=env.now - draws[i][t], work="gradient")
+                record(names[i], "send", to="server0", message="Push", number=t, bytes=100_000, start=env.now)
             yield env.timeout(MACHINE.latency)
             with incoming.request() as link:
                 yield link
                 yield env.timeout(wire)
-            pushes.put(i)
+            pushes.put((i, t))
+            since = env.now
             yield answers[i].get()
+            if recorded:
+                record(names[i], "receive", src="server0", message="Model", number=t, bytes=100_000, since=since, arrival=env.now)
+                record(names[i], "mark", name="clock", t=t)
 
     def back(i: int) -> Iterator[Any]:
         with outgoing.request() as link:
@@ -97,8 +115,14 @@ def simpy_asp(workers: int, steps: int) -> None:
         answers[i].put(0)
 
     def server() -> Iterator[Any]:
-        for _ in range(workers * steps):
-            i = yield pushes.get()
+        for version in range(workers * steps):
+            since = env.now
+            i, t = yield pushes.get()
+            if recorded:
+                record("server0", "receive", src=names[i], message="Push", number=t, bytes=100_000, since=since, arrival=env.now)
+                record("server0", "compute", start=env.now, work="update")
+                record("server0", "mark", name="update", slice=0, version=version, reads=((names[i], version),))
+                record("server0", "send", to=names[i], message="Model", number=t, bytes=100_000, start=env.now)
             env.process(back(i))
 
     for i in range(workers):
@@ -128,12 +152,13 @@ def programs_alone(workers: int, steps: int) -> None:
 
 def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
     """Worker iterations per second of each, WIDE workers and one server, measured in turn: medians."""
-    steps = {"simulator": 200, "programs alone": 200, "compiled": 5000, "simpy": 200}
+    steps = {"simulator": 200, "programs alone": 200, "compiled": 5000, "simpy": 200, "simpy, recorded": 200}
     tasks: dict[str, Callable[[], Any]] = {
         "simulator": partial(simulated, "asp", {}, WIDE, steps["simulator"]),
         "programs alone": partial(programs_alone, WIDE, steps["programs alone"]),
         "compiled": partial(parameter_server, MACHINE, WIDE, steps["compiled"], 100_000),
-        "simpy": partial(simpy_asp, WIDE, steps["simpy"])}
+        "simpy": partial(simpy_asp, WIDE, steps["simpy"]),
+        "simpy, recorded": partial(simpy_asp, WIDE, steps["simpy, recorded"], recorded=True)}
     found, _ = interleaved(tasks, rounds=rounds, seconds=seconds, clock=time.process_time, patience=0)
     return {name: WIDE * steps[name] / each for name, each in found.items()}
 

@@ -26,6 +26,7 @@ from scipy import stats
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import prepare
 from refsgd.machine import Law, Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import Problem
 from refsgd.theory.published import UNADDRESSED, figures
@@ -154,7 +155,7 @@ def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[s
     for seed in range(seeds):
         experiment = prepare(case.algorithm, problem_of(case.algorithm), workers=case.workers, servers=case.servers, steps=steps,
                              machine=case.machine, seed=first + seed, **case.options)
-        trace = experiment.perform("simulator").trace
+        trace = perform(experiment, "simulator").trace
         ages = [tau for _, tau in trace.staleness]
         each, luck = iteration(trace, case, steps)
         drawn["part"].append(luck)
@@ -252,7 +253,7 @@ PACED = [(name, options, law, latency, bandwidth)
 def four(name: str, options: dict[str, Any], machine: Machine, runtime: str, steps: int = 50) -> Trace:
     """Four workers on a vector of D numbers."""
     problem = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
-    return prepare(name, problem, workers=4, steps=steps, machine=machine, seed=3, **options).perform(runtime).trace
+    return perform(prepare(name, problem, workers=4, steps=steps, machine=machine, seed=3, **options), runtime).trace
 
 
 def paced(part: tuple[int, int], steps: int = 50) -> Iterator[dict[str, Any]]:

@@ -50,15 +50,15 @@ class _Count:
 
 
 _Built = _Count()
-_set = object.__setattr__  # how effects, which are frozen, set their own fields
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Compute:
     """Answer ``fn(*args)``; takes time by its `kind`, priced by the machine.
 
     `fn` is pure and its arguments are frozen, so the result is the one of the moment of the yield.
-    Kinds: ``"gradient"``, ``"update"`` (an optimiser's step), ``"reduction"``; others cost nothing.
+    Kinds: ``"gradient"``, ``"update"`` (an optimiser's step), ``"reduction"`` (by the bytes that are added to
+    the first argument: those of the others); others cost nothing.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ class Compute:
         _Built.count += 1
         if not callable(fn):
             raise TypeError(f"Compute() of a value of type {type(fn).__name__}; expected a function and its arguments: Compute(problem.gradient, x, rank, t)")
-        _set(self, "fn", fn)
-        _set(self, "args", args)
-        _set(self, "kind", kind)
+        self.fn = fn
+        self.args = args
+        self.kind = kind
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Send:
     """Hand a message over; never waits for the receiver.
 
@@ -104,11 +104,11 @@ class Send:
 
     def __init__(self, to: str, body: Any) -> None:
         _Built.count += 1
-        _set(self, "to", to)
-        _set(self, "body", body)
+        self.to = to
+        self.body = body
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Recv:
     """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
 
@@ -133,11 +133,11 @@ class Recv:
             raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
         if type(kinds[0]) is not type and not isinstance(kinds[0], type):  # the first test costs next to nothing
             raise TypeError(f"Recv() of {kinds[0]!r:.40}; expected classes of messages: Recv(Push)")
-        _set(self, "kinds", kinds)
-        _set(self, "src", src)
+        self.kinds = kinds
+        self.src = src
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Poll(Recv):
     """As `Recv` without waiting: ``(src, body)`` or None, which promises nothing about what is under way.
 
@@ -153,7 +153,7 @@ class Poll(Recv):
         Recv.__init__(self, *kinds, src=src)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choose:
     """Answer one of `options`, with probabilities `p` (uniform if None): the only randomness of a program.
 
@@ -176,7 +176,7 @@ class Choose:
             raise ValueError("Choose() got no options")
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Mark:
     """Tell observers a fact; takes no time and must not influence the run.
 
@@ -198,8 +198,8 @@ class Mark:
 
     def __init__(self, name: str, **values: Any) -> None:
         _Built.count += 1
-        _set(self, "name", name)
-        _set(self, "values", values)
+        self.name = name
+        self.values = values
 
 
 class Cell:
@@ -224,7 +224,7 @@ class Cell:
         return Cell, (np.array(self.x), len(self.cut))
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True, init=False)
 class Load:
     """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be.
 
@@ -241,11 +241,11 @@ class Load:
 
     def __init__(self, cell: Cell, part: int) -> None:
         _Built.count += 1
-        _set(self, "cell", cell)
-        _set(self, "part", part)
+        self.cell = cell
+        self.part = part
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Add:
     """Add `delta` to one part of a cell; priced as an update.
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from refsgd.effects import Array
+
+BLOCK = 1 << 16  # elements that stay in a core's cache while all vectors are added to them
 
 
 class Part(NamedTuple):
@@ -18,6 +22,30 @@ class Total(NamedTuple):
     """rank -> rank: a finished sum, which is copied and never added to: so all ranks hold the same bits."""
 
     chunk: Array
+
+
+def add(first: Array, *others: Array) -> Array:
+    """first + others[0] + others[1] + ..., every element in this order, in one pass over memory.
+
+    Parameters
+    ----------
+    first : ndarray, (d,)
+        Of any float type.
+    *others : ndarray, (d,)
+        At least one, of the same type.
+
+    Returns
+    -------
+    ndarray, (d,)
+        The same bits as adding one vector after the other.
+    """
+    total = np.empty_like(first)
+    for start in range(0, first.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        np.add(first[block], others[0][block], out=total[block])
+        for other in others[1:]:
+            np.add(total[block], other[block], out=total[block])
+    return total
 
 
 def chunks(d: int, count: int) -> list[slice]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refsgd.collectives.parts import Part, Total, chunks
+from refsgd.collectives.parts import Part, Total, add, chunks
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
@@ -41,9 +41,9 @@ def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     for i, peer in enumerate(peers):
         if i != me:
             _, (part[i],) = yield Recv(Part, src=peer)
-    total = part[0]
-    for other in part[1:]:
-        total = yield Compute(np.add, total, other, kind="reduction")
+    if len(part) == 1:
+        return x
+    total: Array = yield Compute(add, *part, kind="reduction")
     return total
 
 

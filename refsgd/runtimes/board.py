@@ -25,7 +25,7 @@ READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT, DEAD, NOTICED, WAKE = ra
 PLACE, LINE, DOING, SINCE, COMPUTES = range(5)  # of a program
 OF_RUN, PER_HOST, PER_PROGRAM, TEXT_BYTES = 8, 16, 8, 1 << 14
 
-SPIN = 300e-6  # seconds; about halves an all-reduce of 100 kB by 2 or 4 processes on 2 cores (5 rounds, not alone there); 1 ms gained no more
+SPIN, LOOKS = 2e-3, 200  # seconds, and looks: 0.3 ms where nobody else wants the core
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
 
@@ -113,7 +113,8 @@ class Waiter:
     """Sleeps until something comes, or looks a little longer before it does.
 
     Where messages came soon the last time it first looks again for a moment, leaving the core to whoever wants it: an answer that
-    is on its way then costs no wake-up.  Who waits for long, as in a paced run, sleeps at once.
+    is on its way then costs no wake-up.  Looks are counted, and not only time: where several processes share a core the time passes
+    while others work.  Who waits for long, as in a paced run, sleeps at once.
 
     Parameters
     ----------
@@ -139,13 +140,14 @@ class Waiter:
         list of int
         """
         began = time.perf_counter()
-        end = began + min(SPIN, timeout) if self._brisk else began
-        while time.perf_counter() < end:
+        looks, end = LOOKS if self._brisk else 0, began + min(SPIN, timeout)
+        while looks and time.perf_counter() < end:
             if self._arrived():
                 return []
             os.sched_yield()
+            looks -= 1
         ready = wait_for(descriptors, timeout)
-        self._brisk = time.perf_counter() - began < 2 * SPIN and self._arrived()
+        self._brisk = time.perf_counter() - began < SPIN and self._arrived()
         return ready
 
 

@@ -64,8 +64,9 @@ from refsgd.runtimes.computing import Computing, Done, Job, Task
 from refsgd.runtimes.faults import Fault, Plan, can_be_ended, gives_up
 from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
+from refsgd.runtimes.processors import Processors
 from refsgd.runtimes.programs import blame, freeze, line_of, no_effect
-from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield
+from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield, rare_full_collections
 from refsgd.runtimes.wire import Frame, WireError
 from refsgd.trace import Event, Thinner
 
@@ -237,10 +238,11 @@ class Driver:
         self._last: dict[str, float] = {}  # head of the last message of each node
         self.kept = {name: deque[tuple[int, Array]](maxlen=keep) for name in mine}
         self._thin = Thinner(observe)
-        self._byte_time = 1 / machine.bandwidth
+        self._byte_time, self._latency = 1 / machine.bandwidth, machine.latency
+        self._emulated = machine.linked or machine.paced
         self._free = [0.0, 0.0]  # when the outgoing and the incoming link are
         self._incoming = 0 if machine.duplex == "half" else 1
-        self._cores = [0.0] * (machine.cores or 0)
+        self._processors = Processors(machine.cores) if machine.cores and self.paced and len(self._every) > machine.cores else None
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = self._effects = 0
         self._numbers: dict[tuple[str, str], int] = {}  # of the next message to send in a channel
@@ -374,19 +376,20 @@ class Driver:
         for task in self._every:
             self._at(self.now, RESUME, self.rank[task.node], self._begin, task)
         heap, command = self._heap, self._command
-        while not command[COMMAND]:
-            self._words[BEAT] = time.monotonic_ns()
-            self._collect()
-            if self.pause is not None:
-                self.pause(self)
-            if command[DEATHS] != len(self._dead):
-                self._bury()
-            if command[VAIN] != self._vain:
-                self._wait_in_vain()
-            if heap and heap[0][0] <= self.clock():
-                self._advance()
-            else:
-                self._rest()
+        with rare_full_collections():
+            while not command[COMMAND]:
+                self._words[BEAT] = time.monotonic_ns()
+                self._collect()
+                if self.pause is not None:
+                    self.pause(self)
+                if command[DEATHS] != len(self._dead):
+                    self._bury()
+                if command[VAIN] != self._vain:
+                    self._wait_in_vain()
+                if heap and heap[0][0] <= self.clock():
+                    self._advance()
+                else:
+                    self._rest()
         if command[COMMAND] == ABORT:
             raise Aborted
         if command[COMMAND] != HALT:
@@ -395,20 +398,19 @@ class Driver:
     def _collect(self) -> None:
         """Put what has come over the wire and out of helper threads on the agenda."""
         for frame in self.transport.take():
-            src, to = self.nodes[frame.src], self.nodes[frame.to]
-            if frame.number != self._next.get((src, to), 0):
-                raise WireError(f"message {frame.number} of {src} to {to} came twice or out of turn; expected "
-                                f"{self._next.get((src, to), 0)}")
-            self._next[src, to] = frame.number + 1
-            letter = Letter(src, frame.tag, frame.fields, frame.number, 0.0, payload_bytes(frame.fields))
-            head = frame.stamp + self.machine.latency
-            if not self.machine.linked and not self.paced:
-                head = max(head, self.clock())  # nothing is emulated: it arrives when it is there
+            sender, receiver, tag, number, stamp, fields = frame
+            channel = src, to = self.nodes[sender], self.nodes[receiver]
+            if number != self._next.get(channel, 0):
+                raise WireError(f"message {number} of {src} to {to} came twice or out of turn; expected {self._next.get(channel, 0)}")
+            self._next[channel] = number + 1
+            letter = Letter(src, tag, fields, number, 0.0, payload_bytes(fields))
+            # Where nothing is emulated a message arrives when it is there.
+            head = stamp + self._latency if self._emulated else max(stamp, self.clock())
             self._last[src] = head
             if self._byte_time:
-                self._at(head, HEAD, frame.src, self._head, to, letter)
+                self._at(head, HEAD, sender, self._head, to, letter)
             else:
-                self._at(head, ARRIVE, frame.src, self._deliver, to, letter)
+                self._at(head, ARRIVE, sender, self._deliver, to, letter)
         while self._computing.finished:
             self._computing.running -= 1
             self._finish(self._computing.finished.popleft())
@@ -465,7 +467,7 @@ class Driver:
         words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
         words[DUE] = int(heap[0][0] * 1e9) if heap else 0
         self._look_at_connections()
-        done = all(node in self.values for node in self._tasks)
+        done = len(self.values) == len(self._tasks)
         words[DONE], words[IDLE] = done, idle
         if idle and done:
             self._quiet()
@@ -552,12 +554,14 @@ class Driver:
             return part
         if kind is Add:
             freeze((effect.delta,))
-            due = self.now + self._duration(task, "update") if self.paced else self.now
-            self._at(due, RESUME, self.rank[task.node], self._finish_add, task, effect, cells.before(effect))
+            due = self._occupy(task, self._duration(task, "update")) if self.paced else self.now
+            self._at(due, RESUME, self.rank[task.node], self._finish_add, task, due, effect, cells.before(effect))
             return _BLOCKED
         raise no_effect(task.node, task.program, effect)
 
-    def _finish_add(self, task: Task, effect: Add, seen: Any) -> None:
+    def _finish_add(self, task: Task, due: float, effect: Add, seen: Any) -> None:
+        if self._later(self._finish_add, task, due, effect, seen):
+            return
         self._record(task, "add", {"part": effect.part, "ticket": cells.add(effect, seen)})
         self._resume(task, None)
 
@@ -579,12 +583,9 @@ class Driver:
             self._befalls(fault)
         start, due, priced = self.now, self.now, True
         if self.paced:
-            duration = self._duration(task, effect.kind, payload_bytes(effect.args[:1]) if effect.kind == "reduction" else 0)
+            duration = self._duration(task, effect.kind, payload_bytes(effect.args[1:]) if effect.kind == "reduction" else 0)
             priced = duration > 0 or self.machine.law(task.node, effect.kind) is not None
-            if self._cores:
-                start = max(start, heapq.heappop(self._cores))
-                heapq.heappush(self._cores, start + duration)
-            due = start + duration
+            due = self._occupy(task, duration)
             self.lateness[task.node].drawn += duration
         done = self._computing.do(Job(task, effect.kind, start, due, priced), effect)
         if done is not None:
@@ -593,6 +594,17 @@ class Driver:
 
     def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
         return task.draws.duration(kind, nbytes) * self._faults.slower(task.node)
+
+    def _occupy(self, task: Task, seconds: float) -> float:
+        """A program computes for so long from now on; when it ends, unless others of the host begin meanwhile."""
+        return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
+
+    def _later(self, call: Callable[..., None], task: Task, due: float, *args: Any) -> bool:
+        """Whether others have begun since and moved what was due; then `call` is on the agenda again."""
+        moved = self._processors.due(task) if self._processors else due
+        if moved > due:
+            self._at(moved, RESUME, self.rank[task.node], call, task, moved, *args)
+        return moved > due
 
     def _befalls(self, fault: Fault) -> None:
         """What a plan has in store for a node here, as it begins a step."""
@@ -622,10 +634,12 @@ class Driver:
         if not self.paced:  # not 0: that would overtake every message for ever
             due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
         elif priced:
-            record.overrun += max(0.0, done.ended - self.began - due)
-        self._at(due, RESUME, self.rank[task.node], self._resume_compute, task, kind, start, due, priced, done.value)
+            record.overrun += max(0.0, done.ended - self.began - (self._processors.due(task) if self._processors else due))
+        self._at(due, RESUME, self.rank[task.node], self._resume_compute, task, due, kind, start, priced, done.value)
 
-    def _resume_compute(self, task: Task, work: str, start: float, due: float, priced: bool, value: Any) -> None:
+    def _resume_compute(self, task: Task, due: float, work: str, start: float, priced: bool, value: Any) -> None:
+        if self._later(self._resume_compute, task, due, work, start, priced, value):
+            return
         data: dict[str, Any] = {"start": start, "work": work, "late": 0.0}
         if self.paced:
             late = data["late"] = max(0.0, self.clock() - due)
@@ -677,7 +691,7 @@ class Driver:
             self._got_from[host] += 1
         if self.paced:
             self.lateness[to].seen(max(0.0, self.clock() - self.now))
-        self.boxes[to].put(letter._replace(arrival=self.now))
+        self.boxes[to].put(Letter(letter.src, letter.tag, letter.body, letter.number, self.now, letter.nbytes))
         for task in self._tasks[to]:
             if type(task.waiting) is Recv:
                 answer = self._receive(task)

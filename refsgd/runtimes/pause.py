@@ -28,7 +28,7 @@ LOOK = 0.002  # seconds between two looks at the others
 
 
 class Beginning(NamedTuple):
-    """Where a run goes on; see `refsgd.checkpoint`."""
+    """Where a run goes on; see `refsgd.resumable`."""
 
     deployment: Deployment  #: whose programs stand where they stood
     seconds: float

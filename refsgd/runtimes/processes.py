@@ -87,7 +87,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     journal : callable, optional
         Told, in the process where it happens, each event at once (`refsgd.runtimes.journal`).
     pause : Pause, optional
-        Where the processes meet to save what they hold (`refsgd.checkpoint`).
+        Where the processes meet to save what they hold (`refsgd.resumable`).
     beginning : Beginning, optional
         Go on where an earlier run stood; the trace has the earlier events too.
     largest : int, optional

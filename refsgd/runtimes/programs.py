@@ -11,6 +11,8 @@ import numpy as np
 
 from refsgd.effects import Add, Compute, Recv
 
+_HOLDERS = {np.ndarray, list, tuple, dict}  # what can be frozen, or holds what can
+
 
 class Where(NamedTuple):
     """Where a program stands: the line of its innermost frame, what it waits for, and its local variables."""
@@ -34,12 +36,12 @@ def freeze(values: Any) -> None:
     """
     for value in values:
         kind = type(value)
+        if kind not in _HOLDERS:  # most values, in one look
+            continue
         if kind is np.ndarray:
             value.flags.writeable = False
-        elif kind is list or kind is tuple:
-            freeze(value)
-        elif kind is dict:
-            freeze(value.values())
+        else:
+            freeze(value.values() if kind is dict else value)
 
 
 def perform(effect: Compute) -> Any:

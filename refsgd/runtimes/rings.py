@@ -234,13 +234,15 @@ def _writer(segment: Segment, src: int, to: int) -> Callable[[memoryview], int]:
 
     def write(view: memoryview) -> int:
         nonlocal tail
-        n = min(len(view), size - (tail - words[other]))
-        if n:
-            at = tail % size
+        n, at = len(view), tail % size
+        if n <= size - (tail - words[other]) and n <= size - at:  # nearly always
+            data[at : at + n] = view
+        else:
+            n = min(n, size - (tail - words[other]))
             first = min(n, size - at)
             data[at : at + first] = view[:first]
-            if n > first:
-                data[: n - first] = view[first:n]
+            data[: n - first] = view[first:n]
+        if n:
             tail += n
             words[own] = tail  # published after the bytes; the bell's system call orders them on any processor
         return n
@@ -255,9 +257,8 @@ def _reader(segment: Segment, src: int, to: int, bell: Bell) -> Callable[[memory
 
     def read_into(view: memoryview) -> int:
         nonlocal head, told
-        n = min(len(view), words[other] - head)
+        n, at = min(len(view), words[other] - head), head % size
         if n:
-            at = head % size
             first = min(n, size - at)
             view[:first] = data[at : at + first]
             if n > first:

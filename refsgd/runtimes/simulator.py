@@ -8,10 +8,11 @@ lower rank (a node's place in the deployment), then to the earlier one.
 from __future__ import annotations
 
 import gc
-import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
@@ -33,6 +34,7 @@ from refsgd.effects import (
 )
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
+from refsgd.runtimes.processors import Processors
 from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, line_of, no_effect, no_message, perform, unread, where
 from refsgd.trace import Event, Run, Thinner, Trace
 
@@ -143,7 +145,6 @@ class Simulator:
         self.boxes = {name: Mailbox() for name in self.nodes}
         self._out_free = dict.fromkeys(self.nodes, 0.0)
         self._in_free = self._out_free if machine.duplex == "half" else dict.fromkeys(self.nodes, 0.0)
-        self._cores: dict[str, list[float]] = {h: [0.0] * (machine.cores or 0) for h in self.host.values()}
         self._byte_time = 1 / machine.bandwidth
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence, self._read = 0, 0
@@ -159,24 +160,27 @@ class Simulator:
                 process = _Process(self, name, index, program, Draws(machine, seed, name, index))
                 self.processes.append(process)
                 self._at(0.0, RESUME, self.rank[name], self._resume, process, None)
+        programs = Counter(p.host for p in self.processes)
+        self._shared = {h: Processors(machine.cores) for h, k in programs.items() if machine.cores and k > machine.cores}
         self.cells = [cell for node in deployment.values() for cell in node.cells]
         self._of_node = {name: [p for p in self.processes if p.node == name] for name in self.nodes}
 
     # -- the clock -----------------------------------------------------------------------------------------
 
     def _at(self, time: float, order: int, rank: int, call: Callable[..., None], *args: Any) -> None:
+        # What happens for each message and computation enters itself: the packing of *args would take as long as the heap.
         self._sequence += 1
-        heapq.heappush(self._heap, (time, order, rank, self._sequence, call, args))
+        heappush(self._heap, (time, order, rank, self._sequence, call, args))
 
     def _go_on(self) -> Iterator[bool]:
         """Each step performs one effect or one happening; ends with the run."""
-        heap, pop = self._heap, heapq.heappop
+        heap, perform = self._heap, self._perform
         while True:
-            if self._current is not None:
-                (process, value), self._current = self._current, None
-                self._perform(process, value)
+            if (current := self._current) is not None:
+                self._current = None
+                perform(*current)
             elif heap:
-                self.now, _, _, _, call, args = pop(heap)
+                self.now, _, _, _, call, args = heappop(heap)
                 call(*args)
             elif not self._closing:
                 self._close()
@@ -278,7 +282,8 @@ class Simulator:
             self._send(process, effect)
         elif kind is Recv:
             process.since = self.now
-            self._receive(process, effect)
+            if process.box.letters or self._closing:
+                self._receive(process, effect)
         elif kind is Poll:
             self._poll(process, effect)
         elif kind is Mark:
@@ -299,8 +304,7 @@ class Simulator:
         elif kind is Add:
             freeze((effect.delta,))
             seen = effect.cell.x[effect.cell.cut[effect.part]].copy()
-            due = self.now + self._duration(process, "update")
-            self._at(due, RESUME, process.rank, self._finish_add, process, effect, seen)
+            self._occupy(process, self._duration(process, "update"), self._finish_add, effect, seen)
         else:
             raise no_effect(process.node, process.program, effect)
 
@@ -319,13 +323,31 @@ class Simulator:
             error.add_note(f"in {describe(effect)} of {process.node}, yielded at {line_of(process.program)}")
             raise
         kind = effect.kind
-        duration = self._duration(process, kind, payload_bytes(effect.args[:1]) if kind == "reduction" else 0)
-        start = self.now
-        if self.machine.cores:
-            free = self._cores[process.host]
-            start = max(start, heapq.heappop(free))
-            heapq.heappush(free, start + duration)
-        self._at(start + duration, RESUME, process.rank, self._finish_compute, process, start, kind, result)
+        duration = self._duration(process, kind, payload_bytes(effect.args[1:]) if kind == "reduction" else 0)
+        if process.host in self._shared:
+            self._occupy(process, duration, self._finish_compute, self.now, kind, result)
+        else:
+            now = self.now
+            self._sequence += 1  # as in `_at`
+            heappush(self._heap, (now + duration, RESUME, process.rank, self._sequence, self._finish_compute, (process, now, kind, result)))
+
+    def _occupy(self, process: _Process, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        """`call` when a program has computed for so long, or for longer where others of its host compute as well."""
+        shared = self._shared.get(process.host)
+        if shared is None:
+            self._at(self.now + seconds, RESUME, process.rank, call, process, *args)
+        else:
+            turn = self._sequence + 1
+            self._at(shared.begin(process, self.now, seconds), RESUME, process.rank, partial(self._served, shared, turn, call), process, *args)
+
+    def _served(self, shared: Processors, turn: int, call: Callable[..., None], process: _Process, *args: Any) -> None:
+        """The end of a computing, unless others who began meanwhile have moved it; among equals it keeps its turn."""
+        due = shared.due(process)
+        if due > self.now:
+            again: Callable[..., None] = partial(self._served, shared, turn, call, process)
+            heappush(self._heap, (due, RESUME, process.rank, turn, again, args))
+        else:
+            call(process, *args)
 
     def _duration(self, process: _Process, kind: str, nbytes: int = 0) -> float:
         return process.draws.duration(kind, nbytes)
@@ -336,41 +358,47 @@ class Simulator:
         return self.machine.latency
 
     def _send(self, process: _Process, effect: Send) -> None:
-        src, to = process.node, effect.to
-        if to not in self.boxes:
+        src, to, body = process.node, effect.to, effect.body
+        there = self.host.get(to)
+        if there is None:
             raise ValueError(f"{src}: {line_of(process.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
-        body, start, rank = effect.body, self.now, process.rank
         if not hasattr(body, "_fields"):
             raise no_message(src, process.program, body)
         freeze(body)
         nbytes = payload_bytes(body)
-        number = process.numbers.get(to, 0)
-        process.numbers[to] = number + 1
-        here = process.host
-        if here == self.host[to]:
-            self._at(start, ARRIVE, rank, self._arrive, src, body, number, to, nbytes)
+        numbers, here, start = process.numbers, process.host, self.now
+        number = numbers[to] = numbers.get(to, -1) + 1
+        if here == there:
+            due, order, call = start, ARRIVE, self._arrive
         else:
-            if self._out_free[here] > start:
-                start = self._out_free[here]
-            self._out_free[here] = start + nbytes * self._byte_time
-            head = start + self._latency(src, to)
-            if self._byte_time:
-                self._at(head, HEAD, rank, self._head, src, body, number, to, nbytes)
-            else:
-                self._at(head, ARRIVE, rank, self._arrive, src, body, number, to, nbytes)
+            free = self._out_free
+            if free[here] > start:
+                start = free[here]
+            free[here] = start + nbytes * self._byte_time
+            due = start + self._latency(src, to)
+            order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self._arrive)
+        self._sequence += 1  # as in `_at`
+        heappush(self._heap, (due, order, process.rank, self._sequence, call, (src, body, number, to, nbytes)))
         self._record(process, "send", {"to": to, "message": type(body).__name__, "number": number, "bytes": nbytes, "start": start})
         self._current = (process, None)
 
     def _head(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
         """The head of a message reaches the receiver's incoming link, which serves in this order."""
-        there, start = self.host[to], self.now
-        if self._in_free[there] > start:
-            start = self._in_free[there]
-        self._in_free[there] = due = start + nbytes * self._byte_time
-        self._at(due, ARRIVE, self.rank[src], self._arrive, src, body, number, to, nbytes)
+        there, start, free = self.host[to], self.now, self._in_free
+        if free[there] > start:
+            start = free[there]
+        free[there] = due = start + nbytes * self._byte_time
+        self._sequence += 1  # as in `_at`
+        heappush(self._heap, (due, ARRIVE, self.rank[src], self._sequence, self._arrive, (src, body, number, to, nbytes)))
 
     def _arrive(self, src: str, body: Any, number: int, to: str, nbytes: int) -> None:
-        self.boxes[to].letters.append(_new(Letter, (src, tag_of(type(body)), body, number, self.now, nbytes)))
+        kind = type(body)
+        for process in self._of_node[to]:  # to whoever waits for it, past the inbox, where such a program has found nothing
+            effect = process.waiting
+            if type(effect) is Recv and kind in effect.kinds and (effect.src is None or effect.src == src):
+                self._received(process, src, body, number, self.now, nbytes)
+                return
+        self.boxes[to].letters.append(_new(Letter, (src, tag_of(kind), body, number, self.now, nbytes)))
         for process in self._of_node[to]:
             if type(process.waiting) is Recv and self._receive(process, process.waiting):
                 break
@@ -382,11 +410,14 @@ class Simulator:
                 self._current = (process, RunEnded())
             return False
         (src, _, _, number, arrival, nbytes), body = hit
+        self._received(process, src, body, number, arrival, nbytes)
+        return True
+
+    def _received(self, process: _Process, src: str, body: Any, number: int, arrival: float, nbytes: int) -> None:
         process.waiting = None
         self._record(process, "receive", {"src": src, "message": type(body).__name__, "number": number, "bytes": nbytes,
                                           "since": process.since, "arrival": arrival})
         self._current = (process, (src, body))
-        return True
 
     def _poll(self, process: _Process, effect: Poll) -> None:
         hit = process.box.take(effect.kinds, effect.src)

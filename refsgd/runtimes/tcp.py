@@ -18,10 +18,13 @@ import struct
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refsgd.runtimes.board import Bell, Waiter, wait_for
 from refsgd.runtimes.wire import LARGEST_PAYLOAD, Frame, Incoming, Outgoing, WireError, decoder, encode
+
+if TYPE_CHECKING:
+    from refsgd.runtimes.arena import Arenas
 
 log = logging.getLogger("refsgd.tcp")
 
@@ -63,13 +66,19 @@ class Listeners:
     def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1",
                  secret: bytes | None = None, mine: Sequence[str] | None = None, largest: int = LARGEST_PAYLOAD) -> None:
         self.hosts, self.nodes, self.secret, self.largest = list(hosts), nodes, secret or os.urandom(32), largest
-        mine = self.hosts if mine is None else mine
+        mine = self._mine = list(self.hosts if mine is None else mine)
+        # Nothing is lent, but what is received and computed lies in memory that is there: to be given fresh pages takes as long as a transfer.
+        self._arenas: Arenas | None = None
+        from refsgd.runtimes.arena import Arenas  # not before it is needed: its compiled functions take a while to load
+
+        with suppress(OSError):  # a system that counts every promised page may refuse
+            self._arenas = Arenas(mine)
         self.bells = {host: Bell() for host in mine}
         self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in mine}
         self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
 
     def connect(self, host: str) -> Sockets:
-        """The transport of one host; called in its process, it waits until all its peers are connected.
+        """The transport of one host; called in its process, whose large arrays lie in its arena from now on, it waits until all its peers are connected.
 
         Parameters
         ----------
@@ -88,6 +97,8 @@ class Listeners:
             If some peers do not call within `PATIENCE`.
         """
         me = self.hosts.index(host)
+        if self._arenas is not None:
+            self._arenas.of(self._mine.index(host)).adopt()
         for other, s in self.sockets.items():
             if other != host:
                 s.close()
@@ -112,6 +123,8 @@ class Listeners:
         self.forked()
         for bell in self.bells.values():
             bell.close()
+        if self._arenas is not None:
+            self._arenas.close()
 
 
 # -- the handshake -----------------------------------------------------------------------------------------

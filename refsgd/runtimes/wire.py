@@ -36,7 +36,7 @@ CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _BYTE, _INT, _FLOAT, _SHORT, _PAIR = (struct.Struct(f) for f in ("<B", "<Bq", "<Bd", "<BH", "<BB"))
 _SHAPES = [struct.Struct(f"<BBB{n}Q") for n in range(MOST_DIMENSIONS + 1)]
 _LENGTHS = [struct.Struct(f"<{n}Q") for n in range(MOST_DIMENSIONS + 1)]
-_Q, _D, _H, _TWO = (struct.Struct(f) for f in ("<q", "<d", "<H", "<BB"))
+_Q, _D, _H = (struct.Struct(f) for f in ("<q", "<d", "<H"))
 
 Raw = npt.NDArray[np.uint8]
 Place = Callable[[npt.NDArray[Any]], "int | None"]  #: sender's side of an arena: where the array is found
@@ -161,7 +161,7 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
                         f"expected at most {limit} and {LONGEST_DESCRIPTION}")
     head = HEAD.pack(len(description), tag_of(type(body)), src, to, number, stamp, total) + description
     if total <= JOINED:
-        return [memoryview(b"".join([head, *(raw.tobytes() for raw in raws)]))]
+        return [memoryview(b"".join([head, *[raw.tobytes() for raw in raws]]) if raws else head)]
     return [memoryview(head), *(raw.data for raw in raws)]
 
 
@@ -192,6 +192,14 @@ class Outgoing:
         int
             Bytes written, also of what waited before.
         """
+        if not self._waiting and len(views) == 1:  # nearly always it goes at once, and need not wait
+            view = views[0]
+            moved = self._write(view)
+            if moved == len(view):
+                return moved
+            self._waiting.append(view[moved:])
+            self.nbytes = len(view) - moved
+            return moved
         self._waiting.extend(views)
         self.nbytes += sum(map(len, views))
         return self.flush()
@@ -222,13 +230,11 @@ class Outgoing:
 class _Description:
     """Reads the description of a frame; takes memory for its arrays within the announced bytes only."""
 
+    __slots__ = ("arrays", "at", "data", "fetch", "left")
+
     def __init__(self, data: bytearray, total: int, fetch: Fetch | None) -> None:
         self.data, self.at, self.left, self.fetch = data, 0, total, fetch
         self.arrays: list[npt.NDArray[Any]] = []
-
-    def byte(self) -> int:
-        self.at += 1
-        return self.data[self.at - 1]
 
     def take(self, layout: struct.Struct) -> tuple[Any, ...]:
         values = layout.unpack_from(self.data, self.at)
@@ -242,7 +248,8 @@ class _Description:
         return bytes(self.data[self.at - count : self.at])
 
     def field(self, depth: int = 0) -> Any:
-        kind = self.byte()
+        kind = self.data[self.at]
+        self.at += 1
         if kind == ARRAY or kind == LENT:
             return self.array(kind)
         if kind == NONE:
@@ -259,14 +266,16 @@ class _Description:
             (count,) = self.take(_H)
             return tuple([self.field(depth + 1) for _ in range(count)])
         if kind == SCALAR:
-            dtype = DTYPES[self.byte()]
+            dtype = DTYPES[self.data[self.at]]
+            self.at += 1
             return np.frombuffer(self.bytes(dtype.itemsize), dtype)[0]
         if kind == REPEATED:
             return self.array(kind)
         raise WireError(f"a field of unknown kind {kind}")
 
     def array(self, kind: int) -> npt.NDArray[Any]:
-        code, ndim = self.take(_TWO)
+        code, ndim = self.data[self.at], self.data[self.at + 1]
+        self.at += 2
         if ndim > MOST_DIMENSIONS:
             raise WireError(f"an array of {ndim} dimensions")
         dtype, shape = DTYPES[code], self.take(_LENGTHS[ndim])

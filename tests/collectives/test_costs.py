@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, reduce, reduce_scatter
 from refsgd.collectives.parts import factors
 from refsgd.machine import Machine
-from refsgd.theory import communication
+from refsgd.theory import collectives
+from refsgd.theory.exchange import Link
 from tests.collectives.groups import SIZES, together
 
 LINKS = [(latency, wire, reduction) for latency in (0.0, 0.03, 0.11, 0.5) for wire in (0.0, 1.0) for reduction in (0.0, 0.07, 2.0)]
@@ -235,7 +236,7 @@ def test_the_library_predicts_what_is_measured(name):
         vector = 4 * length(n)
         for a, w, c in LINKS:
             if w and kind(name, n, a, w, c) != "none":
-                theory = communication.allreduce(name, n, vector, communication.Link(a, vector / w, c / vector), **options)
+                theory = collectives.allreduce(name, n, vector, Link(a, vector / w, c / vector), **options)
                 assert same(theory.time.value, EXACT[name](n, a, w, c))
                 assert theory.total == pytest.approx(ledger(n)[name][1] * vector)
                 assert name == "hierarchical" or theory.busiest == pytest.approx(ledger(n)[name][2] * vector)

@@ -1,6 +1,7 @@
 """Every all-reduce, every n from 1 to 17, lengths that do not divide: sums, bits, schedules, sequences."""
 
 import inspect
+from functools import reduce as fold
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
-from refsgd.collectives.parts import chunks
+from refsgd.collectives.parts import BLOCK, add, chunks
 from refsgd.effects import Node
 from refsgd.machine import Machine
 from refsgd.runtimes.simulator import simulate
@@ -33,6 +34,15 @@ IDS = ["-".join([name, *map(str, options.values())]) for name, options in OPTION
 every = pytest.mark.parametrize("name,options", OPTIONS, ids=IDS)
 drawn = st.sampled_from(OPTIONS)
 sizes = st.integers(1, 9)
+
+
+@pytest.mark.parametrize("d", [0, 1, 1000, BLOCK, 2 * BLOCK + 3])
+def test_adding_many_at_once_gives_the_bits_of_one_after_the_other(d):
+    """Not those of another order, which the same test tells apart; the vectors stay as they are."""
+    xs = list(np.random.default_rng(0).standard_normal((5, d)).astype(np.float32))
+    before = [x.copy() for x in xs]
+    assert add(*xs).tobytes() == fold(np.add, xs).tobytes() and all((a == b).all() for a, b in zip(xs, before))
+    assert d < 1000 or add(*xs[::-1]).tobytes() != fold(np.add, xs).tobytes()
 
 
 @every

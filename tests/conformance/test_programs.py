@@ -195,15 +195,20 @@ def test_two_programs_of_a_node_work_at_the_same_time(world):
     assert answered.time < 0.05 and trace.seconds >= 0.06
 
 
-def test_one_core_per_node_computes_one_program_after_the_other(world):
-    """With cores=1 the second Compute of a node starts when the first is over."""
-    def main():
-        yield Compute(abs, -1)
+def test_one_core_is_shared_by_the_programs_of_a_node(world):
+    """With cores=1 two Computes that begin together take twice as long; a later one of half the work slows the first down meanwhile."""
+    def main(rest, work):
+        yield Compute(abs, -1, kind=rest)
+        yield Compute(abs, -1, kind=work)
 
-    machine = Machine(compute="fixed(0.03)", cores=1)
-    trace = world(lambda: {"peer0": Node(main(), [main()])}, machine).trace
-    starts = sorted(e.data["start"] for e in trace.of("compute"))
-    assert starts == pytest.approx([0.0, 0.03], abs=1e-9)
+    machine = Machine(compute="fixed(0.06)", update="fixed(0.03)", cores=1)
+    trace = world(lambda: {"peer0": Node(main("none", "gradient"), [main("none", "gradient")]),
+                           "peer1": Node(main("none", "gradient"), [main("update", "update")])}, machine).trace
+    found = {(e.node, e.program, e.data["work"]): (e.data["start"], e.time) for e in trace.of("compute") if e.data["work"] != "none"}
+    both = pytest.approx((0.0, 0.12), abs=0.01)
+    assert found["peer0", 0, "gradient"] == both and found["peer0", 1, "gradient"] == both
+    assert found["peer1", 0, "gradient"] == both  # 0.06 beside two updates of 0.03
+    assert found["peer1", 1, "update"] == pytest.approx((0.06, 0.12), abs=0.01)
 
 
 def test_programs_that_take_no_time(world):
