@@ -6,17 +6,21 @@ time, and run as real OS processes, with closed-form models beside the measureme
 
 from typing import TYPE_CHECKING, Any
 
+from refsgd import kernel_cache
 from refsgd.comparison import Comparison, compare
-from refsgd.experiment import Result, predict
+from refsgd.experiment import predict
 from refsgd.machine import Law, Machine
 from refsgd.problems import Problem
+from refsgd.result import Result
 from refsgd.running import replay, run
+from refsgd.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from refsgd.stepper import Stepper
 
-__version__ = "0.1.0"
 __all__ = ["Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run"]
+
+kernel_cache.provide()
 
 
 def __getattr__(name: str) -> Any:

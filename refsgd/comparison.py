@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import DEFAULT_MACHINE, LOCAL_RUNTIMES, Algorithm, Result, Say, Usage, deployment_function, prepare
+from refsgd.evaluation import evaluate
+from refsgd.experiment import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment_function, prepare
 from refsgd.machine import Machine
-from refsgd.result import predicted_to_json
+from refsgd.performing import LOCAL_RUNTIMES, perform
+from refsgd.result import Result, predicted_to_json
 from refsgd.running import warn_if_slow
+from refsgd.version import __version__
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
 
@@ -93,8 +96,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, format 1."""
-        from refsgd import __version__
-
         out = {"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
                "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
         if self.hard is not None:
@@ -146,13 +147,13 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
         say(f"{experiment.name}: simulating")
         measured = None
         try:
-            simulated = experiment.result("simulator", experiment.perform("simulator"))
+            simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
         except FloatingPointError as error:  # the others can still be compared
             rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()), None, None, str(error)))
             continue
         if runtime != "simulator":
             say(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
-            measured = experiment.result(runtime, experiment.perform(runtime))
+            measured = evaluate(experiment, runtime, perform(experiment, runtime))
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
     second = None
     if hard and experiments:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+from refsgd import kernel_cache
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 
@@ -101,23 +102,12 @@ def message_passing() -> Iterator[Finding]:
 
 def caches() -> Iterator[Finding]:
     """Where numba keeps compiled kernels."""
-    import refsgd.nn
-
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    places = [Path(given)] if given else [Path(refsgd.nn.__file__).parent / "__pycache__", Path.home() / ".cache" / "numba"]
-    writable = next((place for place in places if _can_write(place)), None)
-    yield Finding("kernel cache", OK if writable else WARNING, f"{writable or places[0]} is {'writable' if writable else 'not writable'}",
-                  "" if writable else "kernels are compiled anew in every process (some seconds): set NUMBA_CACHE_DIR to a folder of yours")
-
-
-def _can_write(place: Path) -> bool:
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False
+    chosen, tried = kernel_cache.found(), " and ".join(str(place[0]) for place in kernel_cache.places())
+    ours = chosen is not None and chosen.name.startswith("refsgd-kernels-")
+    verdict, found = (OK, f"{chosen} is writable") if chosen else (WARNING, f"nothing can be written to {tried}")
+    if ours:
+        verdict, found = WARNING, f"{chosen}, a temporary folder, since there is no other place"
+    yield Finding("kernel cache", verdict, found, "" if verdict == OK else "set NUMBA_CACHE_DIR to a folder of yours")
 
 
 def data_sets() -> Iterator[Finding]:

@@ -1,48 +1,28 @@
-"""Puts algorithm, problem, machine and runtime together: an `Experiment`, and what formulas say of it."""
+"""Puts algorithm, problem and machine together: an `Experiment`, and what formulas say of it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.arguments import Usage, check_deployment, check_function, check_length, check_numbers, check_options, check_problem, check_whole, options_of
-from refsgd.effects import Array, Deployment
-from refsgd.lives import Life, go_on
+from refsgd.effects import Deployment
 from refsgd.machine import Machine
 from refsgd.phantom import phantom
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
-from refsgd.result import (
-    Result,
-    average,
-    final_parameters,
-    measure,
-    parameters_sha256,
-    predicted_to_json,
-    replicas,
-    schedule_sha256,
-)
-from refsgd.runtimes.faults import POLICIES, Fault, parse, survives_workers
-from refsgd.runtimes.faulty import Faulty
-from refsgd.runtimes.simulator import Simulator
-from refsgd.trace import Event, Run, Trace, is_worker
 
-__all__ = ["Experiment", "Result", "Usage", "predict", "prepare"]
+__all__ = ["Experiment", "Usage", "predict", "prepare"]
 
-LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # that need nobody to start them
-RUNTIMES = (*LOCAL_RUNTIMES, "mpi")
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
 
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
-OnStart = Callable[[dict[str, int]], None]
 
 
 def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deployment]]:
@@ -210,175 +190,10 @@ class Experiment:
         return theory.absent(self.name, self.machine, found, servers=self.servers,
                              graph=str(self.options.get("graph", graph.default)) if graph else "")
 
-    def perform(self, runtime: str, journal: Callable[[Event], None] | None = None, faults: Iterable[str | Fault] = (),
-                on_death: str = "stop", on_start: OnStart | None = None) -> Run:
-        """Run the programs to their end in one of `RUNTIMES`; `journal` is told every event at once.
-
-        `faults` and `on_death` as in `run`; raises `Usage` where the algorithm or the runtime does not know them.
-
-        Parameters
-        ----------
-        runtime : str
-            One of `RUNTIMES`.
-        journal : callable, optional
-            Told every event as it happens.
-        faults : iterable of str or Fault
-            As `run`.
-        on_death : str
-            As `run`.
-        on_start : callable, optional
-            Gets the process number of each node when local processes have been started.
-
-        Returns
-        -------
-        Run
-        """
-        deployment = self.deploy()
-        try:
-            plan = parse(faults, list(deployment), self.steps)
-        except ValueError as error:
-            raise Usage(str(error)) from None
-        self._check_policy(runtime, deployment, on_death, bool(plan))
-        first = Life(self.deploy, self.machine, self.seed, plan, {})
-        if on_death in ("shrink", "restart"):
-            return go_on(self, plan, on_death, lambda life: self._live(runtime, life, on_death, journal, on_start))
-        return self._live(runtime, first, on_death, journal, on_start)
-
     @property
     def largest_message(self) -> int:
         """Payload bytes that no message of this run exceeds: a vector of every node and a few more, and small change."""
         return (self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
-
-    def _check_policy(self, runtime: str, deployment: Deployment, on_death: str, planned: bool) -> None:
-        """Refuse before anything runs what this algorithm or runtime cannot do about a death."""
-        if on_death not in POLICIES:
-            raise Usage(f"on_death {on_death!r}; expected one of {', '.join(POLICIES)}")
-        if runtime == "mpi" and (planned or on_death != "stop"):
-            raise Usage("faults and on_death over mpi, where mpiexec ends all if one dies; expected simulator, processes or tcp")
-        if on_death == "continue" and not survives_workers(deployment):
-            raise Usage(f"{self.name} waits for every worker, so on_death continue would stand still; expected stop, shrink or restart")
-        if on_death == "shrink":
-            if self.workers == 1:
-                raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop or restart")
-            replace(self, workers=self.workers - 1).deploy()  # refuses options that do not fit fewer workers
-
-    def _live(self, runtime: str, life: Life, on_death: str, journal: Callable[[Event], None] | None, on_start: OnStart | None) -> Run:
-        """One life of the run, in one of `RUNTIMES`."""
-        if runtime == "simulator":
-            if life.faults:
-                simulator: Simulator = Faulty(life.deploy, life.machine, life.seed, faults=life.faults, on_death=on_death)
-            else:
-                simulator = Simulator(life.deploy, life.machine, life.seed)
-            simulator.journal = journal
-            return simulator.run()
-        if self.problem.describe.get("phantom"):
-            raise Usage(f"net {self.problem.describe['net']} on {runtime}; expected the simulator: there is nothing to send")
-        if runtime == "mpi":
-            from refsgd.runtimes import mpi
-
-            found = mpi.run(life.deploy, life.machine, life.seed, everywhere=True, journal=journal, largest=self.largest_message)
-            assert found is not None
-            return found
-        from refsgd.runtimes import processes
-
-        return processes.run(life.deploy, life.machine, life.seed, transport="shm" if runtime == "processes" else runtime,
-                             journal=journal, faults=life.faults, on_death=on_death, on_start=on_start,
-                             largest=self.largest_message)
-
-    def result(self, runtime: str, run: Run, evaluate: bool = True) -> Result:
-        """Figures, history and hashes of a finished run.
-
-        Parameters
-        ----------
-        runtime : str
-            One of `RUNTIMES`.
-        run : Run
-            What a runtime gave back.
-        evaluate : bool
-            Whether accuracy and history are computed, which takes time.
-
-        Returns
-        -------
-        Result
-        """
-        if self.problem.describe.get("phantom"):
-            return self._timed(runtime, run)
-        x = final_parameters(run)
-        servers, workers = replicas(run)
-        trace = run.trace
-        accuracy = {}
-        if self.problem.accuracy is not None and evaluate:
-            accuracy = {part: self.problem.accuracy(x, part) for part in ("train", "test")}
-        spread = average(workers) if workers else x
-        distance = float(np.mean([np.sum((w - spread) ** 2, dtype=float) for w in workers])) if not servers and workers else 0.0
-        points = history(trace, self.problem) if evaluate else []
-        if points and trace.seconds > points[-1][0]:
-            every = sum(trace.updates.values()) if not servers else max(trace.updates.values())
-            images = sum(self.problem.images(rank, t) for rank, w in enumerate(trace.workers) for t in range(trace.iterations[w]))
-            points.append([trace.seconds, every, images, self.problem.loss(x), accuracy.get("test", float("nan"))])
-        problem = self.problem.describe or {"parameters": int(x.size), "bytes": 4 * int(x.size), "batch": self.batch}
-        return Result(
-            self.name, self.options, problem, self.machine, runtime, self.workers,
-            self.servers if has_servers(self.function) else 0, self.steps, self.seed,
-            measure(trace, self.batch), predicted_to_json(self.predictions()),
-            points, accuracy, self.problem.loss(x), distance,
-            parameters_sha256(x), schedule_sha256(trace), trace, x, self.deploy)
-
-    def _timed(self, runtime: str, run: Run) -> Result:
-        """The result of a run without contents: times, bytes, staleness."""
-        return Result(
-            self.name, self.options, self.problem.describe, self.machine, runtime, self.workers,
-            self.servers if has_servers(self.function) else 0, self.steps, self.seed, measure(run.trace, self.batch),
-            predicted_to_json(self.predictions()), [], {}, float("nan"), float("nan"), "", schedule_sha256(run.trace), run.trace,
-            deploy=self.deploy)
-
-
-def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
-
-    Fewer than `points` where an evaluation looks at many images.
-    Slices of one version are joined; replicas of one iteration are averaged.
-
-    Parameters
-    ----------
-    trace : Trace
-        With updates that carry their parameters.
-    problem : Problem
-    points : int
-        At most so many rows.
-
-    Returns
-    -------
-    list of list of float
-    """
-    points = min(points, max(4, 60_000 // problem.describe.get("evaluated", 1)))
-    versions: dict[int, dict[str, tuple[float, Array]]] = {}
-    for e in trace.marks("update"):
-        if "x" in e.data:
-            versions.setdefault(e.data.get("t", e.data["version"]), {})[e.node] = (e.time, e.data["x"])
-    emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
-    whole = [(v, found) for v, found in sorted(versions.items()) if len(found) == len(emitters)]
-    picked = whole[:: max(1, -(-len(whole) // points))] if whole else []
-    counts: dict[str, int] = dict.fromkeys(trace.workers, 0)
-    ends, images = [], []
-    for e in trace.of("compute"):
-        if e.data["work"] == "gradient":
-            rank = trace.workers.index(e.node)
-            ends.append(e.time)
-            images.append(problem.images(rank, counts[e.node]))
-            counts[e.node] += 1
-    order = np.argsort(ends, kind="stable")
-    times, total = np.asarray(ends)[order], np.cumsum(np.asarray(images)[order]) if images else np.zeros(0)
-    rows = []
-    for version, found in picked:
-        when = max(t for t, _ in found.values())
-        parts = [found[n][1] for n in emitters]
-        x = average(parts) if is_worker(emitters[0]) else np.concatenate(parts)
-        done = int(np.searchsorted(times, when, side="right"))
-        updates = (version + 1) * (len(emitters) if is_worker(emitters[0]) else 1)
-        test = problem.accuracy(x, "test") if problem.accuracy is not None else float("nan")
-        rows.append([when, updates, int(total[done - 1]) if done else 0, problem.loss(x), test])
-    return rows
 
 
 def prepare(
@@ -434,8 +249,8 @@ def prepare(
     else:
         check_problem(problem)
     if steps is None:
-        per_epoch = problem.describe.get("steps_per_epoch", 100)
-        steps = round((DEFAULT_EPOCHS if epochs is None else epochs) * per_epoch)
+        epochs = DEFAULT_EPOCHS if epochs is None else epochs
+        steps = max(round(epochs * problem.describe.get("steps_per_epoch", 100)), 1 if epochs else 0)
     try:
         sgd = SGD(lr, momentum, weight_decay, parse_schedule(schedule))
     except ValueError as error:
@@ -445,7 +260,8 @@ def prepare(
         arguments = {"workers": workers, "servers": servers, "steps": steps, "batch": batch, "data": data, "net": net, "lr": lr,
                      "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "shards": shards,
                      "machine": machine.to_json(), "seed": seed, **options}
-    experiment = Experiment(name, function, options, problem, machine, workers, servers, steps, batch, seed, sgd, arguments)
+    images = problem.describe.get("batch", batch)  # a reader's own problem says so itself; no share is larger than the data
+    experiment = Experiment(name, function, options, problem, machine, workers, servers, steps, images, seed, sgd, arguments)
     experiment.deploy()  # refuses wrong options now, before anything runs
     return experiment
 

@@ -16,19 +16,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Array, Deployment
+from refsgd.experiment import Experiment
 from refsgd.machine import Machine
 from refsgd.result import average
 from refsgd.runtimes.faults import Fault, Halted
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace import Event, Run, Trace, is_worker
-
-if TYPE_CHECKING:
-    from refsgd.experiment import Experiment
 
 log = logging.getLogger("refsgd.lives")
 

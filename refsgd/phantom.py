@@ -14,6 +14,10 @@ from refsgd.effects import Array
 from refsgd.problems import Problem
 
 
+class NoContents(TypeError):
+    """A program looks at the entries of a vector that is there in name only."""
+
+
 class Phantom:
     """A vector of `size` float32 numbers without contents.
 
@@ -52,17 +56,38 @@ class Phantom:
         return self.size
 
     def __getitem__(self, part: Any) -> Phantom:
+        if isinstance(part, Phantom):  # indices in name only select as many entries
+            return Phantom(part.size)
         if not isinstance(part, slice):
-            raise TypeError(f"a phantom was indexed with {part!r}; expected a slice: it has no entries to look at (--net phantom:P is for timing)")
+            raise NoContents(f"a phantom was indexed with {part!r}; expected a slice: it has no entries to look at (--net phantom:P is for timing)")
         return Phantom(len(range(*part.indices(self.size))))
+
+    def __setitem__(self, part: Any, value: Any) -> None:
+        if not isinstance(part, Phantom | slice):
+            raise NoContents(f"entries {part!r} of a phantom were set; expected a slice: it has no entries (--net phantom:P is for timing)")
 
     def copy(self) -> Phantom:
         """Itself: it never changes."""
         return self
 
+    def astype(self, dtype: Any) -> Phantom:
+        """Itself as float32 or int32, which take as many bytes.
+
+        Parameters
+        ----------
+        dtype : numpy.dtype or type
+
+        Returns
+        -------
+        Phantom
+        """
+        if np.dtype(dtype).itemsize != self.dtype.itemsize:
+            raise NoContents(f"a phantom as {np.dtype(dtype)}; expected a type of 4 bytes (--net phantom:P is for timing)")
+        return self
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Phantom:
         if method != "__call__":
-            raise TypeError(f"{ufunc.__name__}.{method} of a phantom; expected elementwise arithmetic (--net phantom:P is for timing)")
+            raise NoContents(f"{ufunc.__name__}.{method} of a phantom; expected elementwise arithmetic (--net phantom:P is for timing)")
         for other in inputs:
             if isinstance(other, Phantom) and other.size != self.size:
                 raise ValueError(f"phantoms of sizes {sorted((self.size, other.size))}; expected equal ones")
@@ -71,11 +96,11 @@ class Phantom:
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function is np.concatenate:
             return Phantom(sum(len(part) for part in args[0]))
-        if function in (np.zeros_like, np.empty_like, np.ones_like, np.abs):
+        if function in (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort):
             return self
         if function in (np.sum, np.mean):
             return args[0][0]
-        raise TypeError(f"{function.__name__} of a phantom; expected arithmetic (--net phantom:P is for timing)")
+        raise NoContents(f"{function.__name__} of a phantom; expected arithmetic (--net phantom:P is for timing)")
 
     def _same(self, *_: Any) -> Phantom:
         return self
@@ -85,6 +110,10 @@ class Phantom:
             raise ValueError(f"phantoms of sizes {self.size} and {other.size}; expected equal ones")
         return self
 
+    def _compared(self, other: Any) -> Any:
+        raise NoContents("entries of a phantom were compared; expected arithmetic (--net phantom:P is for timing)")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _arithmetic
     __neg__ = __pos__ = _same
 
@@ -102,7 +131,7 @@ def phantom(d: int, batch: int = 1) -> Problem:
     Returns
     -------
     Problem
-        On which every algorithm runs in the simulator, without contents.
+        On which every algorithm runs in the simulator, without contents, but those that decide by entries (`NoContents`).
     """
     if d < 0:
         raise ValueError(f"phantom of {d} parameters; expected a number >= 0")

@@ -188,5 +188,5 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
 
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters, "bytes": 4 * net.parameters,
-                    "batch": batch, "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
+                    "batch": shards.batch, "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})

@@ -155,7 +155,7 @@ def prediction_table(predictions: Mapping[str, Any], absent: Mapping[str, str] |
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     for key, p in predictions.items():
         terms = "\n".join(f"{name}: {value:.6g}" for name, value in p.terms.items())
-        table.add_row(key, f"{p.value:.6g} {p.unit}", f"{p.bound} {p.kind}".strip(), terms, p.formula)
+        table.add_row(key, f"{p.value:.6g}" + (f" {p.unit}" if p.unit != "1" else ""), f"{p.bound} {p.kind}".strip(), terms, p.formula)
     for key, reason in (absent or {}).items():
         table.add_row(key, "none", "", "", reason)
     return table

@@ -15,6 +15,8 @@ import numpy as np
 from refsgd.effects import Array, Factory
 from refsgd.machine import Machine
 from refsgd.trace import Run, Trace
+from refsgd.version import __version__
+from refsgd.waiting import waiting_by_cause
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +153,7 @@ def measure(trace: Trace, batch: int) -> dict[str, Any]:
         "clock_gap": {"max": trace.clock_gap},
         "lead": {"max": trace.lead},
         "idle_ratio": trace.idle_ratio,
-        "idle_by_cause": dict(trace.idle_by_cause),
+        "idle_by_cause": waiting_by_cause(trace),
         "overrun_ratio": max(overrun, default=0.0),
     }
 
@@ -208,8 +210,6 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The public JSON format, version 1, as a dictionary."""
-        from refsgd import __version__
-
         out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
         for f in fields(self):
             if f.name not in UNWRITTEN:

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from refsgd import checkpoint as checkpoints
-from refsgd.experiment import RUNTIMES, Algorithm, Experiment, Say, Usage, deployment_function, prepare
+from refsgd import resumable
+from refsgd.evaluation import evaluate
+from refsgd.experiment import Algorithm, Experiment, Say, Usage, deployment_function, prepare
 from refsgd.machine import Machine
+from refsgd.performing import RUNTIMES, perform
 from refsgd.problems import Problem
 from refsgd.result import Result
 from refsgd.runtimes import replay as replaying
@@ -22,6 +25,7 @@ from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.journal import Journal, read
 from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
+from refsgd.version import __version__
 
 __all__ = ["replay", "run"]
 
@@ -111,12 +115,12 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     with recording(experiment, runtime, record) as journal:
         if saves:
             plan = checkpoint_plan(experiment, runtime, checkpoint, checkpoint_every)
-            finished = checkpoints.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal,
-                                           watch.start if watch else None, experiment.largest_message)
+            finished = resumable.perform(experiment.deploy, experiment.machine, experiment.seed, runtime, plan, start, journal,
+                                         watch.start if watch else None, experiment.largest_message)
         else:
-            finished = experiment.perform(runtime, journal, faults, on_death, watch.start if watch else None)
+            finished = perform(experiment, runtime, journal, faults, on_death, watch.start if watch else None)
         used = watch.stop() if watch else {}
-        result = experiment.result(runtime, finished)
+        result = evaluate(experiment, runtime, finished)
         if journal is not None:
             journal.finish(finished.trace, result.parameters_sha256)
     return replace(result, measured=result.measured | {"resources": used}) if watch else result
@@ -164,7 +168,7 @@ def check_ranks(experiment: Experiment) -> None:
                     f"use mpiexec -n {needed}, or another --workers")
 
 
-def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | None, every: float) -> checkpoints.Plan | None:
+def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | None, every: float) -> resumable.Plan | None:
     """When and where the run writes checkpoints; None without a folder.
 
     Parameters
@@ -181,8 +185,6 @@ def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | N
     -------
     Plan or None
     """
-    from refsgd import __version__
-
     if folder is None:
         return None
     if experiment.arguments is None:
@@ -201,7 +203,7 @@ def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | N
     header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime,
               "nodes": list(experiment.deploy())}
     steps = every * experiment.problem.describe.get("steps_per_epoch", 100)
-    return checkpoints.Plan(Path(folder), header, max(1, round(steps)) if every else 0)
+    return resumable.Plan(Path(folder), header, max(1, round(steps)) if every else 0)
 
 
 def resumed(algorithm: Algorithm, runtime: str, place: str | Path, arguments: dict[str, Any]) -> tuple[checkpoints.Checkpoint, Experiment]:
@@ -257,8 +259,6 @@ def recording(experiment: Experiment, runtime: str, path: str | Path | None) -> 
     ------
     Journal or None
     """
-    from refsgd import __version__
-
     if path is None:
         yield None
         return
@@ -312,7 +312,7 @@ def replay(record: str | Path) -> Result:
     else:
         finished = replaying.replay(experiment.deploy, data.steps)
     finished.trace.latency, finished.trace.bandwidth = experiment.machine.latency, experiment.machine.bandwidth
-    result = experiment.result("replay", finished)
+    result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:
         raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, the record says "

@@ -1,6 +1,6 @@
 """The reader as the scheduler: step an algorithm action by action, choose what happens next, go back.
 
-A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.explorer.World`).  At every moment it
+A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  At every moment it
 lists what may happen next; the reader picks.  A run is the list of picks, so going back is running its beginning
 again, and a schedule that a test found can be stepped through.
 """
@@ -17,8 +17,8 @@ from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
 from refsgd.experiment import Algorithm, Usage, prepare
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.diagram import diagram, words
-from refsgd.runtimes.explorer import BEGIN, Action, Stuck, World
 from refsgd.runtimes.programs import Where, describe
+from refsgd.runtimes.world import BEGIN, Action, Stuck, World
 from refsgd.trace import Event, Trace
 
 if TYPE_CHECKING:

@@ -96,6 +96,8 @@ def step(args: argparse.Namespace, write: Callable[[str, str], None]) -> None:
     write : callable
         Takes a path and a text.
     """
+    if sys.stdin is None:
+        raise Usage("standard input is closed; expected a terminal or lines of commands (refsgd step ssp < commands.txt)")
     text = (args.schedule or "").strip("[] ")
     try:
         schedule = [int(part) for part in text.split(",")] if text else []

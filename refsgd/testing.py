@@ -1,8 +1,7 @@
-"""The conformance kit: what any algorithm must satisfy, and stories as text files.
+"""The conformance kit: what any algorithm must satisfy.
 
 `check` puts an algorithm, one of the catalogue or a reader's own, through lint, limits, drawn machines, every
-schedule of a small case and real processes, and says what broke with the shortest schedule.  `play` runs an
-interaction file: commands and the trace that they give, in one file that is read like a story.
+schedule of a small case and real processes, and says what broke with the shortest schedule.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
+from refsgd.experiment import deployment_function
 from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.runtimes.diagram import diagram
-from refsgd.runtimes.explorer import Counterexample, World, explore, follow, walk
+from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Run
 
@@ -34,7 +33,10 @@ MACHINES = (
     Machine(compute="lognormal(1,1.5)", latency=0.3, bandwidth=50.0, speeds=(1, 0.2, 5)),  # type: ignore[arg-type]
     Machine(compute="pareto(1,1.5)", latency=2.0, update="exponential(0.3)"),  # type: ignore[arg-type]
 )
+RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
+
 Deploy = Callable[..., Deployment]
+Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
 
 def forgotten_yields(tree: ast.AST) -> list[int]:
@@ -180,6 +182,106 @@ def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
         return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
 
 
+def _sizes(deploy: Small) -> None:
+    """It runs for few workers and few steps, none too, on machines with short and long tails."""
+    for workers in (1, 2, 3, 4):
+        for steps in (0, 1, 5):
+            for machine in MACHINES:
+                finite(simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine))
+
+
+def _repeats(deploy: Small) -> None:
+    """One seed gives one result."""
+    a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
+    same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
+    if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
+        raise AssertionError("the same seed gave another result; expected programs that read no clock, no random generator")
+
+
+def _gradients(deploy: Small) -> str:
+    """The `ledger` of every run balances; what was seen, in words."""
+    runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES for seed in (0, 1)]
+    if not any(run.trace.marks("update") for run in runs):
+        return "not checked: the programs mark no updates"
+    for run in runs:
+        ledger(run)
+    return "every gradient is applied once or dropped"
+
+
+def _fixed_point(deploy: Small) -> None:
+    """Where nothing is to be learned, nothing moves."""
+    problem = zero_problem()
+    for machine in MACHINES:
+        if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
+            raise AssertionError("zero gradients and equal replicas changed the parameters; expected the same bits "
+                                 "(average as a + (b - a) / 2)")
+
+
+def _descent(deploy: Small) -> None:
+    """It optimises."""
+    problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
+    now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(problem.x0)
+    if not now < 0.5 * first:
+        raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start {first:.4g}; expected less than half")
+
+
+def _schedules(deploy: Small, max_runs: int) -> str:
+    """No schedule of a small case ends in a deadlock, or breaks what held above; what was seen, in words."""
+    finals: set[str] = set()
+
+    def at_end(run: Run) -> None:
+        finite(run)
+        if run.trace.marks("update"):
+            ledger(run)
+        finals.add(parameters_sha256(final_parameters(run)))
+
+    report = explore(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, max_runs=max_runs)
+    text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
+    if not report.complete:
+        walk(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, runs=200)
+        text += " (not all; then 200 random ones)"
+    return f"{text}, {len(finals)} different results; no deadlock"
+
+
+def _mean(deploy: Small) -> Finding:
+    """Whether the replicas' mean moves by the gradients alone, as it does where averaging is symmetric and atomic: told, not demanded."""
+    problem, kept, broken = constant_gradients(), 0, ""
+    for picks in range(24):
+        rng = np.random.default_rng(picks)
+        try:
+            world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
+        except Exception as raised:
+            error = raised
+        if error is not None:
+            return Finding("mean of replicas", None, "not checked: a schedule failed")
+        run = world.run()
+        if replicas(run)[0]:
+            return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
+        expected = problem.x0 - np.float32(RATE) * 2 * np.mean([problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
+        if np.array_equal(final_parameters(run), expected):
+            kept += 1
+        elif not broken:
+            broken = diagram(world.events, world.nodes)
+    if not broken:
+        return Finding("mean of replicas", True, "moved by the gradients alone in 24 random schedules")
+    return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random schedules; averaging that is atomic on "
+                   f"both sides keeps it in all, weighted or one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
+
+
+def _real(deploy: Small) -> str:
+    """It ends as OS processes too, over both transports, with the simulator's bits where all schedules agree."""
+    from refsgd.runtimes import processes as launcher
+
+    problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
+    finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES for s in (0, 1)}
+    for transport in ("shm", "tcp"):
+        run = launcher.run(lambda: deploy(problem, 3, 5), machine, 0, transport=transport)
+        finite(run)
+        if len(finals) == 1 and parameters_sha256(final_parameters(run)) not in finals:
+            raise AssertionError(f"other parameters over {transport} than in the simulator, where all schedules agree")
+    return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1 else "")
+
+
 def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **options: Any) -> list[Finding]:
     """Put an algorithm through everything that any algorithm must satisfy.
 
@@ -198,106 +300,20 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
     -------
     list of Finding
     """
-    sgd = SGD(0.125)
-
     def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
-        return function(problem, workers, steps, sgd, **options)
-
-    def sizes() -> None:
-        for workers in (1, 2, 3, 4):
-            for steps in (0, 1, 5):
-                for machine in MACHINES:
-                    finite(simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine))
-
-    def repeats() -> None:
-        a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
-        same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
-        if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
-            raise AssertionError("the same seed gave another result; expected programs that read no clock, no random generator")
-
-    def gradients() -> str:
-        runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES for seed in (0, 1)]
-        if not any(run.trace.marks("update") for run in runs):
-            return "not checked: the programs mark no updates"
-        for run in runs:
-            ledger(run)
-        return "every gradient is applied once or dropped"
-
-    def fixed_point() -> None:
-        problem = zero_problem()
-        for machine in MACHINES:
-            if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
-                raise AssertionError("zero gradients and equal replicas changed the parameters; expected the same bits "
-                                     "(average as a + (b - a) / 2)")
-
-    def descent() -> None:
-        problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
-        now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(problem.x0)
-        if not now < 0.5 * first:
-            raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start {first:.4g}; expected less than half")
-
-    def schedules() -> str:
-        finals: set[str] = set()
-
-        def at_end(run: Run) -> None:
-            finite(run)
-            if run.trace.marks("update"):
-                ledger(run)
-            finals.add(parameters_sha256(final_parameters(run)))
-
-        report = explore(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, max_runs=max_runs)
-        text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
-        if not report.complete:
-            walk(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, runs=200)
-            text += " (not all; then 200 random ones)"
-        return f"{text}, {len(finals)} different results; no deadlock"
-
-    def mean() -> Finding:
-        problem, kept, broken = constant_gradients(), 0, ""
-        for picks in range(24):
-            rng = np.random.default_rng(picks)
-            try:
-                world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
-            except Exception as raised:
-                error = raised
-            if error is not None:
-                return Finding("mean of replicas", None, "not checked: a schedule failed")
-            run = world.run()
-            if replicas(run)[0]:
-                return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
-            expected = problem.x0 - np.float32(sgd.lr) * 2 * np.mean([problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
-            if np.array_equal(final_parameters(run), expected):
-                kept += 1
-            elif not broken:
-                broken = diagram(world.events, world.nodes)
-        if not broken:
-            return Finding("mean of replicas", True, "moved by the gradients alone in 24 random schedules")
-        return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random schedules; averaging that is atomic on "
-                       f"both sides keeps it in all, weighted or one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
-
-    def real() -> str:
-        from refsgd.runtimes import processes as launcher
-
-        problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
-        finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES for s in (0, 1)}
-        for transport in ("shm", "tcp"):
-            run = launcher.run(lambda: deploy(problem, 3, 5), machine, 0, transport=transport)
-            finite(run)
-            if len(finals) == 1 and parameters_sha256(final_parameters(run)) not in finals:
-                raise AssertionError(f"other parameters over {transport} than in the simulator, where all schedules agree")
-        return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1 else "")
+        return function(problem, workers, steps, SGD(RATE), **options)
 
     findings = [
         *_lint(function),
-        _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", sizes),
-        _attempt("determinism", "the same seed gives the same bits and schedule", repeats),
-        _attempt("gradients", "", gradients),
-        _attempt("fixed point", "zero gradients change nothing", fixed_point),
-        _attempt("descent", "a quadratic is minimised", descent),
-        _attempt("all schedules", "", schedules),
-        mean(),
+        _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
+        _attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy)),
+        _attempt("gradients", "", lambda: _gradients(deploy)),
+        _attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy)),
+        _attempt("descent", "a quadratic is minimised", lambda: _descent(deploy)),
+        _attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
+        _mean(deploy),
     ]
-    return [*findings, _attempt("processes", "", real)] if processes else findings
+    return [*findings, _attempt("processes", "", lambda: _real(deploy))] if processes else findings
 
 
 def server_lead(run: Run) -> int:
@@ -323,14 +339,14 @@ def server_lead(run: Run) -> int:
     return widest
 
 
-def explore_algorithm(name: str, *, workers: int = 2, servers: int = 1, steps: int = 2, max_runs: int = 20_000,
+def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int = 1, steps: int = 2, max_runs: int = 20_000,
                       walks: int | None = None, seed: int = 0, **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
 
     Parameters
     ----------
-    name : str
-        Of the catalogue.
+    algorithm : str or callable
+        A name of the catalogue, or a deployment function.
     workers, servers, steps : int
         Sizes; three workers and three steps are the practical limit.
     max_runs : int
@@ -351,14 +367,14 @@ def explore_algorithm(name: str, *, workers: int = 2, servers: int = 1, steps: i
     Counterexample
         With the shortest schedule that breaks an invariant.
     """
-    function, problem = CATALOGUE[name], integer_gradients(d=4, workers=workers)
+    (name, function), problem = deployment_function(algorithm), integer_gradients(d=4, workers=workers)
     extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
     if name == "sequential":
         workers = 1
     leads, staleness, finals = set[int](), set[int](), set[str]()
 
     def deploy() -> Deployment:
-        return function(problem, workers, steps, SGD(0.125), **extra, **options)
+        return function(problem, workers, steps, SGD(RATE), **extra, **options)
 
     def at_end(run: Run) -> None:
         finite(run)
@@ -381,95 +397,3 @@ def explore_algorithm(name: str, *, workers: int = 2, servers: int = 1, steps: i
         f"{', '.join(map(str, sorted(leads)))} clocks;  different results: {len(finals)}",
     ]
     return "\n".join(lines)
-
-
-# -- interaction files ------------------------------------------------------------------------------------------
-
-
-def _deployment(words: list[str]) -> Callable[[], Deployment]:
-    name, *rest = words
-    options: dict[str, Any] = {}
-    for word in rest:
-        key, _, value = word.partition("=")
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = float(value) if value == "inf" else value
-    workers, steps = options.pop("workers", 2), options.pop("steps", 1)
-    lr = options.pop("lr", 0.125)
-    function = CATALOGUE[name]
-    return lambda: function(integer_gradients(d=2, workers=workers), workers, steps, SGD(lr), **options)
-
-
-def play(text: str) -> str:
-    """Run an interaction file and return it with the outputs that its commands really give.
-
-    A file opens with prose; then blocks follow: a command, a line ``----``, its output, an empty line.  Commands:
-
-    ========================== =========================================================================
-    deploy ALGORITHM key=value a fresh world of `refsgd.runtimes.explorer`; says what may happen next
-    deliver SRC DST            the next message of this channel arrives; shows what follows from it
-    go NODE [PROGRAM]          a program goes on, a poll looks
-    choose NODE OPTION         a choice is made
-    run                        first actions to the end
-    state                      where each program stands
-    parameters                 the final parameters
-    ========================== =========================================================================
-
-    Parameters
-    ----------
-    text : str
-        An interaction file.
-
-    Returns
-    -------
-    str
-    """
-    head, *blocks = text.split("\n\ndeploy ", 1)
-    if not blocks:
-        raise ValueError("interaction file without a `deploy` command; expected prose, an empty line, then deploy ALGORITHM ...")
-    out, world, seen = [head.rstrip()], None, 0
-    for block in ("deploy " + blocks[0]).strip().split("\n\n"):
-        command = block.split("\n----")[0].strip()
-        words = command.split()
-        shown = ""
-        try:
-            if words[0] == "deploy":
-                world, seen = World(_deployment(words[1:])), 0
-            assert world is not None
-            _act(world, words)
-            if words[0] == "state":
-                shown = "\n".join(f"{t.node}: {'returned' if t.effect is None else _waits(t.effect)}" for t in world.all_tasks())
-            elif words[0] == "parameters":
-                shown = str(final_parameters(world.run()).tolist())
-            else:
-                enabled = world.enabled()
-                events, seen = world.events[seen:], len(world.events)
-                shown = diagram(events, world.nodes) if events else ""
-                shown += ("\n" if shown else "") + "next: " + (", ".join(map(str, enabled)) or "nothing, the run is over")
-        except AssertionError as error:
-            shown = f"{type(error).__name__}: " + str(error).split(": ", 1)[0]
-        out.append(f"{command}\n----\n{shown}")
-    return "\n\n".join(out) + "\n"
-
-
-def _waits(effect: Any) -> str:
-    from refsgd.runtimes.programs import describe
-
-    return f"waits for {describe(effect)}"
-
-
-def _act(world: World, words: list[str]) -> None:
-    """Perform one command of an interaction file."""
-    if words[0] in ("deploy", "state", "parameters"):
-        return
-    if words[0] == "run":
-        while world.enabled():
-            world.perform(0)
-        return
-    for i, action in enumerate(world.enabled()):
-        said = str(action).replace("->", "").replace("option", "").split()
-        if said == words or (words[0] == "go" and said[0] in ("go", "poll") and said[1:] == words[1:]):
-            world.perform(i)
-            return
-    raise ValueError(f"command {' '.join(words)!r}: not possible now; expected one of {', '.join(map(str, world.enabled()))}")

@@ -1,7 +1,7 @@
 """What happened: one type of event on one clock from every runtime, and every figure computed from it.
 
-An algorithm never times itself.  A runtime writes events; bytes, throughput, staleness, clock gaps, waiting
-and its causes are functions of them.  Times are seconds since the common start: virtual in the simulator,
+An algorithm never times itself.  A runtime writes events; bytes, throughput, staleness, clock gaps and waiting
+are functions of them (why workers wait: `refsgd.waiting`).  Times are seconds since the common start: virtual in the simulator,
 nominal in paced processes, real in unpaced ones.
 """
 
@@ -140,8 +140,9 @@ class Trace:
 
     @property
     def workers(self) -> list[str]:
-        """Nodes that compute gradients."""
-        return [n for n in self.nodes if is_worker(n)]
+        """Nodes that compute gradients: those named worker or peer, and others that are no servers and have computed one."""
+        computed = {e.node for e in self.of("compute") if e.data["work"] == "gradient"}
+        return [n for n in self.nodes if is_worker(n) and (n.startswith(("worker", "peer")) or n in computed)]
 
     # -- counting ------------------------------------------------------------------------------------------
 
@@ -209,19 +210,21 @@ class Trace:
                 total += version[server] - last.get((worker, server), 0)
         return total
 
-    def _clock_steps(self) -> list[tuple[float, int, str]]:
-        """(time, 1 for a start or 0 for an end, worker) of every gradient; at one time ends come first."""
-        steps = []
+    def _clock_steps(self) -> list[tuple[float, int, int, str]]:
+        """(time, 1 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come first, and of them early iterations."""
+        steps, started = [], Counter[str]()
         for e in self.of("compute"):
-            if e.data["work"] == "gradient":
-                steps += [(e.data["start"], 1, e.node), (e.time, 0, e.node)]
+            if e.data["work"] == "gradient" and is_worker(e.node):
+                t = started[e.node]
+                started[e.node] += 1
+                steps += [(e.data["start"], 1, t, e.node), (e.time, 0, t, e.node)]
         return sorted(steps)
 
     @cached_property
     def _gaps(self) -> tuple[int, int]:
         done, gap, lead = dict.fromkeys(self.workers, 0), 0, 0
         at, slowest = Counter(done.values()), 0  # how many workers have completed so many
-        for _, started, worker in self._clock_steps():
+        for _, started, _, worker in self._clock_steps():
             if started:
                 gap = max(gap, done[worker] - slowest)
                 continue
@@ -279,7 +282,10 @@ class Trace:
 
     @property
     def idle_ratio(self) -> float:
-        """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run."""
+        """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run.
+
+        By cause: `refsgd.waiting.waiting_by_cause`.
+        """
         if not self.seconds or not self.busy:
             return 0.0
         return 1 - sum(self.busy.values()) / len(self.busy) / self.seconds
@@ -296,13 +302,6 @@ class Trace:
                     out.append(Transit(s.node, e.node, s.data["message"], s.data["number"], s.data["bytes"],
                                        s.time, s.data["start"], e.data["arrival"], e.time))
         return out
-
-    @cached_property
-    def idle_by_cause(self) -> dict[str, float]:
-        """Share of the elapsed time that workers wait, by cause; sums to `idle_ratio`."""
-        from refsgd.waiting import waiting_by_cause
-
-        return waiting_by_cause(self)
 
     # -- export --------------------------------------------------------------------------------------------
 
@@ -349,6 +348,15 @@ def merge(streams: Iterable[list[Event]]) -> list[Event]:
     return every
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Of the marks of one name of one node: how many came, and those that keep their `x`, each with its index."""
+
+    count: int = 0
+    stride: int = 1
+    marks: list[tuple[int, Event]] = field(default_factory=list)
+
+
 class Thinner:
     """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the others.
 
@@ -364,28 +372,26 @@ class Thinner:
 
     def __init__(self, limit: int = 64) -> None:
         self.limit = limit
-        self._held: dict[tuple[str, str], list[tuple[int, Event]]] = defaultdict(list)
-        self._stride: dict[tuple[str, str], int] = defaultdict(lambda: 1)
-        self._count: Counter[tuple[str, str]] = Counter()
+        self._kept: dict[tuple[str, str], _Kept] = defaultdict(_Kept)
 
     def __call__(self, event: Event) -> None:
         """Look at the next event of a run."""
         if event.kind != "mark" or "x" not in event.data:
             return
         data = event.data
-        key = event.node, data["name"]
-        index = data["t"] if "t" in data else data.get("version", self._count[key])
-        self._count[key] += 1
-        held, stride = self._held[key], self._stride[key]
-        held.append((index, event))
-        if index % stride or (index == 0 and len(held) > self.limit):
-            del held.pop()[1].data["x"]
-        while len(held) > self.limit:
-            stride = self._stride[key] = 2 * stride
-            for i, e in held:
-                if i % stride:
+        kept = self._kept[event.node, data["name"]]
+        index = data["t"] if "t" in data else data.get("version", kept.count)
+        kept.count += 1
+        if index % kept.stride or (index == 0 and len(kept.marks) >= self.limit):
+            del data["x"]
+            return
+        kept.marks.append((index, event))
+        while len(kept.marks) > self.limit:
+            kept.stride *= 2
+            for i, e in kept.marks:
+                if i % kept.stride:
                     del e.data["x"]
-            held[:] = [(i, e) for i, e in held if i % stride == 0]
+            kept.marks = [(i, e) for i, e in kept.marks if i % kept.stride == 0]
 
 
 def thin(events: Iterable[Event], limit: int = 64) -> None:

@@ -99,7 +99,7 @@ def test_resuming_computes_next_to_nothing(tmp_path, monkeypatch):
 def test_forgetting_the_contents_would_show(tmp_path, monkeypatch):
     """The wrong variant, which resumes with the stand-ins' contents, gives other bits."""
     plain = refsgd.run("bsp", checkpoint=tmp_path, checkpoint_every=0.11, **arguments("bsp"))
-    monkeypatch.setattr("refsgd.checkpoint.restore", lambda *rest: None)
+    monkeypatch.setattr("refsgd.resumable.restore", lambda *rest: None)
     assert refsgd.run("bsp", resume=tmp_path).parameters_sha256 != plain.parameters_sha256
 
 
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(place, tmp
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setattr("refsgd.checkpoint.perform", lambda *rest: pytest.fail("it ran"))
+    monkeypatch.setattr("refsgd.resumable.perform", lambda *rest: pytest.fail("it ran"))
     assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--checkpoint", place]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"refsgd: checkpoint {place}: nothing can be written there (") and said.count("\n") == 1 and "expected a folder" in said

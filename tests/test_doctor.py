@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
-from refsgd import doctor
+import refsgd
+from refsgd import doctor, kernel_cache
 from refsgd.cli import main
 
 
@@ -55,10 +60,39 @@ def test_what_is_wrong_is_named(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     verdict, said = only(doctor.message_passing)
     assert verdict == doctor.WARNING and "pip install 'refsgd[mpi]'" in said
-    monkeypatch.setattr(doctor, "_can_write", lambda place: False)
+    monkeypatch.setattr(kernel_cache, "can_write", lambda place: False)
     verdict, said = only(doctor.caches)
     assert verdict == doctor.WARNING and "NUMBA_CACHE_DIR" in said
     slow = doctor.time.sleep
     monkeypatch.setattr(doctor.time, "sleep", lambda seconds: slow(seconds + 0.002))
     verdict, said = only(doctor.clock)
     assert verdict == doctor.WARNING and "20 ms" in said
+
+
+WITHOUT_A_CACHE = """
+import sys
+import refsgd
+from refsgd import doctor
+bits = [refsgd.run("bsp", data="quadratic", steps=2, runtime=runtime).parameters_sha256 for runtime in ("simulator", "processes")]
+import refsgd.nn.kernels
+(finding,) = doctor.caches()
+print(bits[0] == bits[1], finding)
+"""
+
+
+def test_where_no_compiled_kernel_can_be_kept_a_temporary_folder_is_chosen(tmp_path):
+    """A package and a home in which nothing can be written, and a NUMBA_CACHE_DIR that is a file: one warning, and everything works."""
+    package, temporary = tmp_path / "package", tmp_path / "temporary"
+    shutil.copytree(Path(refsgd.__file__).parent, package / "refsgd", ignore=shutil.ignore_patterns("__pycache__"))
+    temporary.mkdir()
+    for folder in kernel_cache.FOLDERS:
+        (package / "refsgd" / folder / "__pycache__").touch()  # a file, which not even root can make a folder of
+    environment = {**os.environ, "HOME": "/dev/null", "NUMBA_CACHE_DIR": "/dev/null", "PYTHONPATH": str(package), "TMPDIR": str(temporary),
+                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+    environment.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("compiled kernels are kept in") == 1 and "expected NUMBA_CACHE_DIR to name a folder that you may write to" in done.stderr
+    (folder,) = temporary.iterdir()
+    assert folder.name.startswith("refsgd-kernels-") and list(folder.rglob("*.nbi")) and folder.stat().st_mode & 0o077 == 0
+    assert done.stdout.startswith(f"True warning kernel cache  {folder}, a temporary folder") and "set NUMBA_CACHE_DIR" in done.stdout

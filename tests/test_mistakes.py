@@ -1,5 +1,6 @@
 """What a newcomer gets wrong: each mistake is one line that says what was found, where, and what was expected."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -180,3 +181,78 @@ def test_a_deadlock_with_empty_mailboxes_says_no_more():
 
     with pytest.raises(Deadlock, match=r"waits for Recv\(Note\)$"):
         simulate({"worker0": Node(listener())})
+
+
+class Joined(NamedTuple):
+    grad: np.ndarray
+    reads: tuple
+
+
+def rack(mine, steps):
+    for _ in range(steps):
+        held = {}
+        while len(held) < len(mine):
+            w, push = yield Recv(Push)
+            held[w] = push
+        yield Send("server0", Joined(sum(held[w].grad for w in mine) / np.float32(len(mine)), tuple((w, held[w].version) for w in mine)))
+        _, answer = yield Recv(Model)
+        for w in mine:
+            yield Send(w, answer)
+
+
+def root(racks, x, steps, sgd):
+    v = sgd.start(x)
+    for version in range(steps * len(racks)):
+        r, push = yield Recv(Joined)
+        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+        yield Mark("update", slice=0, version=version, reads=push.reads, x=x)
+        yield Send(r, Model(x, version + 1))
+    return x
+
+
+def three_roles(middle):
+    def hierarchical(problem, workers, steps, sgd):
+        ws, _ = names(workers, 1)
+        racks = {f"{middle}{r}": ws[r::2] for r in range(min(2, workers))}
+        nodes = {w: Node(worker(ws.index(w), [r], problem, steps)) for r, group in racks.items() for w in group}  # not in the order of ranks
+        return nodes | {r: Node(rack(group, steps)) for r, group in racks.items()} | {"server0": Node(root(list(racks), problem.x0, steps, sgd))}
+
+    return hierarchical
+
+
+@pytest.mark.parametrize("middle", ["server-rack", "rack"])
+def test_a_third_role_is_checked_and_explored(middle):
+    from refsgd.testing import check, explore_algorithm
+
+    found = check(three_roles(middle), processes=False)
+    assert all(f.held is not False for f in found), "\n".join(map(str, found))
+    assert "2 workers, 2 steps" in explore_algorithm(three_roles(middle))
+
+
+@pytest.mark.parametrize("middle", ["server-rack", "rack"])
+def test_images_are_counted_by_the_numbers_of_the_workers_whatever_their_order(middle):
+    seen = []
+    problem = replace(quadratic(d=4, workers=3), images=lambda rank, t: seen.append(rank) or 1 + 10 * rank)
+    result = refsgd.run(three_roles(middle), problem, workers=3, steps=2)
+    assert set(seen) == {0, 1, 2} and result.history[-1][2] == 2 * (1 + 11 + 21)
+    assert result.servers == (3 if middle == "server-rack" else 1)
+
+
+def test_images_per_second_are_of_the_images_that_there_are():
+    machine = refsgd.Machine(compute="fixed(0.1)")
+    with_all = refsgd.run("bsp", data="digits", net="softmax", workers=4, batch=5000, steps=3, machine=machine)
+    assert with_all.problem["batch"] == 360 and with_all.history[-1][2] == 3 * 1437  # 1437 images, a quarter each
+    assert with_all.measured["images_per_second"] == pytest.approx(4 * 360 / 0.1)
+    own_batch = replace(quadratic(d=4, workers=4), describe={"batch": 8})
+    found = refsgd.run("bsp", own_batch, workers=4, steps=3, machine=machine)
+    assert found.measured["images_per_second"] == pytest.approx(4 * 8 / 0.1) == found.predicted["images_per_second"]["value"]
+
+
+def test_a_small_part_of_an_epoch_is_a_step():
+    assert refsgd.run("bsp", data="digits", net="softmax", epochs=0.001).steps == 1
+    assert refsgd.run("bsp", data="digits", net="softmax", epochs=0).steps == 0
+
+
+def test_where_nothing_takes_time_a_barrier_still_keeps_workers_together():
+    found = refsgd.run("bsp", quadratic(workers=4), workers=4, steps=5, machine=refsgd.Machine(compute="fixed(0)")).measured
+    assert (found["clock_gap"]["max"], found["lead"]["max"]) == (0, 1)

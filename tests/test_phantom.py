@@ -12,8 +12,7 @@ from refsgd.phantom import Phantom, phantom
 from refsgd.problems import quadratic
 
 MACHINE = Machine(compute="exponential(0.1)", latency=0.001, bandwidth=1e6)
-#: these look at the entries of what they send, or at shared memory
-LOOKS_INSIDE = ("approximate", "dgc", "hogwild")
+LOOKS_INSIDE = ("approximate",)  #: what is sent depends on the entries
 
 
 @pytest.mark.parametrize("name", [n for n in CATALOGUE if n not in LOOKS_INSIDE])
@@ -42,7 +41,14 @@ def test_a_thousand_workers_are_simulated_in_seconds(name):
     assert time.perf_counter() - started < 60
 
 
-@pytest.mark.parametrize("act", [lambda x: x[3], lambda x: np.linalg.norm(x), lambda x: x + Phantom(3), lambda x: np.add.reduce(x)])
+@pytest.mark.parametrize(("name", "options"), [("approximate", {}), ("downpour", {"adagrad": True})])
+def test_an_algorithm_that_decides_by_entries_is_refused_in_one_line(name, options):
+    with pytest.raises(ValueError, match=f"{name} decides by the entries of its vectors, and net phantom:1000 has none; expected another net"):
+        refsgd.run(name, net="phantom:1000", data="none", steps=2, **options)
+
+
+@pytest.mark.parametrize("act", [lambda x: x > 0, lambda x: x.astype(float), lambda x: x.__setitem__(3, 0),
+                                 lambda x: x[3], lambda x: np.linalg.norm(x), lambda x: x + Phantom(3), lambda x: np.add.reduce(x)])
 def test_what_needs_contents_is_refused(act):
     with pytest.raises((TypeError, ValueError), match="expected"):
         act(Phantom(10))

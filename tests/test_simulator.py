@@ -13,6 +13,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
 from refsgd.experiment import prepare
 from refsgd.machine import Draws, Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, rare_full_collections, simulate
@@ -79,14 +80,15 @@ def test_collocated_nodes_do_not_use_the_network():
     assert arrivals(nodes, Machine(latency=2, bandwidth=50, collocated=True)) == [("worker0", 0.0)]
 
 
-def test_one_core_computes_one_thing_at_a_time():
+def test_who_shares_one_core_takes_longer():
     def compute():
         yield Compute(abs, 1)
 
-    nodes = {"worker0": Node(compute(), [compute()])}
-    assert simulate(nodes, Machine(compute="fixed(1)")).trace.of("compute")[-1].time == 1
-    nodes = {"worker0": Node(compute(), [compute()])}
-    assert simulate(nodes, Machine(compute="fixed(1)", cores=1)).trace.of("compute")[-1].time == 2
+    def ends(cores):
+        return [e.time for e in simulate({"worker0": Node(compute(), [compute()])}, Machine(compute="fixed(1)", cores=cores)).trace.of("compute")]
+
+    assert ends(None) == ends(2) == [1, 1]
+    assert ends(1) == [2, 2]
 
 
 def test_the_simulator_is_an_iterator_of_events_and_repeats_itself():
@@ -218,7 +220,7 @@ def test_many_durations_at_once_are_those_of_one_after_the_other(law):
 @pytest.mark.parametrize("name", ["bsp", "asp"])
 def test_a_thousand_workers_make_a_hundred_iterations_within_a_generous_deadline(name):
     machine, began = Machine("exponential(1)", bandwidth=1.25e9), time.process_time()
-    trace = prepare(name, phantom(25_557_032), workers=1000, servers=1, steps=100, machine=machine).perform("simulator").trace
+    trace = perform(prepare(name, phantom(25_557_032), workers=1000, servers=1, steps=100, machine=machine), "simulator").trace
     assert sum(trace.iterations.values()) == 100_000
     assert trace.messages == 200_000
     assert time.process_time() - began < 60

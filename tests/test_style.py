@@ -21,8 +21,10 @@ ARROWS = {
     "effects": set(),
     "graphs": set(),
     "architectures": set(),
+    "version": set(),
+    "kernel_cache": set(),
     "machine": set(),
-    "trace": {"waiting"},
+    "trace": set(),
     "waiting": {"trace"},
     "algorithms": {"algorithms", "effects", "graphs", "collectives"},
     "collectives": {"collectives", "effects", "graphs"},
@@ -33,11 +35,18 @@ ARROWS = {
     "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "machine", "trace"},
     "theory": {"theory", "machine"},
-    "result": {"effects", "machine", "trace", "player", "plots", ""},
+    "plots": {"plots", "algorithms", "machine", "trace", "waiting"},
+    "experiment": {"algorithms", "arguments", "data", "effects", "machine", "nn", "phantom", "problems", "theory"},
+    "lives": {"effects", "experiment", "machine", "result", "runtimes", "trace"},
+    "performing": {"arguments", "effects", "experiment", "lives", "phantom", "runtimes", "trace"},
+    "evaluation": {"effects", "experiment", "machine", "problems", "result", "trace"},
+    "checkpoint": {"runtimes"},
+    "resumable": {"checkpoint", "effects", "machine", "runtimes", "trace"},
+    "result": {"effects", "machine", "trace", "waiting", "player", "plots", "version"},
 }
 FREE = {
-    "experiment", "running", "comparison", "advice", "lives", "outcomes", "checkpoint", "calibration", "sweep", "report", "doctor",
-    "cli", "plots", "player", "stepper", "terminal", "studies", "testing", "check", "__init__", "__main__",
+    "running", "comparison", "advice", "outcomes", "calibration", "sweep", "report", "doctor",
+    "cli", "player", "stepper", "terminal", "studies", "testing", "interactions", "check", "__init__", "__main__",
 }
 
 
@@ -55,7 +64,7 @@ def imported_rooms(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Import):
             modules = [a.name for a in node.names]
         rooms |= {m.split(".")[1] if "." in m else "" for m in modules if m.split(".")[0] == "refsgd"}
-    return {"" if room == "__version__" else room for room in rooms}
+    return rooms
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -75,7 +75,7 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *, collect
 
     See Also
     --------
-    refsgd.theory.communication : the time of each collective.
+    refsgd.theory.collectives : the time of each collective.
     """
     if collective not in ALLREDUCE:
         raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")

@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from refsgd import __version__
 from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step, study
-from refsgd.cli.options import Parser, check_outputs, expand_preset
+from refsgd.cli.options import Parser, expand_preset
+from refsgd.cli.outputs import check_outputs
 from refsgd.experiment import Usage
+from refsgd.version import __version__
 
 
 class Command(Protocol):

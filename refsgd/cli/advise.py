@@ -11,7 +11,8 @@ from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from refsgd.cli.options import machine_of, write
+from refsgd.cli.options import machine_of
+from refsgd.cli.outputs import write
 from refsgd.experiment import Usage
 from refsgd.machine import FAMILIES, PRESETS
 
@@ -35,10 +36,10 @@ def add(commands: Any) -> None:
     model = p.add_argument_group("model")
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
     model.add_argument("--image", default="224,224,3", metavar="H,W,C", help="size of the net's images (default 224,224,3)")
-    model.add_argument("--parameters", type=int, metavar="P", help="of the model, if no net is named")
+    model.add_argument("--parameters", type=whole, metavar="P", help="of the model, if no net is named")
     model.add_argument("--flops", type=float, metavar="F", help="of one image's forward pass, if no net is named")
     model.add_argument("--batch", type=int, default=32, metavar="B", help="images of a worker's gradient (default 32)")
-    model.add_argument("--images", type=int, default=50_000, metavar="N", help="images of a pass (default 50000)")
+    model.add_argument("--images", type=whole, default=50_000, metavar="N", help="images of a pass (default 50000)")
     where = p.add_argument_group("cluster")
     where.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
     where.add_argument("--servers", type=int, default=1, metavar="K", help="of strategies with servers of their own (default 1)")
@@ -53,7 +54,26 @@ def add(commands: Any) -> None:
     p.add_argument("--memory", type=float, metavar="BYTES", help="of a node: strategies that need more are out")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are out")
     p.add_argument("--json", metavar="PATH", help="write the advice as JSON; - for standard output and nothing else")
-    p.set_defaults(do=do, collocated=False)
+    p.set_defaults(do=do, collocated=False, cores=None)
+
+
+def whole(text: str) -> int:
+    """A whole number, also written as 7e9.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    int
+    """
+    try:
+        return int(text)
+    except ValueError:
+        if float(text).is_integer():
+            return int(float(text))
+        raise
 
 
 def _model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:

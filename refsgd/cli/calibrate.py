@@ -6,7 +6,7 @@ import argparse
 import warnings
 from typing import Any
 
-from refsgd.cli.options import write
+from refsgd.cli.outputs import write
 from refsgd.experiment import DEFAULT_BATCH, Usage
 
 

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli.options import arguments_of, common, compile_kernels, known, number, progress, write, writing
+from refsgd.cli.options import arguments_of, common, known, number
+from refsgd.cli.outputs import compile_kernels, progress, write, writing
 from refsgd.comparison import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment import Usage
 

@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refsgd import __version__
-from refsgd.cli.options import compile_kernels, explicit
+from refsgd.cli.options import explicit
+from refsgd.cli.outputs import compile_kernels
 from refsgd.effects import Deployment
+from refsgd.evaluation import evaluate
 from refsgd.experiment import Experiment, Usage, prepare
 from refsgd.machine import Machine
 from refsgd.result import Result
 from refsgd.running import recording
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.version import __version__
 
 SHORTEST_SECRET = 16
 
@@ -142,7 +144,7 @@ def listen(args: argparse.Namespace, arguments: dict[str, Any]) -> Result:
     with recording(experiment, "tcp", args.record) as journal:
         run = sites.listen(processes.child, about, deployment, experiment.machine, experiment.seed, address, args.hosts, secret, _say,
                            experiment.largest_message)
-        result = experiment.result("tcp", run)
+        result = evaluate(experiment, "tcp", run)
         if journal is not None:  # on one host as it goes on; here when all is known
             for event in run.trace.events:
                 journal(event)

@@ -1,35 +1,22 @@
-"""What the commands share: common options, the machine that they describe, files that are never half written, progress."""
+"""What the commands take: common options, the algorithms' own, and the machine and arguments that they describe."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import math
-import os
 import re
 import sys
-import tempfile
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
-from refsgd.experiment import (
-    DEFAULT_BATCH,
-    DEFAULT_EPOCHS,
-    DEFAULT_LR,
-    DEFAULT_MACHINE,
-    DEFAULT_MOMENTUM,
-    RUNTIMES,
-    Usage,
-    default_net,
-)
+from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage
 from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
-from refsgd.result import Result
+from refsgd.performing import RUNTIMES
 
 DEFAULT_WORKERS = 4
 
@@ -54,6 +41,8 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"[\w-]+", choice[2]), n=1)):
             message += f"; did you mean {near[0]}?"
+        if choice and ".py" in choice[1]:
+            message += "; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, refsgd.compare and refsgd.Stepper take the function"
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -97,6 +86,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
     where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one number for each")
     where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
+    where.add_argument("--cores", type=int, metavar="C", help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     out.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
@@ -273,7 +263,7 @@ def _described(args: argparse.Namespace) -> Machine:
     said: dict[str, Any] = {}
     if args.compute is not None:
         said["compute"] = None if args.compute == "none" else Law.parse(args.compute)
-    for name in ("latency", "bandwidth"):
+    for name in ("latency", "bandwidth", "cores"):
         if getattr(args, name) is not None:
             said[name] = getattr(args, name)
     if args.update is not None:
@@ -345,7 +335,7 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
     dict of str to object
         Keyword arguments.
     """
-    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "collocated")
+    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "collocated", "cores")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
             if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}
@@ -373,158 +363,3 @@ def known(names: Iterable[str]) -> list[str]:
         if name not in CATALOGUE:
             raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}")
     return names
-
-
-@contextlib.contextmanager
-def writing(path: str) -> Iterator[Path]:
-    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
-
-    Parameters
-    ----------
-    path : str
-        Of the file that is to be written.
-
-    Yields
-    ------
-    pathlib.Path
-        Of the temporary one.
-
-    Raises
-    ------
-    Usage
-        If the folder does not exist.
-    """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
-    except OSError as error:
-        raise Usage(f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes files") from None
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-def write(path: str | None, text: str) -> None:
-    """Write a text and a newline.
-
-    Parameters
-    ----------
-    path : str or None
-        "-" is standard output; None writes nothing.
-    text : str
-    """
-    if path == "-":
-        sys.stdout.write(text + "\n")
-    elif path:
-        with writing(path) as temporary:
-            temporary.write_text(text + "\n")
-
-
-def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse what could not be written before anything runs.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Of any command.
-
-    Raises
-    ------
-    Usage
-        If an output has no folder that can be written to, is a folder itself, or is a picture of an unknown format.
-    """
-    for name in ("json", "plot", "trace", "record", "player"):
-        path = getattr(args, name, None)
-        if path and path != "-" and not Path(path).parent.is_dir():
-            raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
-        if path and path != "-" and Path(path).is_dir():
-            raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
-            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
-    plot = getattr(args, "plot", None)
-    if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
-        raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
-
-
-def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """A run's summary, JSON, player and picture, as the options ask.
-
-    Parameters
-    ----------
-    result : Result
-    args : argparse.Namespace
-        With ``json``, ``player`` and ``plot``: paths or None.
-    *more : str
-        Lines after the summary.
-    """
-    if args.json != "-":
-        print("\n".join([result.summary(), *more]))
-    write(args.json, result.to_json())
-    if args.player:
-        write(args.player, result.player().html)
-    if args.plot:
-        from refsgd import plots
-
-        with writing(args.plot) as temporary:
-            plots.save(plots.run(result), temporary)
-
-
-def compile_kernels(args: argparse.Namespace) -> None:
-    """Compile the net's kernels in this process, before any fork, and say so the first time.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With ``data``, ``net`` and ``quiet``.
-    """
-    if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
-        return
-    from refsgd.nn import nets
-
-    name = args.net or default_net(args.data)
-    try:
-        net = nets.build(name)
-    except ValueError:
-        return  # refused with its own message later
-    if nets.needs_compiling() and not args.quiet:
-        sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
-    net.compile()
-
-
-@contextlib.contextmanager
-def progress(quiet: bool, total: int) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile.
-
-    Parameters
-    ----------
-    quiet : bool
-        No bar on a terminal either.
-    total : int
-        Calls until the bar is full.
-
-    Yields
-    ------
-    callable or None
-        Called with a text, it shows that and advances by one; None where there is no bar.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True),
-                  auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("starting", total=total)
-
-        def say(text: str) -> None:
-            bar.update(task, description=text, advance=1, refresh=True)
-
-        yield say

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, write, writing
+from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of
+from refsgd.cli.outputs import write, writing
 from refsgd.experiment import Usage, prepare
 
 

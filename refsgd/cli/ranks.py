@@ -7,7 +7,8 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, compile_kernels, explicit
+from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, explicit
+from refsgd.cli.outputs import compile_kernels
 from refsgd.experiment import Usage, deployment_function, has_servers
 from refsgd.result import Result
 from refsgd.running import run

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from refsgd.cli.options import show
+from refsgd.cli.outputs import show
 from refsgd.experiment import Usage
 from refsgd.running import replay
 

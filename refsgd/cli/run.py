@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from refsgd.cli import hosts
-from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, compile_kernels, each_algorithm, explicit, progress, show, writing
+from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, each_algorithm, explicit
+from refsgd.cli.outputs import compile_kernels, progress, show, writing
 from refsgd.cli.ranks import run_over_mpi
 from refsgd.result import Result
 from refsgd.running import run

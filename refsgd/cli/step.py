@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from refsgd import terminal
-from refsgd.cli.options import each_algorithm, write
+from refsgd.cli.options import each_algorithm
+from refsgd.cli.outputs import write
 
 
 def add(commands: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refsgd.cli.options import progress, write, writing
+from refsgd.cli.outputs import progress, write, writing
 from refsgd.experiment import Usage
 from refsgd.studies import NAMES
 

@@ -59,7 +59,8 @@ class Shards:
         if by_label and (labels is None or np.shape(labels) != (images,)):
             found = "none" if labels is None else f"of shape {np.shape(labels)}"
             raise ValueError(f"labels are {found}, expected one for each of {images} images to shard by label")
-        self.images, self.workers, self.batch, self.seed = images, workers, batch, seed
+        self.images, self.workers, self.seed = images, workers, seed
+        self.batch = min(batch, -(-images // workers))  #: images of a full share: not more than a worker's part of all
         self._sorted: Indices | None = np.argsort(labels, kind="stable").astype(np.int64) if by_label else None
         self._orders: dict[int, Indices] = {}
         longest = images if self._sorted is None else workers * -(-images // workers)

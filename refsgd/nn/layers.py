@@ -1,129 +1,18 @@
-"""Layers of convolutional networks, each defined by a few lines of numpy.
-
-A network is a plain list of layers. A layer is a frozen value that knows its hyper-parameters, not its parameters: those live in one
-flat vector and are handed in, as a dict from name to array, by whoever calls. Every layer answers the same five questions:
-
-* ``output_shape(shape)``: what one image of shape ``(H, W, C)`` (or ``(features,)``) becomes;
-* ``parameters(shape)``: names, shapes and fan-in of its parameters;
-* ``forward(p, x)``: the output ``y`` and what the backward pass needs to keep;
-* ``backward(p, kept, dy)``: the gradient with respect to the input, and a dict of gradients of the parameters;
-* ``flops(shape)``: floating-point operations for one image, a multiplication and an addition counting as two.
+"""Layers of convolutional networks, each defined by a few lines of numpy; what a layer is, says `refsgd.nn.layer`.
 
 These functions *are* the definition. They work in the precision of their arguments, so that float64 can be checked against finite
 differences; `refsgd.nn.kernels` computes the same in float32, faster, and is tested against them.
-
-Images are NHWC: ``x[image, row, column, channel]``.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Shape = tuple[int, ...]
-Parameters = dict[str, Array]
-
-
-class Parameter(NamedTuple):
-    """One parameter array of a layer: its shape, and the number of inputs that each output sums (0: not random, see `fill`)."""
-
-    shape: Shape
-    fan_in: int
-    fill: float = 0.0
-
-
-class Layer(Protocol):
-    """What every layer answers: any object with these methods is one. The layers below inherit what is said here of each method."""
-
-    def output_shape(self, shape: Shape) -> Shape:
-        """What one input becomes.
-
-        Parameters
-        ----------
-        shape : (H, W, C) or (features,)
-            Of one input.
-
-        Returns
-        -------
-        (H, W, C) or (features,)
-            Of one output.
-        """
-        ...
-
-    def parameters(self, shape: Shape) -> dict[str, Parameter]:
-        """The arrays that the layer needs.
-
-        Parameters
-        ----------
-        shape : (H, W, C) or (features,)
-            Of one input.
-
-        Returns
-        -------
-        dict of str to Parameter
-            In the order in which they lie in the flat vector. What belongs to the layers of a branch is not among them.
-        """
-        ...
-
-    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
-        """Run the layer on a batch.
-
-        Parameters
-        ----------
-        p : dict of str to array
-            What `parameters` names; for a layer with branches, one list of such dicts for each branch.
-        x : float32 or float64, shape (b, H, W, C) or (b, features)
-
-        Returns
-        -------
-        y : array
-            The b outputs, in the precision of ``p`` and ``x``.
-        kept : object
-            What `backward` needs of this pass.
-        """
-        ...
-
-    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
-        """Apply the chain rule.
-
-        Parameters
-        ----------
-        p : dict of str to array
-            As for `forward`.
-        kept : object
-            From `forward`.
-        dy : array, shape of y
-            Gradient of the loss with respect to the output.
-
-        Returns
-        -------
-        dx : array, shape of x
-            Gradient with respect to the input.
-        gradients : dict of str to array
-            Gradient with respect to each array of ``p``, summed over the batch; nested as ``p`` is.
-        """
-        ...
-
-    def flops(self, shape: Shape) -> int:
-        """Floating-point operations of the forward pass of one input.
-
-        Parameters
-        ----------
-        shape : (H, W, C) or (features,)
-            Of one input.
-
-        Returns
-        -------
-        int
-            A multiplication and an addition count as two. The layers of a branch count themselves.
-        """
-        ...
+from refsgd.nn.layer import Array, Layer, Parameter, Parameters, Shape
 
 
 @dataclass(frozen=True)
@@ -442,84 +331,6 @@ class Linear(Layer):
         return 2 * shape[0] * self.features
 
 
-@dataclass(frozen=True)
-class Residual(Layer):
-    """``y = body(x) + shortcut(x)``; an empty shortcut is the identity.
-
-    Parameters
-    ----------
-    body, shortcut : tuple of Layer
-        Layers run one after the other; both chains give the same shape.
-    """
-
-    body: tuple[Layer, ...]
-    shortcut: tuple[Layer, ...] = ()
-
-    @property
-    def branches(self) -> tuple[tuple[Layer, ...], ...]:
-        """The chains of layers that all read the input."""
-        return (self.body, self.shortcut)
-
-    def output_shape(self, shape: Shape) -> Shape:
-        shapes = {chain_shape(branch, shape) for branch in self.branches}
-        if len(shapes) > 1:
-            raise ValueError("branches of different shapes")
-        return shapes.pop()
-
-    def parameters(self, shape: Shape) -> dict[str, Parameter]:
-        return {}
-
-    def forward(self, p: Any, x: Array) -> tuple[Array, Any]:
-        (y, kept), (z, kept_too) = (forward(branch, q, x) for branch, q in zip(self.branches, p, strict=True))
-        return y + z, (kept, kept_too)
-
-    def backward(self, p: Any, kept: Any, dy: Array) -> tuple[Array, Any]:
-        results = [backward(branch, q, k, dy) for branch, q, k in zip(self.branches, p, kept, strict=True)]
-        return results[0][0] + results[1][0], [gradients for _, gradients in results]
-
-    def flops(self, shape: Shape) -> int:
-        return prod(self.output_shape(shape))  # the addition; the layers of the branches count themselves
-
-
-@dataclass(frozen=True)
-class Concat(Layer):
-    """The outputs of some branches, which all read the same input, side by side as channels.
-
-    Parameters
-    ----------
-    branches : tuple of tuples of Layer
-        Chains of layers, which give images of the same height and width.
-    """
-
-    branches: tuple[tuple[Layer, ...], ...]
-
-    def output_shape(self, shape: Shape) -> Shape:
-        shapes = [chain_shape(branch, shape) for branch in self.branches]
-        if len({other[:-1] for other in shapes}) > 1:
-            raise ValueError("branches of different sizes")
-        return (*shapes[0][:-1], sum(other[-1] for other in shapes))
-
-    def parameters(self, shape: Shape) -> dict[str, Parameter]:
-        return {}
-
-    def forward(self, p: Any, x: Array) -> tuple[Array, Any]:
-        results = [forward(branch, q, x) for branch, q in zip(self.branches, p, strict=True)]
-        ends = np.cumsum([y.shape[-1] for y, _ in results])
-        return np.concatenate([y for y, _ in results], axis=-1), (ends, [kept for _, kept in results])
-
-    def backward(self, p: Any, kept: Any, dy: Array) -> tuple[Array, Any]:
-        ends, inner = kept
-        parts = np.split(dy, ends[:-1], axis=-1)
-        results = [backward(*arguments) for arguments in zip(self.branches, p, inner, parts, strict=True)]
-        dx = results[0][0] + 0  # a new array: the branch may have handed out a view
-        for more, _ in results[1:]:
-            dx = dx + more
-        return dx, [gradients for _, gradients in results]
-
-    def flops(self, shape: Shape) -> int:
-        return 0
-
-
 def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
     """Mean cross-entropy of softmax(z) against the labels, and its gradient with respect to z.
 
@@ -545,74 +356,6 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
     dz = e / total
     dz[rows, labels] -= 1
     return loss, dz / len(z)
-
-
-def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, list[Any]]:
-    """Run layers one after the other.
-
-    Parameters
-    ----------
-    layers : sequence of Layer
-    p : list
-        For each layer, what its `forward` takes as ``p``.
-    x : float32 or float64, shape (b, H, W, C) or (b, features)
-
-    Returns
-    -------
-    y : array
-        The last layer's output.
-    kept : list
-        What each layer keeps for `backward`.
-    """
-    kept = []
-    for layer, q in zip(layers, p, strict=True):
-        x, k = layer.forward(q, x)
-        kept.append(k)
-    return x, kept
-
-
-def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) -> tuple[Array, list[Any]]:
-    """Run layers backward, last one first.
-
-    Parameters
-    ----------
-    layers : sequence of Layer
-    p, kept : list
-        As given to `forward`, and as it returned.
-    dy : array, shape of y
-        Gradient of the loss with respect to the last layer's output.
-
-    Returns
-    -------
-    dx : array, shape of x
-        Gradient with respect to the first layer's input.
-    gradients : list
-        For each layer, those of its parameters, nested as ``p`` is.
-    """
-    gradients = []
-    for layer, q, k in zip(reversed(layers), reversed(p), reversed(kept), strict=True):
-        dy, g = layer.backward(q, k, dy)
-        gradients.append(g)
-    return dy, gradients[::-1]
-
-
-def chain_shape(layers: Sequence[Layer], shape: Shape) -> Shape:
-    """What one input becomes in layers run one after the other.
-
-    Parameters
-    ----------
-    layers : sequence of Layer
-    shape : (H, W, C) or (features,)
-        Of one input.
-
-    Returns
-    -------
-    (H, W, C) or (features,)
-        Of one output.
-    """
-    for layer in layers:
-        shape = layer.output_shape(shape)
-    return shape
 
 
 def _positions(length: int, layer: Conv | MaxPool | AvgPool) -> int:

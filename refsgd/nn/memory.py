@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from refsgd.nn.layers import Array, Shape
+from refsgd.nn.layer import Array, Shape
 
 _LINE = 64  # bytes of a cache line
 

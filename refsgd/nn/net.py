@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refsgd.nn.frame import Frame
-from refsgd.nn.layers import Array, Dropout, Layer, Parameter, Shape, backward, forward, softmax_cross_entropy
+from refsgd.nn.layer import Array, Layer, Parameter, Shape, backward, forward
+from refsgd.nn.layers import Dropout, softmax_cross_entropy
 
 if TYPE_CHECKING:
     from refsgd.nn.plan import Plan
@@ -361,7 +362,7 @@ class Net:
         return loss, np.concatenate([part.ravel() for part in _flattened(gradients)])
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
-        """The flat vector as `refsgd.nn.layers.forward` takes it.
+        """The flat vector as `refsgd.nn.layer.forward` takes it.
 
         Parameters
         ----------

@@ -4,20 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from refsgd.nn.layers import (
-    BatchNorm,
-    Concat,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Layer,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-    Shape,
-)
+from refsgd.nn.branches import Concat, Residual
+from refsgd.nn.layer import Layer, Shape
+from refsgd.nn.layers import BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
 from refsgd.nn.net import Net
 
 Layers = list[Layer]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.nn.layers import Array
+from refsgd.nn.layer import Array
 from refsgd.nn.net import Net, Vector
 
 

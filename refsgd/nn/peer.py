@@ -7,21 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.nn.layers import (
-    Array,
-    AvgPool,
-    BatchNorm,
-    Concat,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Layer,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-)
+from refsgd.nn.branches import Concat, Residual
+from refsgd.nn.layer import Array, Layer
+from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
 from refsgd.nn.net import Leaf, Net
 
 

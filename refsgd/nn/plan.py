@@ -12,23 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from refsgd.nn import elementwise
+from refsgd.nn.branches import Concat, Residual
 from refsgd.nn.frame import Frame
-from refsgd.nn.layers import (
-    Array,
-    AvgPool,
-    BatchNorm,
-    Concat,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Layer,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-    Shape,
-)
+from refsgd.nn.layer import Array, Layer, Shape
+from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
 from refsgd.nn.memory import Buffer, Field, Room, Scratch
 from refsgd.nn.pointwise import (
     AddStep,

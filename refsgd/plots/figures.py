@@ -9,12 +9,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from refsgd.comparison import Comparison
+from refsgd.plots.drawn import DrawnComparison, DrawnRun, DrawnSweep
 from refsgd.plots.runs import accuracy_against_time, idle_by_cause, resources, staleness_histogram
 from refsgd.plots.runs import sweep as draw_sweep
 from refsgd.plots.traces import timeline
-from refsgd.result import Result
-from refsgd.sweep import Sweep
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -34,7 +32,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int = 6) -> Axes:
+def _timelines(results: Mapping[str, DrawnRun], ax: Axes, iterations: int = 6) -> Axes:
     """The first iterations of every result under each other on one time axis."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
     if not traces:
@@ -52,7 +50,7 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int = 6) -> 
     return ax
 
 
-def comparison(found: Comparison) -> Figure:
+def comparison(found: DrawnComparison) -> Figure:
     """Accuracy against time, idleness by cause, staleness, and a timeline, of what was measured.
 
     Parameters
@@ -83,7 +81,7 @@ def comparison(found: Comparison) -> Figure:
     return figure
 
 
-def run(result: Result) -> Figure:
+def run(result: DrawnRun) -> Figure:
     """The same panels for one result.
 
     Parameters
@@ -108,7 +106,7 @@ def run(result: Result) -> Figure:
     return figure
 
 
-def sweep_figure(found: Sweep) -> Figure:
+def sweep_figure(found: DrawnSweep) -> Figure:
     """One panel with `refsgd.plots.sweep`.
 
     Parameters

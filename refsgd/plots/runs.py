@@ -1,6 +1,6 @@
 """What results have in common, side by side: accuracy, idleness, staleness, throughput, formulas against runs.
 
-Mappings of results are from the name that the legend shows to the `Result`.
+Mappings of results are from the name that the legend shows to the `refsgd.result.Result`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from refsgd.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of
-from refsgd.result import Result
-from refsgd.sweep import Sweep
+from refsgd.plots.drawn import DrawnRun, DrawnSweep
 from refsgd.trace import CAUSES
 
 
-def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel: str) -> Axes:
+def _curves(results: Mapping[str, DrawnRun], ax: Axes | None, column: int, xlabel: str) -> Axes:
     """Test accuracy (or loss, where there is none) against a column of the history, a line per result."""
     ax = axes_or_current(ax)
     for i, (name, result) in enumerate(results.items()):
@@ -32,7 +31,7 @@ def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel:
     return ax
 
 
-def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
+def accuracy_against_time(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
     """Test accuracy [%] (or loss, where there is none) against seconds, a line per result.
 
     Parameters
@@ -49,7 +48,7 @@ def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None)
     return _curves(results, ax, 0, "seconds")
 
 
-def accuracy_against_updates(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
+def accuracy_against_updates(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
     """Test accuracy [%] (or loss, where there is none) against updates: what an update is worth, however long it took.
 
     Parameters
@@ -66,7 +65,7 @@ def accuracy_against_updates(results: Mapping[str, Result], ax: Axes | None = No
     return _curves(results, ax, 1, "updates")
 
 
-def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
+def idle_by_cause(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
     """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result.
 
     Parameters
@@ -99,7 +98,7 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
     return ax
 
 
-def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
+def staleness_histogram(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
     """How many updates a gradient missed, as shares [%], a step line per result.
 
     Parameters
@@ -132,7 +131,7 @@ def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -
     return ax
 
 
-def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
+def replica_spread(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
     """Mean squared distance of the replicas from their mean against seconds, a line per result; see `Trace.replica_spread`.
 
     Results whose workers keep no replica of their own (a parameter server's) have no line.
@@ -162,7 +161,7 @@ def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axe
     return ax
 
 
-def label_of(result: Result) -> str:
+def label_of(result: DrawnRun) -> str:
     """The algorithm with its options, e.g. ``ssp staleness=3``.
 
     Parameters
@@ -176,12 +175,12 @@ def label_of(result: Result) -> str:
     return " ".join([result.algorithm, *(f"{k}={v}" for k, v in result.options.items())])
 
 
-def _predicted(result: Result, figure: str) -> float | None:
+def _predicted(result: DrawnRun, figure: str) -> float | None:
     found: Mapping[str, Any] = result.predicted.get(figure, {})
     return found.get("value")
 
 
-def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None) -> Axes:
+def throughput_against_workers(results: Iterable[DrawnRun], ax: Axes | None = None) -> Axes:
     """Images per second of all workers against their number: runs as points, formulas as lines, the ideal in grey.
 
     Parameters
@@ -221,7 +220,7 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
     return ax
 
 
-def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = None, figure: str = "seconds_per_iteration") -> Axes:
+def predicted_against_measured(results: Mapping[str, DrawnRun], ax: Axes | None = None, figure: str = "seconds_per_iteration") -> Axes:
     """One figure, run against formula: on the grey diagonal they agree.  A bound is drawn hollow.
 
     Parameters
@@ -258,7 +257,7 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
     return ax
 
 
-def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
+def sweep(found: DrawnSweep, ax: Axes | None = None) -> Axes:
     """Curves of several algorithms over one quantity, by their formulas; crossings are marked.
 
     Parameters
@@ -290,7 +289,7 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def resources(result: Result, ax: Axes | None = None, what: Literal["processor", "memory", "written"] = "processor") -> Axes:
+def resources(result: DrawnRun, ax: Axes | None = None, what: Literal["processor", "memory", "written"] = "processor") -> Axes:
     """What each process of a run used over time, on the clock of its timeline.
 
     Parameters

@@ -75,6 +75,10 @@ def absent(algorithm: str, machine: Machine, found: Collection[str], *, servers:
         return dict.fromkeys(missing, reason)
     if not found and graph:
         return dict.fromkeys(missing, f"graph {graph!r} has no formula; expected one of {', '.join(GRAPHS[algorithm == 'adpsgd'])}")
+    if not found and machine.cores is not None:
+        cores = f"{machine.cores} core{'s' if machine.cores > 1 else ''}"
+        reason = f"updates of servers beside workers share {cores}, for which no formula accounts: {algorithm} is simulated and measured only"
+        return dict.fromkeys(missing, reason)
     out = {}
     for name in missing:
         known = REASONS.get(name, {})

@@ -1,113 +1,25 @@
-"""What one exchange costs: seconds until the last node has its result, and bytes, of every pattern.
+"""What servers, partners and sparse vectors cost on the links, and the strategies that name such patterns.
 
-All nodes start together.  A message of m bytes takes alpha + m beta uncontended (alpha the latency, beta = 1 /
-bandwidth); a node's outgoing and incoming link each serve one message at a time, full duplex, cut-through, on a
-switch that never blocks.  w = M beta is the whole vector on one link, gamma the seconds to reduce a byte.  A
-node forwards a message only when all of it has arrived.
+The links, the letters and what is assumed of them: `refsgd.theory.exchange`.
 
 References
 ----------
-Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005.
-Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
-Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: halving and doubling.
-Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", ParCo 35, 2009.
-Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018: the 2D torus.
+Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
 Jiang et al., "A unified architecture for accelerating distributed DNN training", OSDI 2020: servers beside workers.
+Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018: partners.
+Lin et al., "Deep gradient compression", ICLR 2018: sparse vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count, check_time
+from refsgd.theory.collectives import allreduce
+from refsgd.theory.exchange import Exchange, Link, nothing_sent, priced, sizes
+from refsgd.theory.prediction import DomainError, check_count, check_time
 
 Order = Literal["index", "rotated"]
-
-
-@dataclass(frozen=True)
-class Link:
-    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte].
-
-    Parameters
-    ----------
-    latency : float
-        alpha [s], >= 0.
-    bandwidth : float
-        1/beta [bytes/s], > 0.
-    reduction : float
-        gamma [s/byte], >= 0.
-    """
-
-    latency: float = 0.0
-    bandwidth: float = math.inf
-    reduction: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_time("latency", self.latency)
-        check_time("reduction", self.reduction)
-        if not self.bandwidth > 0:
-            raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
-
-    def wire(self, nbytes: float) -> float:
-        """Seconds of a message of this size on a link, without the latency.
-
-        Parameters
-        ----------
-        nbytes : float
-            Of a message.
-
-        Returns
-        -------
-        float
-            Seconds on the link, without the latency.
-        """
-        return nbytes / self.bandwidth
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """An exchange: its time, bytes of the busiest node (the larger of in and out), bytes of all nodes together.
-
-    Parameters
-    ----------
-    time : Prediction
-        Seconds until the last rank has the sum, when all start together.
-    busiest : float
-        Bytes out of the busiest rank.
-    total : float
-        Bytes of all ranks together.
-    """
-
-    time: Prediction
-    busiest: float
-    total: float
-
-
-def _exchange(value: float, kind: Kind, latency: float, wire: float, reduce: float, formula: str, source: str,
-              busiest: float, total: float, other: float = 0.0, side: Literal["lower", "upper"] = "upper") -> Exchange:
-    terms = {"latency": latency, "wire": wire}
-    if reduce:
-        terms["reduction"] = reduce
-    if other:
-        terms["update"] = other
-    time = Prediction(value, "s", kind, terms, formula, source,
-                      "all start together; full duplex; non-blocking switch; first come first served",
-                      bound=side if kind == "bound" else "")
-    return Exchange(time, busiest, total)
-
-
-def _sizes(workers: int, nbytes: float) -> tuple[int, float]:
-    n = check_count("workers", workers)
-    if not nbytes >= 0 or math.isinf(nbytes):
-        raise DomainError(f"nbytes {nbytes}; the formula assumes a finite number of bytes >= 0")
-    return n, float(nbytes)
-
-
-def _none(source: str = "definition") -> Exchange:
-    return _exchange(0.0, "exact", 0.0, 0.0, 0.0, "one node: nothing is sent", source, 0.0, 0.0)
 
 
 def parameter_server(workers: int, nbytes: float, link: Link, *, servers: int = 1, order: Order = "index",
@@ -139,7 +51,7 @@ def parameter_server(workers: int, nbytes: float, link: Link, *, servers: int = 
     after the first and is followed by nothing: ((2n-1)/K + 1) w, for every n and K.  Rotated with n >= K: every
     link is busy from the first moment, n w/K each way.  n < K: at most w each way.
     """
-    n, m = _sizes(workers, nbytes)
+    n, m = sizes(workers, nbytes)
     k, u = check_count("servers", servers), check_time("update", update)
     w, a = link.wire(m), link.latency
     total, source = 2.0 * n * m, "Li et al. 2014; Jiang et al. 2020"
@@ -148,25 +60,23 @@ def parameter_server(workers: int, nbytes: float, link: Link, *, servers: int = 
             raise DomainError(f"{k} servers on the nodes of {n} workers, {order} order; the formula assumes one server, "
                               "or a server on every node and rotated order")
         if n == 1:
-            return _exchange(u, "exact", 0.0, 0.0, 0.0, "u: one node", source, 0.0, 0.0, u)
+            return priced(u, "exact", 0.0, 0.0, 0.0, "u: one node", source, 0.0, 0.0, u)
         share = 2 * (n - 1) / k
         busiest = (n - 1) * m if k == 1 else 2 * (n - 1) / n * m
-        return _exchange(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + 2 (n-1)/K w + u", source,
-                         busiest, 2.0 * (n - 1) * m, u)
+        return priced(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + 2 (n-1)/K w + u", source,
+                      busiest, 2.0 * (n - 1) * m, u)
     busiest = max(m, n * m / k)
     if order == "rotated":
         share = 2 * max(n / k, 1.0)
-        return _exchange(2 * a + share * w + u, "exact" if n >= k else "bound", 2 * a, share * w, 0.0,
-                         "2 alpha + 2 max(n/K, 1) w + u", source, busiest, total, u)
+        return priced(2 * a + share * w + u, "exact" if n >= k else "bound", 2 * a, share * w, 0.0,
+                      "2 alpha + 2 max(n/K, 1) w + u", source, busiest, total, u)
     share = (2 * n - 1) / k + 1
-    return _exchange(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + ((2n-1)/K + 1) w + u", source,
-                     busiest, total, u)
+    return priced(2 * a + share * w + u, "exact", 2 * a, share * w, 0.0, "2 alpha + ((2n-1)/K + 1) w + u", source,
+                  busiest, total, u)
 
 
 def pull(workers: int, nbytes: float, link: Link, *, collocated: bool = False, asked: bool = False) -> Exchange:
     """One server sends the model to all workers (a forward pass): n transfers, n-1 if one worker lives with it.
-
-    `asked`: a request without payload comes first and costs another latency.
 
     Parameters
     ----------
@@ -177,373 +87,21 @@ def pull(workers: int, nbytes: float, link: Link, *, collocated: bool = False, a
     link : Link
         Latency, bandwidth and cost of reducing.
     collocated : bool
-        Whether server k shares the node of worker k.
+        Whether the server shares the node of a worker, whose transfer then is none.
     asked : bool
-        Whether a request without payload comes first.
+        Whether a request without payload comes first, which costs another latency.
 
     Returns
     -------
     Exchange
     """
-    n, m = _sizes(workers, nbytes)
+    n, m = sizes(workers, nbytes)
     remote = n - 1 if collocated else n
     if not remote:
-        return _none()
+        return nothing_sent()
     latency = link.latency * (2 if asked else 1)
     wire = remote * link.wire(m)
-    return _exchange(latency + wire, "exact", latency, wire, 0.0, "alpha + (n or n-1) w", "definition", remote * m, remote * m)
-
-
-def root_reduce(workers: int, nbytes: float, link: Link) -> Exchange:
-    """One root adds everybody's vector after the last arrival and sends the sum back (PSCPU with one root).
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    w, reduce = link.wire(m), (n - 1) * m * link.reduction
-    return _exchange(2 * link.latency + 2 * (n - 1) * w + reduce, "exact", 2 * link.latency, 2 * (n - 1) * w, reduce,
-                     "2 alpha + 2 (n-1) w + (n-1) M gamma", "definition", (n - 1) * m, 2 * (n - 1) * m)
-
-
-def pscpu(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    share = (n - 1) / n
-    w, reduce = link.wire(m), share * m * link.reduction
-    return _exchange(2 * link.latency + 2 * share * w + reduce, "exact", 2 * link.latency, 2 * share * w, reduce,
-                     "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition", 2 * share * m, 2 * (n - 1) * m)
-
-
-def ring(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk` bytes.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-    chunk : float, optional
-        m, bytes of the largest chunk; by default lengths divide evenly.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    piece = m / n if chunk is None else chunk
-    a, reduce = 2 * (n - 1) * link.latency, (n - 1) * piece * link.reduction
-    wire = 2 * (n - 1) * link.wire(piece)
-    return _exchange(a + wire + reduce, "exact", a, wire, reduce, "2 (n-1) (alpha + m beta) + (n-1) m gamma",
-                     "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
-
-
-def rings(workers: int, nbytes: float, link: Link, count: int) -> Exchange:
-    """`count` rings at once in the same order, each on M/count; gamma = 0.
-
-    A step of one ring costs alpha + w/(kn), and the link must carry k such pieces a step, w/n; 2n-3 steps pass
-    at the slower of the two, the last one is alpha + w/n behind.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-    count : int
-        k, rings at once, at least 1.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    k = check_count("rings", count)
-    if link.reduction:
-        raise DomainError(f"reduction {link.reduction} s/byte; the formula of several rings assumes 0")
-    if n == 1:
-        return _none()
-    w, a = link.wire(m), link.latency
-    step = max(a + w / (k * n), w / n)
-    value = (2 * n - 3) * step + a + w / n
-    wire = 2 * (n - 1) * w / n
-    return _exchange(value, "exact", value - wire, wire, 0.0, "(2n-3) max(alpha + w/(kn), w/n) + alpha + w/n",
-                     "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
-
-
-def _power(n: int) -> tuple[int, int, int]:
-    """q = 2^floor(log2 n), log2 q, and 1 if n > q: the ranks that fold."""
-    log = n.bit_length() - 1
-    return 1 << log, log, int(n != 1 << log)
-
-
-def halving_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
-
-    The first 2 (n-q) ranks fold in pairs before and unfold after.  Where n > q and reducing takes time, ranks
-    that need not fold run ahead, and their messages can keep a late rank's incoming link busy: a lower bound
-    then (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide in this way even with gamma = 0.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    q, log, f = _power(n)
-    half = (q - 1) / q
-    a, wire = 2 * (log + f) * link.latency, (2 * half + 2 * f) * link.wire(m)
-    add = (half + f) * m * link.reduction
-    return _exchange(a + wire + add, "bound" if f and add else "exact", a, wire, add,
-                     "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
-                     "Rabenseifner 2004; Thakur et al. 2005", (2 * half + f) * m, 2 * (n - 1) * m, side="lower")
-
-
-def recursive_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
-    """log2 q exchanges of the whole vector between partners 1, 2, 4, ... apart; fold as in `halving_doubling`.
-
-    Exact for n = q and for n - q > q/2; else some folded ranks meet only unfolded ones in the first rounds, and
-    it is an upper bound.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    q, log, f = _power(n)
-    steps = log + 2 * f
-    reduce = (log + f) * m * link.reduction
-    kind: Kind = "exact" if n == q or n - q > q / 2 else "bound"
-    a, wire = steps * link.latency, steps * link.wire(m)
-    return _exchange(a + wire + reduce, kind, a, wire, reduce, "(log2 q + 2 f)(alpha + w) + (log2 q + f) M gamma",
-                     "Thakur et al. 2005, section 4.4", (log + f) * m, (q * log + 2 * (n - q)) * m)
-
-
-def broadcast(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    low, high = n.bit_length() - 1, (n - 1).bit_length()
-    a, wire = low * link.latency, high * link.wire(m)
-    return _exchange(a + wire, "exact", a, wire, 0.0, "floor(log2 n) alpha + ceil(log2 n) w", "Thakur et al. 2005",
-                     high * m, (n - 1) * m)
-
-
-def reduce(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    high = (n - 1).bit_length()
-    a, wire, add = high * link.latency, high * link.wire(m), high * m * link.reduction
-    return _exchange(a + wire + add, "exact" if n == _power(n)[0] else "bound", a, wire, add,
-                     "ceil(log2 n) (alpha + w + M gamma)", "Thakur et al. 2005", high * m, (n - 1) * m)
-
-
-def tree(workers: int, nbytes: float, link: Link) -> Exchange:
-    """Allreduce as a binomial reduce and a binomial broadcast, one after the other.
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    up, down = reduce(workers, nbytes, link), broadcast(workers, nbytes, link)
-    kind: Kind = up.time.kind
-    a, wire, add = (up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0) for t in ("latency", "wire", "reduction"))
-    return _exchange(up.time.value + down.time.value, kind, a, wire, add, "binomial reduce + binomial broadcast",
-                     "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total)
-
-
-def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Two binary trees, each on half the vector, pipelined in chunks; an approximation, up to a third low.
-
-    Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
-    once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).
-
-    Parameters
-    ----------
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-    chunk : float, optional
-        m, bytes of the largest chunk; by default lengths divide evenly.
-
-    Returns
-    -------
-    Exchange
-    """
-    n, m = _sizes(workers, nbytes)
-    if n == 1:
-        return _none()
-    levels = (n - 1).bit_length()
-    if chunk is None:
-        best = math.sqrt(m * link.latency * link.bandwidth / levels) if math.isfinite(link.bandwidth) else m
-        chunk = min(max(best, 1.0), m)
-    a, wire = 2 * levels * link.latency, 2 * levels * link.wire(chunk) + 2 * link.wire(m)
-    return _exchange(a + wire, "approximation", a, wire, 0.0, "2 ceil(log2 n) (alpha + m beta) + 2 w",
-                     "Sanders, Speck, Traeff 2009", 2 * m, 2 * (n - 1) * m)
-
-
-def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
-    """2D torus of X columns and Y rows: reduce-scatter along rows, ring allreduce of M/X along columns, allgather.
-
-    Parameters
-    ----------
-    columns, rows : int
-        X and Y; n = X Y.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-
-    Returns
-    -------
-    Exchange
-    """
-    x, y = check_count("columns", columns), check_count("rows", rows)
-    n, m = _sizes(x * y, nbytes)
-    if n == 1:
-        return _none()
-    w = link.wire(m)
-    a = (2 * (x - 1) + 2 * (y - 1)) * link.latency
-    wire = 2 * (x - 1) * w / x + 2 * (y - 1) * w / (x * y)
-    add = (n - 1) / n * m * link.reduction
-    return _exchange(a + wire + add, "exact", a, wire, add,
-                     "2 (X-1)(alpha + w/X) + 2 (Y-1)(alpha + w/(XY)) + (XY-1)/(XY) M gamma", "Mikami et al. 2018",
-                     2 * (n - 1) / n * m, 2 * (n - 1) * m)
-
-
-def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Link) -> Exchange:
-    """g ranks per node, m nodes: star to the leader inside, ring between leaders, star back.
-
-    `inner` is the link inside a node (alpha', beta').  `busiest` is a leader's traffic between nodes.
-
-    Parameters
-    ----------
-    per_node : int
-        g, ranks of a node.
-    nodes : int
-        m.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Between nodes.
-    inner : Link
-        Within a node.
-
-    Returns
-    -------
-    Exchange
-    """
-    g, nodes = check_count("per_node", per_node), check_count("nodes", nodes)
-    n, m = _sizes(g * nodes, nbytes)
-    if n == 1:
-        return _none()
-    inside = 2 * inner.latency + 2 * (g - 1) * inner.wire(m) if g > 1 else 0.0
-    a = (2 * inner.latency if g > 1 else 0.0) + 2 * (nodes - 1) * link.latency
-    between = 2 * (nodes - 1) * (link.latency + link.wire(m) / nodes)
-    add = ((g - 1) + (nodes - 1) / nodes) * m * link.reduction
-    value = inside + between + add
-    return _exchange(value, "exact", a, value - add - a, add,
-                     "2 alpha' + 2 (g-1) M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma", "definition",
-                     2 * (nodes - 1) / nodes * m, 2 * (n - 1) * m)
+    return priced(latency + wire, "exact", latency, wire, 0.0, "alpha + (n or n-1) w", "definition", remote * m, remote * m)
 
 
 def gossip_exchange(nbytes: float, link: Link) -> Exchange:
@@ -560,33 +118,10 @@ def gossip_exchange(nbytes: float, link: Link) -> Exchange:
     -------
     Exchange
     """
-    _, m = _sizes(1, nbytes)
+    _, m = sizes(1, nbytes)
     w = link.wire(m)
-    return _exchange(2 * (link.latency + w), "exact", 2 * link.latency, 2 * w, 0.0,
-                     "2 (alpha + w); askers at one partner queue", "Lian et al., ICML 2018", m, 2 * m)
-
-
-def periodic(exchange: Exchange, period: float) -> Exchange:
-    """Per iteration, an exchange that takes place every `period` iterations (EASGD, Downpour, local SGD).
-
-    Parameters
-    ----------
-    exchange : Exchange
-        What happens once in a period.
-    period : float
-        H, iterations, > 0.
-
-    Returns
-    -------
-    Exchange
-        Its share of one iteration.
-    """
-    if not period >= 1:
-        raise DomainError(f"period {period}; the formula assumes at least one iteration")
-    t = exchange.time
-    time = Prediction(t.value / period, t.unit, t.kind, {k: v / period for k, v in t.terms.items()},
-                      f"({t.formula}) / period", t.source, t.assumptions, bound=t.bound)
-    return Exchange(time, exchange.busiest / period, exchange.total / period)
+    return priced(2 * (link.latency + w), "exact", 2 * link.latency, 2 * w, 0.0,
+                  "2 (alpha + w); askers at one partner queue", "Lian et al., ICML 2018", m, 2 * m)
 
 
 def sparse_bytes(parameters: int, ratio: float, workers: int = 1) -> dict[str, float]:
@@ -632,72 +167,12 @@ def sparse_gather(workers: int, parameters: int, ratio: float, link: Link) -> Ex
     -------
     Exchange
     """
-    n, m = _sizes(workers, sparse_bytes(parameters, ratio)["push"])
+    n, m = sizes(workers, sparse_bytes(parameters, ratio)["push"])
     if n == 1:
-        return _none()
+        return nothing_sent()
     wire = (n - 1) * link.wire(m)
-    return _exchange(link.latency + wire, "exact", link.latency, wire, 0.0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
-                     "Lin et al., ICLR 2018", (n - 1) * m, n * (n - 1) * m)
-
-
-def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n, as square as possible: the torus of n ranks.
-
-    Parameters
-    ----------
-    n : int
-        At least 1.
-
-    Returns
-    -------
-    (int, int)
-        X and Y.
-    """
-    y = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
-    return n // y, y
-
-
-ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
-    "ring": ring, "recursive-doubling": recursive_doubling, "halving-doubling": halving_doubling, "tree": tree,
-    "double-tree": double_tree, "root": root_reduce, "pscpu": pscpu,
-    "torus": lambda n, m, link: torus(*factors(n), m, link),
-}
-
-
-def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
-    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``, ``inner``).
-
-    Parameters
-    ----------
-    collective : str
-        Its name.
-    workers : int
-        n, at least 1.
-    nbytes : float
-        M, bytes of the whole vector, >= 0.
-    link : Link
-        Latency, bandwidth and cost of reducing.
-    **options
-        Of that collective.
-
-    Returns
-    -------
-    Exchange
-    """
-    name = collective.replace("_", "-")
-    if name == "rings":
-        k = int(options.get("count", 2))
-        if link.reduction:  # as one ring, whose reductions nothing hides
-            return ring(workers, nbytes, link)
-        return rings(workers, nbytes, link, k)
-    if name == "hierarchical":
-        per_node = int(options.get("per_node", factors(workers)[0]))
-        if per_node < 1 or workers % per_node:
-            raise DomainError(f"{workers} workers, {per_node} per node; the formula assumes full nodes")
-        return hierarchical(per_node, workers // per_node, nbytes, link, options.get("inner") or link)
-    if name not in ALLREDUCE:
-        raise DomainError(f"collective {collective!r}; expected one of {', '.join([*ALLREDUCE, 'rings', 'hierarchical'])}")
-    return ALLREDUCE[name](workers, nbytes, link)
+    return priced(link.latency + wire, "exact", link.latency, wire, 0.0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
+                  "Lin et al., ICLR 2018", (n - 1) * m, n * (n - 1) * m)
 
 
 def strategy(name: str, workers: int, nbytes: float, link: Link, *, update: float = 0.0) -> Exchange:
@@ -723,9 +198,9 @@ def strategy(name: str, workers: int, nbytes: float, link: Link, *, update: floa
     -------
     Exchange
     """
-    n, m = _sizes(workers, nbytes)
+    n, m = sizes(workers, nbytes)
     if name in ("independent", "replicated"):
-        return _none()
+        return nothing_sent()
     if name in ("distributed-replicated", "parameter-server"):
         return parameter_server(n, m, link, collocated=True, update=update)
     known = {"distributed-all-reduce": "pscpu", "collective-all-reduce": "ring", "horovod": "ring",

@@ -57,10 +57,12 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
 
 def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: str = "sgd", collects: bool = False, backups: bool = False,
            itemsize: int = 4) -> Prediction:
-    """Bytes of one of K servers: M/K and its optimiser state.
+    """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
-    `collects`: it holds a gradient per worker until the last is in (BSP, added in worker order).
-    `backups`: it keeps a copy of the model per worker (DC-ASGD).
+    One sum is enough where gradients are added as they come, as TensorFlow's ``ConditionalAccumulator`` does; then the order
+    of arrival changes the last bits of the sum.  To add them in worker order, as our BSP does, takes all n in the worst
+    order of arrival.  A server that receives them one by one in that order saves nothing: those that come early wait in
+    the mailbox of its process.
 
     Parameters
     ----------
@@ -73,7 +75,7 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
     optimiser : str
         "sgd", "momentum", "adagrad" or "adam".
     collects : bool
-        Whether it keeps a sum of gradients (synchronous algorithms).
+        Whether it holds every worker's gradient until the last is in, to add them in worker order; else one sum.
     backups : bool
         Whether it keeps a copy of the model for each worker (DC-ASGD).
     itemsize : int

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from refsgd.machine import Law
 from refsgd.theory import server
-from refsgd.theory.communication import Exchange
+from refsgd.theory.exchange import Exchange
 from refsgd.theory.iteration import mean_time, update_mean
 from refsgd.theory.prediction import Prediction, check_count, check_time
 from refsgd.theory.stragglers import mean_of_maximum, sum_law

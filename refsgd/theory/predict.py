@@ -12,10 +12,14 @@ from typing import Any
 
 from refsgd.machine import Machine
 from refsgd.theory import iteration
-from refsgd.theory.catalogue import CATALOGUE
-from refsgd.theory.predict_asp import asp
+from refsgd.theory.predict_allreduce import allreduce, dgc
+from refsgd.theory.predict_alone import hogwild, independent
+from refsgd.theory.predict_asp import approximate, asp, softsync, staleness_aware
+from refsgd.theory.predict_backup import backup
+from refsgd.theory.predict_fetching import downpour, easgd
 from refsgd.theory.predict_gossip import GOSSIP
-from refsgd.theory.predict_ssp import ssp
+from refsgd.theory.predict_local import diloco, local_sgd, post_local
+from refsgd.theory.predict_ssp import dssp, ssp
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law
 from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
 
@@ -81,8 +85,39 @@ def bsp(c: Setting) -> Figures:
 
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
-    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, **CATALOGUE, **GOSSIP,
+    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc, "independent": independent,
+    "hogwild": hogwild, "backup-workers": backup, "softsync": softsync, "staleness-aware": staleness_aware, "dc-asgd": asp,
+    "downpour": downpour, "easgd": easgd, "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp,
+    "dynsgd": ssp, "dssp": dssp, "approximate": approximate, **GOSSIP,
 }
+
+
+#: algorithms without servers: each of their programs that compute has a host of its own
+SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd", "pair-averaging", "post-local",
+              "sequential", "sgp"}
+
+
+def _share(name: str, c: Setting) -> bool:
+    """Whether updates and gradients of one host may take processors from each other, for which no formula accounts.
+
+    Under BSP's barrier a worker waits while the servers beside it update, so only servers can meet there.
+
+    Parameters
+    ----------
+    name : str
+        A key of `ALGORITHMS`.
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    bool
+    """
+    m = c.machine
+    if m.cores is None or m.update is None or not m.collocated or name in SERVERLESS:
+        return False
+    together = -(-c.servers // c.workers)  # servers on the fullest host
+    return together + (name != "bsp") > m.cores
 
 
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0, batch: int = 1,
@@ -109,8 +144,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     dict of str to Prediction
-        Empty where the options name a graph without a formula, and on half-duplex links for all but BSP with one server and
-        what sends nothing; else some of seconds_per_iteration,
+        Empty where the options name a graph without a formula, where updates share processors with gradients, and on half-duplex links
+        for all but BSP with one server and what sends nothing; else some of seconds_per_iteration,
         images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
         staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
 
@@ -137,5 +172,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_law("compute", machine.compute)
     setting = Setting(machine, workers, servers, nbytes, batch, steps, dict(options or {}))
     if _one_link(setting) and not (name in ("sequential", "independent", "hogwild") or (name == "bsp" and servers == 1)):
+        return {}
+    if _share(name, setting):
         return {}
     return ALGORITHMS[name](setting)

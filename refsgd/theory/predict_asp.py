@@ -1,12 +1,13 @@
-"""Figures of asynchronous SGD through a parameter server, and of its relatives."""
+"""Figures of asynchronous SGD through a parameter server, and of its relatives: softsync, staleness-aware, approximate."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from refsgd.theory import iteration, server, staleness
-from refsgd.theory.prediction import Prediction
-from refsgd.theory.setting import Figures, Setting, clocks, figures, last_of_sums, weaker
+from refsgd.theory.prediction import DomainError, Prediction, check_count
+from refsgd.theory.setting import Figures, Setting, clocks, count, figures, last_of_sums, weaker
 
 
 def asp_seconds(c: Setting, step: Prediction) -> Prediction:
@@ -75,3 +76,85 @@ def asp(c: Setting) -> Figures:
     if c.alike and law.family == "fixed":
         return {**out, **clocks(c, 1, 1, "the workers come in turn")}
     return {**out, **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+
+
+def softsync(c: Setting, default: int | None = 1) -> Figures:
+    """ASP whose server applies c = floor(n/splitting) gradients at a time; the update counts for the last of them.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    default : int or None
+        Splitting where the options name none; None: n.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    given = c.options.get("splitting", default)
+    splitting = check_count("splitting", int(c.workers if given is None else given))
+    if splitting > c.workers:
+        raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
+    size = c.workers // splitting
+    update = c.machine.update
+    machine = c.machine.with_(update=update.scaled(1 / size)) if update is not None and size > 1 else c.machine
+    out = asp(replace(c, machine=machine))
+    if machine is not c.machine:
+        for name in ("seconds_per_iteration", "seconds", "images_per_second", "idle_ratio"):
+            if name in out and out[name].kind == "exact":
+                out[name] = replace(out[name], kind="approximation")
+    out["updates"] = count(-(-c.workers * c.steps // size), "updates", "ceil(n steps / c)")
+    p = out.pop("staleness_mean", None)
+    out.pop("staleness_max", None)
+    if p is not None:
+        out["staleness_mean"] = Prediction(p.value / size, "updates", weaker(p.kind, "exact" if size == 1 else "approximation"),
+                                           {"in pushes": p.value}, "(n-1)/c less the end of the run", staleness.SOURCE,
+                                           p.assumptions, {"in pushes": "pushes"})
+    return out
+
+
+def staleness_aware(c: Setting) -> Figures:
+    """Softsync in time; every gradient an update of its own unless told otherwise.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    return softsync(c, None)
+
+
+def approximate(c: Setting) -> Figures:
+    """Two data centres, half of the workers in each: ASP within each.
+
+    What is significant depends on the data, so times are lower bounds where bytes take time, and bytes are.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    centers = min(2, c.workers)
+    half = replace(c, workers=-(-c.workers // centers), servers=1,
+                   machine=c.machine if c.workers == 1 else c.machine.with_(collocated=False))
+    step = replace(asp(half)["seconds_per_iteration"], kind="approximation")
+    run = replace(asp_seconds(replace(half, workers=c.workers), step), kind="approximation")  # the last of both halves
+    out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes)
+    for name in ("bytes_per_iteration", "bytes_sent"):
+        out[name] = Prediction(out[name].value, "bytes", "bound", {}, "2 n M within the centres, and what is significant",
+                               "the message protocol", bound="lower")
+    if c.transfer and c.workers > 1:  # what crosses between the centres takes the servers' links too
+        for name, side in (("seconds_per_iteration", "lower"), ("seconds", "lower"), ("images_per_second", "upper")):
+            out[name] = replace(out[name], kind="bound", bound="lower" if side == "lower" else "upper", lower=None)
+        for name in ("idle_ratio", "idle_by_cause"):
+            out.pop(name, None)
+    return out

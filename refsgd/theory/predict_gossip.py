@@ -11,7 +11,7 @@ from scipy import special
 
 from refsgd.machine import Law
 from refsgd.theory import gossip, iteration
-from refsgd.theory.catalogue import alone, free, fresh, heard_from
+from refsgd.theory.peers import alone, free, fresh, heard_from
 from refsgd.theory.prediction import Kind, Prediction, check_share
 from refsgd.theory.setting import Figures, Setting, clocks, count, figures
 from refsgd.theory.stragglers import mean_of_maximum, sum_law

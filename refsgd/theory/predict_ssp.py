@@ -1,4 +1,4 @@
-"""Figures of stale synchronous parallel SGD: fresh answers, lazy and eager caches."""
+"""Figures of stale synchronous parallel SGD: fresh answers, lazy and eager caches, and a slack that its server chooses (DSSP)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from refsgd.theory import iteration, queueing, server, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.predict_asp import asp_seconds
-from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.theory.prediction import DomainError, Kind, Prediction
 from refsgd.theory.setting import Figures, Setting, clocks, figures, weaker
 from refsgd.theory.stragglers import mean_of_maximum
 
@@ -138,8 +138,7 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
 
 def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction, slack.Path]:
     """Gate and queues together: the closed network of links, drawn."""
-    network = queueing.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
-    path = queueing.parameter_server(c.laws, network, s, c.steps, refresh)
+    path = queueing.parameter_server(c.laws, c.links, s, c.steps, refresh)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
     step = Prediction(path.seconds, "s", "exact" if c.servers == 1 and not (c.tied and refresh != "fresh") else "approximation",
                       terms_of(c, path, paid), "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
@@ -187,3 +186,66 @@ def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bo
                        **({"standard error": path.age_error} if path.age_error else {})},
                       "updates of others between a read and its own update, by Monte Carlo",
                       staleness.SOURCE, "" if path.whole else "no queueing", lower=0.0)
+
+
+def dssp(c: Setting) -> Figures:
+    """Dynamic SSP waits at most as SSP(lower) does and leads by at most `upper`.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
+    if not 0 <= low <= high:
+        raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")
+    if c.steps and c.workers > 1 and not c.tied and not c.machine.collocated:
+        return _granted(c, low, high)
+    quick, slow = (ssp(c.with_options(staleness=s, refresh="fresh")) for s in (high, low))
+    out = {k: v for k, v in slow.items() if not k.startswith(("idle", "staleness_mean"))}
+    for name in ("seconds_per_iteration", "seconds"):
+        a, b = quick[name], slow[name]
+        out[name] = Prediction((a.value + b.value) / 2, "s", "exact" if a.value == b.value and b.kind == "exact" else "approximation",
+                               {"SSP(upper)": a.value, "SSP(lower)": b.value}, "between SSP(upper) and SSP(lower)", "Zhao et al. 2019",
+                               b.assumptions, lower=min(a.value, b.value), upper=max(a.value, b.value))
+    for name in ("idle_ratio", "staleness_mean"):
+        if name in quick and name in slow:
+            a, b = quick[name], slow[name]
+            out[name] = Prediction((a.value + b.value) / 2, b.unit, "approximation", {"SSP(upper)": a.value, "SSP(lower)": b.value},
+                                   "between SSP(upper) and SSP(lower)", "Zhao et al. 2019", b.assumptions)
+    each = out["seconds_per_iteration"]
+    images = c.workers * c.batch / each.value if each.value else math.inf
+    out["images_per_second"] = Prediction(images, "images/s", each.kind, {}, "n b / seconds_per_iteration", each.source)
+    return {**out, **{k: quick[k] for k in ("clock_gap_max", "lead_max", "staleness_max")}}
+
+
+def _granted(c: Setting, lower: int, upper: int) -> Figures:
+    """Dynamic SSP with the clocks that its server grants, drawn.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    lower, upper : int
+        Slack in clocks.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    path = queueing.granting(c.laws, c.links, lower, upper, c.steps)
+    kind: Kind = "exact" if c.servers == 1 else "approximation"
+    formula, source = "closed network of links with granted clocks, by Monte Carlo", "Zhao et al. 2019: the grants; Lindley 1952: the queues"
+
+    def drawn(value: float, unit: str, error: float, terms: dict[str, float]) -> Prediction:
+        return Prediction(value, unit, kind, {**terms, "standard error": error}, formula, source, "first come first served")
+
+    step = drawn(path.seconds, "s", path.error, terms_of(c, path, 1.0))
+    out = figures(c, step, drawn(path.end, "s", path.end_error, {"last": path.end}), c.workers * c.steps, 2 * c.workers * c.nbytes)
+    out["staleness_mean"] = drawn(path.staleness, "updates", path.age_error, {"mean": path.staleness})
+    out["staleness_max"] = staleness.ssp_bound(c.workers, upper, c.steps)
+    return {**out, **clocks(c, upper, upper + 1, "started: upper, completed: upper + 1")}

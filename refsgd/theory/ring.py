@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.machine import Law
-from refsgd.theory.communication import Link
+from refsgd.theory.exchange import Link
 from refsgd.theory.prediction import DomainError, check_count, check_law
 
 Values = npt.NDArray[np.float64]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refsgd.machine import Law, Machine
 from refsgd.theory import iteration, server
 from refsgd.theory.prediction import Kind, Prediction, Side, check_law
+from refsgd.theory.stations import Network
 from refsgd.theory.stragglers import mean_of_maximum, sum_law
 
 Figures = dict[str, Prediction]
@@ -72,6 +73,11 @@ class Setting:
                 "collocated": m.collocated}
 
     @property
+    def links(self) -> Network:
+        """What messages to the servers meet."""
+        return Network(self.servers, self.transfer, self.machine.latency, self.machine.update)
+
+    @property
     def busy(self) -> float:
         """Seconds of gradients of a worker in the whole run, mean over workers."""
         return self.steps * iteration.mean_time(self.laws)
@@ -91,6 +97,20 @@ class Setting:
     def alike(self) -> bool:
         """Whether all workers have the same law and the same way to the servers."""
         return len(set(self.laws)) == 1 and len(set(self.exchanges)) == 1
+
+    def with_options(self, **options: Any) -> Setting:
+        """The same with other options of the algorithm.
+
+        Parameters
+        ----------
+        **options
+            Those that change.
+
+        Returns
+        -------
+        Setting
+        """
+        return replace(self, options={**self.options, **options})
 
 
 def weaker(*kinds: Kind) -> Kind:

@@ -12,7 +12,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
 from refsgd.problems import integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256
-from refsgd.runtimes.explorer import Counterexample, Stuck, World, explore, follow, walk
+from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
+from refsgd.runtimes.world import Stuck, World
 from refsgd.testing import ledger, server_lead
 
 

@@ -10,7 +10,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Recv, Send
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256
-from refsgd.runtimes.explorer import Counterexample, Stuck, explore, walk
+from refsgd.runtimes.explorer import Counterexample, explore, walk
+from refsgd.runtimes.world import Stuck
 from tests.papers.test_adpsgd import odd_cycle
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refsgd.testing import play
+from refsgd.interactions import play
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -6,7 +6,8 @@ two right implementations then differ by per cent. Here biases are moved until e
 """
 import numpy as np
 
-from refsgd.nn.layers import Concat, MaxPool, Relu, Residual, _windows
+from refsgd.nn.branches import Concat, Residual
+from refsgd.nn.layers import MaxPool, Relu, _windows
 
 # The last gain of a residual branch: at 1, some ten blocks amplify rounding tenfold; small values are how such nets are initialised
 # (Goyal et al. 2017, section 5.1).

@@ -5,19 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refsgd.nn import elementwise, kernels
-from refsgd.nn.layers import (
-    AvgPool,
-    BatchNorm,
-    Concat,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-)
+from refsgd.nn.branches import Concat, Residual
+from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
 from refsgd.nn.net import Net
 
 # Relative to what was added up. A float32 sum of K numbers errs by some sqrt(K) half units in the last place; the longest here is that of a filter's

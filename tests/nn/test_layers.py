@@ -3,22 +3,9 @@ import numpy as np
 import pytest
 
 from refsgd.nn import nets
-from refsgd.nn.layers import (
-    AvgPool,
-    BatchNorm,
-    Concat,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-    backward,
-    forward,
-    softmax_cross_entropy,
-)
+from refsgd.nn.branches import Concat, Residual
+from refsgd.nn.layer import backward, forward
+from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu, softmax_cross_entropy
 from refsgd.nn.net import Net
 
 CASES = [

@@ -8,6 +8,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
+from refsgd.waiting import waiting_by_cause
 
 PROBLEM = integer_gradients(d=4)
 
@@ -36,7 +37,7 @@ def test_the_wait_is_straggling_transfer_update_and_queueing():
     n, steps, w = 4, 4000, 16 / 1000
     machine = Machine(compute="exponential(1)", latency=0.05, bandwidth=1000, update="fixed(0.1)")
     trace = simulate(bsp.bsp(PROBLEM, n, steps, SGD(0.0)), machine, observe=1).trace
-    cause = {k: v * trace.seconds / steps for k, v in trace.idle_by_cause.items()}
+    cause = {k: v * trace.seconds / steps for k, v in waiting_by_cause(trace).items()}
     assert cause["transfer"] == pytest.approx(2 * (0.05 + w), rel=0.02)
     assert cause["update"] == pytest.approx(0.1, rel=1e-6)
     assert cause["straggling"] == pytest.approx(25 / 12 - 1, rel=0.08)

@@ -15,6 +15,7 @@ from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
+from refsgd.waiting import waiting_by_cause
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -280,7 +281,7 @@ def test_independent_peers_are_sequential_learners_of_their_own_shares(machine, 
     for rank, name in enumerate(peers(workers)):
         own = Problem(problem.x0, lambda x, _, t, rank=rank: problem.gradient(x, rank, t), problem.loss)
         assert np.array_equal(run.values[name], final(sequential.sequential(own, 1, steps, sgd)))
-    assert run.trace.messages == 0 and not any(v for k, v in run.trace.idle_by_cause.items() if k not in ("update", "straggling"))
+    assert run.trace.messages == 0 and not any(v for k, v in waiting_by_cause(run.trace).items() if k not in ("update", "straggling"))
 
 
 def first_share(problem, steps, sgd):

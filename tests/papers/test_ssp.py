@@ -8,6 +8,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
+from refsgd.waiting import waiting_by_cause
 
 PROBLEM = integer_gradients(d=4)
 
@@ -62,4 +63,4 @@ def test_what_a_worker_waits_for_is_called_slack():
     for refresh in ("fresh", "lazy", "eager"):
         deployment = ssp.ssp(PROBLEM, 4, 300, SGD(0.0), staleness=1, refresh=refresh)
         trace = simulate(deployment, Machine(compute="exponential(1)"), observe=1).trace
-        assert trace.idle_by_cause["slack"] > 0.9 * trace.idle_ratio
+        assert waiting_by_cause(trace)["slack"] > 0.9 * trace.idle_ratio

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
+from refsgd.performing import perform
 from refsgd.player import player_html
 from refsgd.problems import quadratic
 from refsgd.trace import Trace
@@ -29,7 +30,7 @@ def data_of(html: str) -> dict:
 def page(name: str, workers: int = 3, steps: int = 4, machine: Machine = MACHINE, *, events=None, limit=500, **options) -> Page:
     """Simulate a small case and make its page."""
     experiment = prepare(name, quadratic(3, workers), workers=workers, steps=steps, lr=0.125, machine=machine, **options)
-    run = experiment.perform("simulator")
+    run = perform(experiment, "simulator")
     html = player_html(run.trace, experiment.deploy, name=name, events=events, limit=limit)
     return Page(html, run.trace, data_of(html))
 

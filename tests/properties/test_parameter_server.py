@@ -13,6 +13,7 @@ from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
+from refsgd.waiting import waiting_by_cause
 from tests.strategies import machines, seeds
 
 sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 6)}
@@ -105,7 +106,7 @@ def test_ssp_never_exceeds_its_slack_and_loses_nothing(machine, seed, slack, ref
     assert run.trace.clock_gap <= slack and run.trace.lead <= slack + 1
     assert all(count == workers * steps for count in run.trace.updates.values())
     assert min((tau for _, tau in run.trace.staleness), default=0) >= 0
-    waited = run.trace.idle_by_cause
+    waited = waiting_by_cause(run.trace)
     assert sum(waited.values()) == pytest.approx(run.trace.idle_ratio)
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from refsgd.machine import Law
 from refsgd.theory import DomainError, iteration
-from refsgd.theory import communication as c
+from refsgd.theory import collectives as c
+from refsgd.theory.exchange import Link
 from tests.theory import network
 
 
@@ -145,7 +146,7 @@ def test_link_models_meet_the_thesis():
 
 
 def test_allreduce_sgd():
-    link, n = c.Link(0.01, 1e3), 5
+    link, n = Link(0.01, 1e3), 5
     exchange = c.ring(n, 100, link).time
     fixed = iteration.allreduce([Law.parse("fixed(1)")] * n, exchange)
     assert fixed.kind == "exact" and fixed.value == 1 + exchange.value

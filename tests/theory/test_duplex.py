@@ -7,6 +7,7 @@ import pytest
 
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import Problem
 from refsgd.theory import predict
@@ -15,7 +16,7 @@ D = 1200
 
 
 def seconds(machine, n, steps, seed=0, name="bsp", **options):
-    return prepare(name, phantom(D), workers=n, steps=steps, machine=machine, seed=seed, **options).perform("simulator").trace.seconds
+    return perform(prepare(name, phantom(D), workers=n, steps=steps, machine=machine, seed=seed, **options), "simulator").trace.seconds
 
 
 @pytest.mark.parametrize("collocated", [False, True])
@@ -57,6 +58,6 @@ def test_processes_serve_one_link():
     """Three paced workers, 15 ms for the model: 90 ms of link a round; full duplex would need 80."""
     machine = Machine(compute="fixed(0.02)", bandwidth=4 * D / 0.015, duplex="half")
     problem = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.ones(D, np.float32), lambda x: 0.0)
-    trace = prepare("bsp", problem, workers=3, steps=6, machine=machine).perform("processes").trace
+    trace = perform(prepare("bsp", problem, workers=3, steps=6, machine=machine), "processes").trace
     assert trace.seconds == pytest.approx(seconds(machine, 3, 6), rel=0.05)
     assert trace.seconds > 1.05 * seconds(machine.with_(duplex="full"), 3, 6)

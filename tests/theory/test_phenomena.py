@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from refsgd.machine import Law
 from refsgd.theory import DomainError, backup, gossip, heterogeneous, idleness, memory, overlap, periodic, pipeline, stability
-from refsgd.theory import communication as c
+from refsgd.theory import collectives as c
+from refsgd.theory.exchange import Link
 
 times = st.lists(st.floats(0.01, 5), min_size=1, max_size=7)
 
@@ -333,10 +334,10 @@ def test_backup_recursion_is_not_the_order_statistic():
 
 def test_local_sgd():
     law, n, h = Law.parse("exponential(1)"), 4, 5
-    quiet = c.ring(n, 0, c.Link())
+    quiet = c.ring(n, 0, Link())
     draws = law.sample(np.random.default_rng(0), 40_000 * n * h).reshape(-1, n, h).sum(axis=2).max(axis=1) / h
     assert periodic.local_sgd([law] * n, h, quiet).value == pytest.approx(draws.mean(), rel=0.01)
-    loud = c.ring(n, 100, c.Link(0.1, 1e3))
+    loud = c.ring(n, 100, Link(0.1, 1e3))
     fixed = periodic.local_sgd([Law.parse("fixed(1)")] * n, h, loud)
     assert fixed.kind == "exact" and fixed.value == pytest.approx(1 + loud.time.value / h)
     assert periodic.local_sgd([law] * n, 1, quiet).value == pytest.approx(25 / 12)

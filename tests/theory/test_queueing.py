@@ -7,8 +7,10 @@ import pytest
 
 from refsgd.experiment import prepare
 from refsgd.machine import Law, Machine
+from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.theory import backup, queueing
+from refsgd.theory.stations import Network
 
 D = 1200
 
@@ -17,13 +19,13 @@ def runs(name, law, n, steps, transfer, update, seeds, **options):
     machine = Machine(compute=law, latency=0.002, bandwidth=4 * D / transfer, update=update)
     out = []
     for seed in range(seeds):
-        trace = prepare(name, phantom(D), workers=n, steps=steps, machine=machine, seed=seed, **options).perform("simulator").trace
+        trace = perform(prepare(name, phantom(D), workers=n, steps=steps, machine=machine, seed=seed, **options), "simulator").trace
         out.append((trace.seconds, np.mean([tau for _, tau in trace.staleness])))
     return np.array(out)
 
 
 def drawn(name, law, n, steps, transfer, update, staleness=3, refresh="fresh", **options):
-    network = queueing.Network(1, transfer, 0.002, None if update is None else Law("fixed", (update,)))
+    network = Network(1, transfer, 0.002, None if update is None else Law("fixed", (update,)))
     laws = [Law.parse(law)] * n
     if name == "ssp":
         return queueing.parameter_server(laws, network, staleness, steps, refresh)
@@ -67,8 +69,8 @@ def held(name, options, transfer, update):
 def test_ties_are_broken_as_links_break_them(latency):
     """Downpour at fixed times: messages tie, and the order of two may cost 20 % of the run; summed otherwise it would be missed."""
     machine = Machine(compute="fixed(0.02)", latency=latency, bandwidth=8e5)
-    seen = prepare("downpour", phantom(D), workers=5, steps=20, machine=machine).perform("simulator").trace.seconds
-    path = queueing.fetching([Law.parse("fixed(0.02)")] * 5, queueing.Network(1, 4 * D / 8e5, latency), 20)
+    seen = perform(prepare("downpour", phantom(D), workers=5, steps=20, machine=machine), "simulator").trace.seconds
+    path = queueing.fetching([Law.parse("fixed(0.02)")] * 5, Network(1, 4 * D / 8e5, latency), 20)
     assert path.end == pytest.approx(seen, rel=1e-9)
 
 
@@ -91,7 +93,7 @@ def test_without_grants_it_would_be_noticed():
 def test_backup_workers(n, k, law, transfer, update):
     """End, share of computing and pushes of 12 runs within 4.5 standard errors; with one backup less beyond them."""
     machine = Machine(compute=law, latency=0.002, bandwidth=4 * D / transfer, update=update)
-    traces = [prepare("backup-workers", phantom(D), workers=n, steps=50, machine=machine, seed=seed, backups=k).perform("simulator").trace
+    traces = [perform(prepare("backup-workers", phantom(D), workers=n, steps=50, machine=machine, seed=seed, backups=k), "simulator").trace
               for seed in range(12)]
     seen = np.array([(t.seconds, 1 - t.idle_ratio, t.messages / 2) for t in traces])
 

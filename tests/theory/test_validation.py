@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import validation
 from refsgd.theory import ALGORITHMS
-from refsgd.theory.catalogue import _with
 
 PAGE = (Path(validation.DOCS) / "validation.md").read_text()
 RATIO = {name: figure for figure, name in validation.NAMES.items()}
@@ -117,5 +116,5 @@ def test_the_textbook_is_caught(monkeypatch):
 
 def test_a_slack_of_one_more_is_caught(monkeypatch):
     right = ALGORITHMS["ssp"]
-    found = caught("ssp", lambda c: right(_with(c, staleness=c.options["staleness"] + 1)), 0.001, monkeypatch, staleness=1)
+    found = caught("ssp", lambda c: right(c.with_options(staleness=c.options["staleness"] + 1)), 0.001, monkeypatch, staleness=1)
     assert found.largest > found.limit

@@ -1,0 +1,170 @@
+"""What the commands write: files that are never half written, a run's summary and picture, progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from refsgd.experiment import Usage, default_net
+from refsgd.result import Result
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[Path]:
+    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
+
+    Parameters
+    ----------
+    path : str
+        Of the file that is to be written.
+
+    Yields
+    ------
+    pathlib.Path
+        Of the temporary one.
+
+    Raises
+    ------
+    Usage
+        If the folder does not exist.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
+    except OSError as error:
+        raise Usage(f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes files") from None
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def write(path: str | None, text: str) -> None:
+    """Write a text and a newline.
+
+    Parameters
+    ----------
+    path : str or None
+        "-" is standard output; None writes nothing.
+    text : str
+    """
+    if path == "-":
+        sys.stdout.write(text + "\n")
+    elif path:
+        with writing(path) as temporary:
+            temporary.write_text(text + "\n")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuse what could not be written before anything runs.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of any command.
+
+    Raises
+    ------
+    Usage
+        If an output has no folder that can be written to, is a folder itself, or is a picture of an unknown format.
+    """
+    for name in ("json", "plot", "trace", "record", "player"):
+        path = getattr(args, name, None)
+        if path and path != "-" and not Path(path).parent.is_dir():
+            raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
+        if path and path != "-" and Path(path).is_dir():
+            raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
+        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
+            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+    plot = getattr(args, "plot", None)
+    if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
+        raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
+
+
+def show(result: Result, args: argparse.Namespace, *more: str) -> None:
+    """A run's summary, JSON, player and picture, as the options ask.
+
+    Parameters
+    ----------
+    result : Result
+    args : argparse.Namespace
+        With ``json``, ``player`` and ``plot``: paths or None.
+    *more : str
+        Lines after the summary.
+    """
+    if args.json != "-":
+        print("\n".join([result.summary(), *more]))
+    write(args.json, result.to_json())
+    if args.player:
+        write(args.player, result.player().html)
+    if args.plot:
+        from refsgd import plots
+
+        with writing(args.plot) as temporary:
+            plots.save(plots.run(result), temporary)
+
+
+def compile_kernels(args: argparse.Namespace) -> None:
+    """Compile the net's kernels in this process, before any fork, and say so the first time.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With ``data``, ``net`` and ``quiet``.
+    """
+    if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
+        return
+    from refsgd.nn import nets
+
+    name = args.net or default_net(args.data)
+    try:
+        net = nets.build(name)
+    except ValueError:
+        return  # refused with its own message later
+    if nets.needs_compiling() and not args.quiet:
+        sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
+    net.compile()
+
+
+@contextlib.contextmanager
+def progress(quiet: bool, total: int) -> Iterator[Any]:
+    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile.
+
+    Parameters
+    ----------
+    quiet : bool
+        No bar on a terminal either.
+    total : int
+        Calls until the bar is full.
+
+    Yields
+    ------
+    callable or None
+        Called with a text, it shows that and advances by one; None where there is no bar.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True),
+                  auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def say(text: str) -> None:
+            bar.update(task, description=text, advance=1, refresh=True)
+
+        yield say

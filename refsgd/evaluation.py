@@ -1,0 +1,134 @@
+"""Looks at what came out of a run, after it: losses and accuracies of what its updates left, beside the figures of its trace.
+
+An algorithm never computes a loss; it marks its updates, and a runtime keeps some of their parameters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refsgd.effects import Array
+from refsgd.experiment import Experiment
+from refsgd.machine import rank_of
+from refsgd.problems import Problem
+from refsgd.result import (
+    Result,
+    average,
+    final_parameters,
+    measure,
+    parameters_sha256,
+    predicted_to_json,
+    replicas,
+    schedule_sha256,
+)
+from refsgd.trace import Run, Trace, is_worker
+
+
+def evaluate(experiment: Experiment, runtime: str, run: Run) -> Result:
+    """Figures, history and hashes of a finished run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    runtime : str
+        Where it took place.
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    Result
+    """
+    problem = experiment.problem
+    if problem.describe.get("phantom"):
+        return _timed(experiment, runtime, run)
+    x = final_parameters(run)
+    servers, workers = replicas(run)
+    trace = run.trace
+    accuracy = {}
+    if problem.accuracy is not None:
+        accuracy = {part: problem.accuracy(x, part) for part in ("train", "test")}
+    spread = average(workers) if workers else x
+    distance = float(np.mean([np.sum((w - spread) ** 2, dtype=float) for w in workers])) if not servers and workers else 0.0
+    points = history(trace, problem)
+    if points and trace.seconds > points[-1][0]:
+        every = sum(trace.updates.values()) if not servers else max(trace.updates.values())
+        images = sum(problem.images(rank, t) for w, rank in ranks(trace).items() for t in range(trace.iterations[w]))
+        points.append([trace.seconds, every, images, problem.loss(x), accuracy.get("test", float("nan"))])
+    described = problem.describe or {"parameters": int(x.size), "bytes": 4 * int(x.size), "batch": experiment.batch}
+    return Result(
+        experiment.name, experiment.options, described, experiment.machine, runtime, experiment.workers,
+        sum(not is_worker(node) for node in trace.nodes), experiment.steps, experiment.seed,
+        measure(trace, experiment.batch), predicted_to_json(experiment.predictions()),
+        points, accuracy, problem.loss(x), distance,
+        parameters_sha256(x), schedule_sha256(trace), trace, x, experiment.deploy)
+
+
+def _timed(experiment: Experiment, runtime: str, run: Run) -> Result:
+    """The result of a run without contents: times, bytes, staleness."""
+    return Result(
+        experiment.name, experiment.options, experiment.problem.describe, experiment.machine, runtime, experiment.workers,
+        sum(not is_worker(node) for node in run.trace.nodes), experiment.steps, experiment.seed, measure(run.trace, experiment.batch),
+        predicted_to_json(experiment.predictions()), [], {}, float("nan"), float("nan"), "", schedule_sha256(run.trace), run.trace,
+        deploy=experiment.deploy)
+
+
+def ranks(trace: Trace) -> dict[str, int]:
+    """The number of each node that has computed a gradient, in the order of the numbers at the ends of their names.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    dict of str to int
+    """
+    return {node: rank for rank, node in enumerate(sorted((w for w in trace.workers if trace.iterations[w]), key=rank_of))}
+
+
+def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
+    """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
+
+    Fewer than `points` where an evaluation looks at many images.
+    Slices of one version are joined; replicas of one iteration are averaged.
+
+    Parameters
+    ----------
+    trace : Trace
+        With updates that carry their parameters.
+    problem : Problem
+    points : int
+        At most so many rows.
+
+    Returns
+    -------
+    list of list of float
+    """
+    points = min(points, max(4, 60_000 // problem.describe.get("evaluated", 1)))
+    versions: dict[int, dict[str, tuple[float, Array]]] = {}
+    for e in trace.marks("update"):
+        if "x" in e.data:
+            versions.setdefault(e.data.get("t", e.data["version"]), {})[e.node] = (e.time, e.data["x"])
+    emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
+    whole = [(v, found) for v, found in sorted(versions.items()) if len(found) == len(emitters)]
+    picked = whole[:: max(1, -(-len(whole) // points))] if whole else []
+    rank, counts = ranks(trace), dict.fromkeys(trace.workers, 0)
+    ends, images = [], []
+    for e in trace.of("compute"):
+        if e.data["work"] == "gradient":
+            ends.append(e.time)
+            images.append(problem.images(rank[e.node], counts[e.node]))
+            counts[e.node] += 1
+    order = np.argsort(ends, kind="stable")
+    times, total = np.asarray(ends)[order], np.cumsum(np.asarray(images)[order]) if images else np.zeros(0)
+    rows = []
+    for version, found in picked:
+        when = max(t for t, _ in found.values())
+        parts = [found[n][1] for n in emitters]
+        x = average(parts) if is_worker(emitters[0]) else np.concatenate(parts)
+        done = int(np.searchsorted(times, when, side="right"))
+        updates = (version + 1) * (len(emitters) if is_worker(emitters[0]) else 1)
+        test = problem.accuracy(x, "test") if problem.accuracy is not None else float("nan")
+        rows.append([when, updates, int(total[done - 1]) if done else 0, problem.loss(x), test])
+    return rows

@@ -1,0 +1,150 @@
+"""Figures of algorithms whose peers all wait for all: allreduce, and the exchange of sparse gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from refsgd.machine import Law
+from refsgd.theory import collectives, communication, iteration, ring
+from refsgd.theory.exchange import Exchange, Link
+from refsgd.theory.peers import at_slowest_update, fresh, heard_from, repeat
+from refsgd.theory.prediction import Kind, Prediction
+from refsgd.theory.setting import Figures, Setting, clocks, figures
+
+WIDEST = 32  # peers that all hear from all, whose links are drawn one by one
+
+
+def collective(c: Setting, name: str = "ring") -> Exchange:
+    """An allreduce of the setting's model; a ring's largest chunk is a whole number of float32.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    name : str
+        One of `refsgd.collectives.ALLREDUCE`.
+
+    Returns
+    -------
+    Exchange
+    """
+    link = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
+    if name == "ring" and c.nbytes:
+        return collectives.ring(c.workers, c.nbytes, link, chunk=_largest_chunk(c))
+    if name == "double-tree":
+        return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # halves in eight pieces
+    return collectives.allreduce(name, c.workers, c.nbytes, link)
+
+
+def _largest_chunk(c: Setting) -> float:
+    """Bytes of the largest of n chunks: a whole number of float32.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    float
+    """
+    return 4.0 * -(-c.nbytes // (4 * c.workers))
+
+
+def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
+                 period: int = 1) -> tuple[Prediction, Prediction]:
+    """Iteration and run of peers that meet in a ring: who comes late holds up its successors only, by the ring's recursion.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration if all begin the exchange together, with its terms; given back where they do.
+    gradients : sequence of int
+        Gradients of each round of the run; an exchange follows each.
+    before, after : int
+        Own updates before and after an exchange.
+    period : int
+        Gradients of a round in the long run.
+
+    Returns
+    -------
+    (Prediction, Prediction)
+        Of an iteration in the long run, and of the run.
+    """
+    together = len(set(c.laws)) == 1 and c.laws[0].family == "fixed" and (c.machine.update is None or c.machine.update.family == "fixed")
+    if c.workers == 1 or not gradients or (together and len(set(c.own)) == 1) or not (c.machine.latency or c.transfer or c.machine.reduction):
+        return step, step
+    link, own = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction), [
+        c.machine.law(f"worker{i}", "update") for i in range(c.workers)]
+    run = ring.rounds(c.laws, gradients, _largest_chunk(c), link, own, before=before, after=after)
+    long = ring.rounds(c.laws, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
+    kind: Kind = "approximation" if c.nbytes % (4 * c.workers) else "exact"
+    value, u = long.seconds / period, before * iteration.update_mean(c.machine.update) + after * iteration.update_mean(c.machine.update) / period
+    mean = iteration.mean_time(c.laws)
+    moved = min(step.terms["transfer"], max(value - mean - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": max(value - mean - u - moved, 0.0), "transfer": moved, "update": u,
+             "standard error": long.error / period}
+    formula = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo"
+    return (Prediction(value, "s", kind, terms, formula, "Patarasuk and Yuan 2009; Baccelli et al. 1992", "equal chunks", upper=step.value),
+            Prediction(run.end, "s", kind, {"last rank": run.end, "standard error": run.end_error}, formula, "Patarasuk and Yuan 2009", "equal chunks"))
+
+
+def allreduce(c: Setting) -> Figures:
+    """AR-SGD with the collective of the options (default ring).
+
+    A root's answers leave one by one, so ranks start their next gradient one by one: BSP through one collocated
+    server, n w and not 2 (n-1) w.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    name = str(c.options.get("collective", "ring"))
+    exchange = collective(c, name)
+    step = at_slowest_update(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
+    run = repeat(c, step)
+    if name == "root" and c.workers > 1:
+        add = iteration.update_mean(c.machine.update) + (c.workers - 1) * c.nbytes * c.machine.reduction
+        one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency, "update": Law("fixed", (add,)), "collocated": True}
+        step, run = iteration.bsp(c.laws, **one), iteration.bsp_run(c.laws, c.steps, **one)
+        if c.machine.update is not None:  # every rank's own, after the answer
+            step, run = (replace(p, kind="approximation") for p in (step, run))
+    elif name == "ring" and c.steps:
+        drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
+        step, run = (drawn, whole) if drawn is not step else (step, run)
+    elif name == "hierarchical" and step.kind == "exact":
+        step, run = (replace(p, kind="approximation") for p in (step, run))
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
+            **clocks(c, 0, 1, "nobody ends an exchange before all have begun it")}
+
+
+def dgc(c: Setting) -> Figures:
+    """Deep gradient compression: everybody's largest entries to everybody, then the own update.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+
+    Returns
+    -------
+    dict of str to Prediction
+    """
+    link = Link(c.machine.latency, c.machine.bandwidth)
+    exchange = communication.sparse_gather(c.workers, c.nbytes // 4, float(c.options.get("ratio", 0.01)), link)
+    step = at_slowest_update(c, iteration.allreduce(c.laws, exchange.time, c.own_law))
+    run = repeat(c, step)
+    if 1 < c.workers <= WIDEST and c.machine.linked and not (c.tied and len(set(c.laws)) == 1):  # late peers need not wait for early ones' entries
+        everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
+        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth, rotated=True)
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
+            **clocks(c, 0, 1, "nobody has all entries before all have sent theirs")}
