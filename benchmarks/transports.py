@@ -8,9 +8,10 @@ take turns, and the median over the rounds counts.  ``--only``, ``--sizes`` and 
 What is compared.  All-reduce: the sum of one float32 vector per process, microseconds a call; ours is the best of the
 sub-programs of `refsgd.collectives` named in ALLREDUCE, which pass messages and return a fresh vector; gloo and MPI add in
 place.  Server: pushes and pulls per second of all workers, each of which sends a gradient and gets the updated
-parameters.  All do the same work around the exchange, in compiled loops of one pass over memory: every worker makes a new gradient, c x + 1, of
-the parameters that it got, so that it reads all of the answer and writes all of what it sends; the server does ``x - lr g`` once a push.  Ours
-write both into fresh memory, which is lent to the other side over shared memory and not copied; the peers write into the same memory each time.
+parameters; every server does ``x - lr g`` once a push.  Twice: the exchange alone, with one gradient that is sent again and again, and an
+answer that nobody reads ("server"); and with the work that any use has around it ("server, new gradients"): every worker makes a new gradient,
+c x + 1, of the parameters that it got, in one compiled pass over memory, so that it reads all of the answer and writes all of what it sends.
+Ours write into fresh memory, which is lent to the other side over shared memory and not copied; the peers write into the same memory each time.
 """
 from __future__ import annotations
 
@@ -48,6 +49,7 @@ LR, SLOPE, CONSTANT = np.float32(1e-3), np.float32(0.5), np.float32(1)
 MUST = {("allreduce", "refsgd", "gloo"): 4.0, ("allreduce", "refsgd", "mpi"): 0.5, ("server", "refsgd shm", "mpi"): 1.8,
         ("server", "refsgd shm", "gloo"): 6.0, ("server", "refsgd shm", "rpc"): 4.0, ("server", "refsgd tcp", "gloo"): 1.0,
         ("server", "refsgd tcp", "rpc"): 1.0}
+NEW = "server, new gradients"
 UNASKED = {("mpi", "4 kB")}  # the goal against MPI begins at 100 kB
 
 
@@ -98,12 +100,14 @@ def summing(me: int, peers: list[str], d: int, calls: int, allreduce: Callable[.
         yield Mark("clock", t=t)
 
 
-def pushing(server: str, d: int, calls: int) -> Iterator[Any]:
-    """A worker that makes a gradient, pushes it and pulls."""
+def pushing(server: str, d: int, calls: int, new: bool) -> Iterator[Any]:
+    """A worker that makes a gradient, each time or once, pushes it and pulls."""
     x = np.zeros(d, np.float32)
+    g = gradient(x)
     for t in range(calls):
-        g = yield Compute(gradient, x)
-        yield Send(server, Push(g))
+        if new:
+            g = yield Compute(gradient, x)
+        yield Send(server, Push(g if new else g.view()))  # a new array for the transport, which knows one that it has sent before
         _, (x,) = yield Recv(Model, src=server)
         yield Mark("clock", t=t)
 
@@ -129,10 +133,10 @@ def our_allreduce(n: int, d: int, calls: int, transport: str, name: str) -> floa
     return statistics.median(np.diff(ticks[min(3, calls // 4) :])) * 1e6
 
 
-def our_server(n: int, d: int, calls: int, transport: str) -> float:
+def our_server(n: int, d: int, calls: int, new: bool, transport: str) -> float:
     """Pushes and pulls per second."""
     workers = [f"worker{i}" for i in range(n)]
-    deployment: Deployment = {w: Node(pushing("server0", d, calls)) for w in workers}
+    deployment: Deployment = {w: Node(pushing("server0", d, calls, new)) for w in workers}
     run = processes.run({**deployment, "server0": Node(serving(workers, d, calls))}, transport=transport)
     times = sorted(t for w in workers for t in clocks(run, w))
     first, last = len(times) // 5, len(times) * 9 // 10  # neither the start nor the end, where some have ended
@@ -182,12 +186,13 @@ def gloo_allreduce(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls
     dist.barrier()
 
 
-def gloo_server(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: int) -> None:
+def gloo_server(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: int, new: bool) -> None:
     torch, dist = _gloo(rank, rendezvous, n + 1)
     if rank:
-        g, x = torch.empty(d), torch.zeros(d)
+        g, x = torch.ones(d), torch.zeros(d)
         for _ in range(calls):
-            produce(x.numpy(), SLOPE, CONSTANT, g.numpy())
+            if new:
+                produce(x.numpy(), SLOPE, CONSTANT, g.numpy())
             dist.send(g, 0)
             dist.recv(x, 0)
     else:
@@ -209,7 +214,7 @@ def _push_pull(g: Any) -> Any:
     return _parameters.add_(g, alpha=-1e-3)
 
 
-def rpc_server(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: int) -> None:
+def rpc_server(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: int, new: bool) -> None:
     global _parameters
     import torch
     import torch.distributed.rpc as rpc
@@ -219,11 +224,12 @@ def rpc_server(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: in
     options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + rendezvous, num_worker_threads=max(2, n))
     rpc.init_rpc(f"w{rank}", rank=rank, world_size=n + 1, rpc_backend_options=options)
     if rank:
-        g, x = torch.empty(d), torch.zeros(d)
+        g, x = torch.ones(d), torch.zeros(d)
         for k in range(calls):
             if k == calls // 5:
                 began = time.perf_counter()
-            produce(x.numpy(), SLOPE, CONSTANT, g.numpy())
+            if new:
+                produce(x.numpy(), SLOPE, CONSTANT, g.numpy())
             x = rpc.rpc_sync("w0", _push_pull, args=(g,))
         if rank == 1:
             queue.put(n * (calls - calls // 5) / (time.perf_counter() - began))
@@ -248,7 +254,7 @@ import numpy as np
 from mpi4py import MPI
 from benchmarks.transports import CONSTANT, LR, SLOPE, produce
 import numba
-d, calls = map(int, sys.argv[1:])
+d, calls, new = map(int, sys.argv[1:])
 comm, status = MPI.COMM_WORLD, MPI.Status()
 @numba.njit
 def step(x, g, lr):
@@ -259,7 +265,8 @@ if comm.rank:
     produce(x, SLOPE, CONSTANT, g)
     comm.Barrier()
     for _ in range(calls):
-        produce(x, SLOPE, CONSTANT, g)
+        if new:
+            produce(x, SLOPE, CONSTANT, g)
         comm.Send(g, 0)
         comm.Recv(x, 0)
 else:
@@ -283,9 +290,9 @@ def mpiexec() -> str | None:
     return shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
-def mpi(script: str, ranks: int, d: int, calls: int) -> float:
+def mpi(script: str, ranks: int, *numbers: int) -> float:
     """What rank 0 printed."""
-    command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-c", script, str(d), str(calls)]
+    command = [str(mpiexec()), "-n", str(ranks), sys.executable, "-c", script, *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **OVERSUBSCRIBED})
     found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
     return float(found[0]) if found else float("nan")
@@ -321,11 +328,11 @@ def allreduce_tasks(n: int, d: int) -> dict[str, Callable[[], float]]:
     return ours | {"gloo": lambda: _fork(n, gloo_allreduce, n, d, min(calls, 60)), "mpi": lambda: mpi(MPI_ALLREDUCE, n, d, calls)}
 
 
-def server_tasks(n: int, d: int) -> dict[str, Callable[[], float]]:
+def server_tasks(n: int, d: int, new: bool) -> dict[str, Callable[[], float]]:
     calls = max(10, min(800, int(2.5e8 / (d * n))))
-    return {"refsgd shm": partial(our_server, n, d, calls, "shm"), "refsgd tcp": partial(our_server, n, d, calls, "tcp"),
-            "gloo": lambda: _fork(n + 1, gloo_server, n, d, calls), "rpc": lambda: _fork(n + 1, rpc_server, n, d, calls),
-            "mpi": lambda: mpi(MPI_SERVER, n + 1, d, calls)}
+    return {"refsgd shm": partial(our_server, n, d, calls, new, "shm"), "refsgd tcp": partial(our_server, n, d, calls, new, "tcp"),
+            "gloo": lambda: _fork(n + 1, gloo_server, n, d, calls, new), "rpc": lambda: _fork(n + 1, rpc_server, n, d, calls, new),
+            "mpi": lambda: mpi(MPI_SERVER, n + 1, d, calls, int(new))}
 
 
 def measure(tasks: dict[str, Callable[[], float]], rounds: int, skipped: dict[str, str]) -> tuple[dict[str, float], float]:
@@ -362,8 +369,8 @@ def must(kind: str, size: str, pair: str) -> float | None:
 def table(results: dict[str, Any]) -> str:
     """The figures for people."""
     lines = []
-    for kind, unit in (("allreduce", "us a call"), ("server", "pushes and pulls per second")):
-        rows = [row for row in results["rows"] if row["kind"] == kind]
+    for kind in dict.fromkeys(row["kind"] for row in results["rows"]):
+        rows, unit = [row for row in results["rows"] if row["kind"] == kind], "us a call" if kind == "allreduce" else "pushes and pulls per second"
         names = list(dict.fromkeys(name for row in rows for name in row["medians"]))
         lines += [f"{kind}, {unit}", "  ".join([f"{'n':>2} {'size':>7}", *(f"{name:>25}" if name.startswith(("refsgd r", "refsgd h"))
                                                                               else f"{name:>10}" for name in names)])]
@@ -374,6 +381,8 @@ def table(results: dict[str, Any]) -> str:
                 asked = must(kind, row["size"], pair)
                 if asked is not None:
                     lines.append(f"{'':14}{pair}: {ratio:.2f}, at least {asked:g}: {'met' if ratio >= asked else 'MISSED'}")
+                elif kind == NEW:
+                    lines.append(f"{'':14}{pair}: {ratio:.2f}")
         lines.append("")
     return "\n".join(lines)
 
@@ -391,12 +400,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
         points = [(4 * SIZES[row["size"]], row["medians"][name]) for row in sums if name in row["medians"]]
         axes[0].loglog(*zip(*points), "o-", label=name)
     axes[0].set(xlabel="bytes", ylabel="microseconds a call", title="all-reduce, 4 processes")
-    servers = [row for row in results["rows"] if row["kind"] == "server"]
+    servers = [row for row in results["rows"] if row["kind"] in ("server", NEW)]
     names = list(dict.fromkeys(name for row in servers for name in row["medians"]))
     for k, name in enumerate(names):
         axes[1].bar(np.arange(len(servers)) + 0.15 * k, [row["medians"].get(name, np.nan) for row in servers], 0.15, label=name)
-    axes[1].set_xticks(np.arange(len(servers)) + 0.3, [f"{row['size']}, {row['n']}" for row in servers])
-    axes[1].set(yscale="log", ylabel="pushes and pulls per second", title="parameter server, by size and workers")
+    axes[1].set_xticks(np.arange(len(servers)) + 0.3, [f"{row['size']}, {row['n']}" + (", new" if row["kind"] == NEW else "") for row in servers], fontsize=7)
+    axes[1].set(yscale="log", ylabel="pushes and pulls per second", title="parameter server, by size and workers; new: gradients")
     for axis in axes:
         if axis.has_data():
             axis.legend(fontsize=7)
@@ -420,7 +429,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", choices=("allreduce", "server"))
+    parser.add_argument("--only", choices=("allreduce", "server", NEW))
     parser.add_argument("--sizes", help="comma-separated, of " + ", ".join([*SIZES, *MODELS]))
     parser.add_argument("--processes", default="1,2,4,8", help="all-reduce: processes (not 1); server: workers (1 and 4)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -435,7 +444,8 @@ def main() -> None:
     old = json.loads(args.results.read_text())["rows"] if args.results.exists() else []
     rows = {(row["kind"], row["n"], row["size"]): row for row in old}
     wanted = [("allreduce", n, s, SIZES[s], allreduce_tasks) for n in counts if n > 1 for s in sizes if s in SIZES]
-    wanted += [("server", n, s, MODELS[s], server_tasks) for n in counts if n in (1, 4) for s in sizes if s in MODELS]
+    wanted += [(kind, n, s, MODELS[s], partial(server_tasks, new=kind == NEW))
+               for kind in ("server", NEW) for n in counts if n in (1, 4) for s in sizes if s in MODELS]
     for kind, n, size, d, make in wanted:
         if args.only in (None, kind):
             medians, foreign = measure(make(n, d), args.rounds, skipped)

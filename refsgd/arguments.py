@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -175,6 +175,8 @@ def check_deployment(name: str, found: Any) -> Deployment:
     for node, programs in found.items():
         if not isinstance(programs, Node):
             raise Usage(f"{name} gives {node} a value of type {type(programs).__name__}; expected refsgd.effects.Node(program)")
+        if not isinstance(programs.responders, Sequence):
+            raise Usage(f"{name} gives {node} responders of type {type(programs.responders).__name__}; expected a list: Node(main, [responder])")
         for program in (programs.main, *programs.responders):
             if not hasattr(program, "send"):
                 raise Usage(f"{name} gives {node} a program of type {type(program).__name__}; expected a generator: "

@@ -22,8 +22,8 @@ from refsgd.effects import Deployment, Factory, Node
 from refsgd.machine import Machine
 from refsgd.runtimes.board import anonymous
 from refsgd.runtimes.mailbox import Letter
-from refsgd.runtimes.node import Driver
-from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.node import Beginning, Driver
+from refsgd.runtimes.pause import Pause
 from refsgd.runtimes.programs import perform as compute
 from refsgd.runtimes.replay import Replayer, ReplayError, Steps, record, step
 from refsgd.runtimes.simulator import Simulator

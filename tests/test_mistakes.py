@@ -100,6 +100,7 @@ def test_a_gradient_that_fails_at_the_start_is_left_to_the_run_which_names_the_p
     (lambda: [Node(worker(0, [], quadratic(), 1))], "returned a value of type list; expected a dictionary of nodes"),
     (lambda: {"worker0": worker(0, [], quadratic(), 1)}, "gives worker0 a value of type generator; expected refsgd.effects.Node"),
     (lambda: {"worker0": Node(worker)}, "gives worker0 a program of type function; expected a generator"),
+    (lambda: {"worker0": Node(worker(0, [], quadratic(), 1), worker(0, [], quadratic(), 1))}, "gives worker0 responders of type generator; expected a list"),
     (lambda: {"worker0": Node(X)}, "gives worker0 a program of type ndarray; expected a generator"),
 ])
 def test_a_deployment_that_is_none(returned, expected):

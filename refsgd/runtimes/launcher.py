@@ -40,10 +40,11 @@ from refsgd.runtimes.board import (
     wait_for,
 )
 from refsgd.runtimes.faults import KEEP, Fault, Halted, can_be_ended, survives_workers
-from refsgd.runtimes.node import Transport
-from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.node import Beginning
+from refsgd.runtimes.pause import Pause
 from refsgd.runtimes.reports import deadlock, failure, join
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.transport import Transport
 from refsgd.runtimes.watch import Watch, state, used
 from refsgd.trace import Event, Run
 

@@ -23,8 +23,8 @@ from refsgd.effects import Deployment, Factory
 from refsgd.machine import Machine
 from refsgd.runtimes.board import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, Board, keep_memory
 from refsgd.runtimes.launcher import LEAD
-from refsgd.runtimes.node import Aborted, Driver
-from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.node import Aborted, Beginning, Driver
+from refsgd.runtimes.pause import Pause
 from refsgd.runtimes.reports import deadlock, failure, in_words, join, report
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.wire import HEAD, LARGEST_PAYLOAD, LONGEST_DESCRIPTION, Frame, Incoming, WireError, decoder, encode

@@ -20,7 +20,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple
 
 from refsgd.effects import (
     Add,
@@ -67,11 +67,9 @@ from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes.processors import Processors
 from refsgd.runtimes.programs import blame, freeze, line_of, no_effect
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield, rare_full_collections
-from refsgd.runtimes.wire import Frame, WireError
+from refsgd.runtimes.transport import Transport
+from refsgd.runtimes.wire import WireError
 from refsgd.trace import Event, Thinner
-
-if TYPE_CHECKING:
-    from refsgd.runtimes.pause import Beginning
 
 SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips; what a busy machine's scheduler costs
 HEARTBEAT = 0.25  # longest sleep
@@ -83,94 +81,18 @@ class Aborted(Exception):
     """The launcher wants this process to end."""
 
 
-class Transport(Protocol):
-    """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `wait`."""
+class Beginning(NamedTuple):
+    """Where a run goes on; see `refsgd.resumable`."""
 
-    def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Hand over a message; what does not fit now is kept and sent later.
-
-        Parameters
-        ----------
-        host : str
-            Where the receiver lives.
-        body : NamedTuple
-            The message; its arrays are read-only from now on.
-        src, to : int
-            Places of sender and receiver in the deployment's order.
-        number : int
-            Of the message in the channel (src, to), from 0.
-        stamp : float
-            Nominal start of its transmission [s since the common start].
-
-        Raises
-        ------
-        TypeError
-            If a field of the message cannot travel, or the message is too large (`refsgd.runtimes.wire.encode`).
-        """
-        ...
-
-    def take(self) -> list[Frame]:
-        """The messages that are here, each channel's in order."""
-        ...
-
-    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something comes, or there is room for what did not fit, or the time is up.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        others : sequence of int
-            Descriptors that also end the sleep when they become readable.
-
-        Returns
-        -------
-        list of int
-            Those of `others` that are readable.
-        """
-        ...
-
-    def knock(self) -> None:
-        """Wake the waiter, from another thread."""
-        ...
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that are kept because they did not fit."""
-        ...
-
-    def forget(self, host: str) -> None:
-        """A host has died: drop what is kept for it.
-
-        Parameters
-        ----------
-        host : str
-        """
-        ...
-
-    @property
-    def lost(self) -> Iterable[str]:
-        """Hosts whose connection has ended."""
-        ...
-
-    def sever(self, host: str = "") -> bool:
-        """Cut all connections at once, or that to one host, as a broken network does.
-
-        Parameters
-        ----------
-        host : str
-            "": all.
-
-        Returns
-        -------
-        bool
-            Whether there was a connection to cut.
-        """
-        ...
-
-    def close(self) -> None:
-        """The run is over."""
-        ...
+    deployment: Deployment  #: whose programs stand where they stood
+    seconds: float
+    effects: dict[tuple[str, int], Any]  #: what each program waits for, None if it has returned
+    letters: dict[str, list[Letter]]  #: what has been sent to each node and not been received
+    numbers: dict[tuple[str, str], int]  #: how many messages each channel has had
+    draws: dict[tuple[str, int], list[Callable[[Draws], Any]]]  #: what each program has taken from its random streams
+    tickets: int  #: how many accesses to shared cells there have been
+    values: dict[str, Any]
+    events: list[Event]
 
 
 class Driver:

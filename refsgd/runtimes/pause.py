@@ -10,35 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from refsgd.effects import Deployment
-from refsgd.machine import Draws
 from refsgd.runtimes.board import Bell, anonymous
-from refsgd.runtimes.mailbox import Letter
 from refsgd.runtimes.node import Driver
 from refsgd.runtimes.simulator import RunFailed
-from refsgd.trace import Event
 
 WANTED, ENDED, SINCE, UNTIL = range(4)  # words: number of the pause that is wanted, that has ended; its borders [ns]
 OF_RUN = 8
 STOPPED, TOOK, SAVED = range(3)  # words of a host: number of the last pause of which it has done this
 PATIENCE = 60.0  # seconds for all to stop
 LOOK = 0.002  # seconds between two looks at the others
-
-
-class Beginning(NamedTuple):
-    """Where a run goes on; see `refsgd.resumable`."""
-
-    deployment: Deployment  #: whose programs stand where they stood
-    seconds: float
-    effects: dict[tuple[str, int], Any]  #: what each program waits for, None if it has returned
-    letters: dict[str, list[Letter]]  #: what has been sent to each node and not been received
-    numbers: dict[tuple[str, str], int]  #: how many messages each channel has had
-    draws: dict[tuple[str, int], list[Callable[[Draws], Any]]]  #: what each program has taken from its random streams
-    tickets: int  #: how many accesses to shared cells there have been
-    values: dict[str, Any]
-    events: list[Event]
 
 
 class Pause:

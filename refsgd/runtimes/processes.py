@@ -36,12 +36,13 @@ from refsgd.runtimes.board import (
 )
 from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.launcher import LENGTH, Launch, MakeNetwork
-from refsgd.runtimes.node import Aborted, Driver, Transport
-from refsgd.runtimes.pause import Beginning, Pause
+from refsgd.runtimes.node import Aborted, Beginning, Driver
+from refsgd.runtimes.pause import Pause
 from refsgd.runtimes.reports import ChildTraceback, in_words, report
 from refsgd.runtimes.rings import Segment
 from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.runtimes.tcp import Listeners
+from refsgd.runtimes.transport import Transport
 from refsgd.trace import Event, Run
 
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
