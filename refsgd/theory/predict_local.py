@@ -70,11 +70,6 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1, after=int(outer), period=h or max(c.steps, 1))
     if drawn is not step:
         step, run = drawn, whole
-    if early:  # the run's mean, as it is measured: neither its beginning nor its end is the long run
-        share = early / c.steps
-        step = replace(step, value=share * before.value + (1 - share) * step.value, kind=weaker(step.kind, before.kind), lower=None, upper=None,
-                       terms={name: share * before.terms.get(name, 0.0) + (1 - share) * step.terms.get(name, 0.0) for name in {**before.terms, **step.terms}},
-                       formula=f"({early} x allreduce's + {c.steps - early} x local SGD's) / {c.steps}")
     exchanges = early + rounds + (rest > 0)
     out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges", exchanges=float(exchanges))
