@@ -252,7 +252,7 @@ from refsgd.runtimes.mpi import run
 name, kind, rank, step, note = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 endless = prepare(name, data="quadratic", lr=0.01, steps=100_000, workers=4)
 def gradient(x, i, t):
-    if (i, t) == (rank, step):
+    if i == rank and t >= step:  # whoever is late may pass over some
         with open(note, "w") as file:
             file.write(str(time.monotonic()))
         if kind == "exception":
