@@ -77,6 +77,10 @@ def test_the_kernels_agree_with_pytorch_on_nets_with_batch_norm(case, dtype):
     net, x, images, labels = smooth(*case)
     loss, g = net.gradient(x, images, labels)
     wanted_loss, wanted = autograd(net, x, images, labels, getattr(torch, dtype))
+    if dtype == "float32":
+        off, _ = distance(net, wanted, autograd(net, x, images, labels, torch.float64)[1])
+        if off > 1e-3:  # seen on a processor without AVX-512
+            pytest.skip(f"PyTorch's own gradients in float32 and in float64 are {off:.0%} apart on this processor")
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     whole, worst = distance(net, g, wanted)
     assert whole < 1e-5
