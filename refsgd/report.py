@@ -84,7 +84,11 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
         total = off * row.predicted["seconds_per_iteration"]["value"]
         excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way
         worst = max(excess, key=lambda cause: abs(excess[cause]))
-        if abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
+        run = row.predicted.get("seconds", {}).get("value")
+        whole = s.measured["seconds"] / run - 1 if run else off
+        if abs(whole) < abs(off) / 4:
+            why = f"the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are {whole:+.1%} from the formula's"
+        elif abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
             why = f"the draws of this seed were {luck:+.1%} off their mean: more --steps, or --seeds, average that out"
         elif s.steps < 50:
             why = f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"

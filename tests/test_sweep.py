@@ -69,6 +69,14 @@ def test_what_waiting_is_more_or_less_than_predicted_is_said_in_words():
         assert [words in line and "waiting at the bound on clocks (slack) takes" in line and "than the formula says" in line for line in said] == [True]
 
 
+def test_a_run_too_short_for_its_long_run_is_said_to_be_one():
+    """Post-local SGD averages after each step at first, and the iteration that is predicted is that of the time after."""
+    (row,) = refsgd.compare(["post-local"], runtime="simulator", data="quadratic", steps=60, machine=FAST, options={"post-local": {"switch": 50}}).rows
+    assert residual(row, "predicted") > 0.03
+    (said,) = explain(row)
+    assert "of a long run, and this one began otherwise: its seconds in all are +0.0% from the formula's" in said
+
+
 def test_every_cause_has_its_words():
     assert set(CAUSES) < set(WAITING)
 

@@ -126,8 +126,30 @@ class Waiter:
         self._arrived = arrived
         self._brisk = False  # whether the last sleep was short, and ended with a message
 
+    def soon(self, timeout: float) -> bool:
+        """Whether a message comes within the next looks; none is taken where the last one was long in coming.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds, after which it is not worth waiting for.
+
+        Returns
+        -------
+        bool
+        """
+        if not self._brisk:
+            return False
+        looks, end = LOOKS, time.perf_counter() + min(SPIN, timeout)
+        while looks and time.perf_counter() < end:
+            if self._arrived():
+                return True
+            os.sched_yield()
+            looks -= 1
+        return False
+
     def wait(self, descriptors: Sequence[int], timeout: float) -> list[int]:
-        """The readable ones of `descriptors`, after at most `timeout` seconds; none where a message came before the sleep.
+        """Sleep; the readable ones of `descriptors`, after at most `timeout` seconds.
 
         Parameters
         ----------
@@ -140,12 +162,6 @@ class Waiter:
         list of int
         """
         began = time.perf_counter()
-        looks, end = LOOKS if self._brisk else 0, began + min(SPIN, timeout)
-        while looks and time.perf_counter() < end:
-            if self._arrived():
-                return []
-            os.sched_yield()
-            looks -= 1
         ready = wait_for(descriptors, timeout)
         self._brisk = time.perf_counter() - began < SPIN and self._arrived()
         return ready

@@ -262,6 +262,10 @@ class Ranks:
 
         Incoming(read_into, decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank], self._largest)).pump()
 
+    def soon(self, timeout: float) -> bool:
+        """Whether a message is there already."""
+        return bool(self._comm.Iprobe(self._mpi.ANY_SOURCE))
+
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
         self._count()

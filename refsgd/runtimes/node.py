@@ -166,6 +166,7 @@ class Driver:
         self._incoming = 0 if machine.duplex == "half" else 1
         self._processors = Processors(machine.cores) if machine.cores and self.paced and len(self._every) > machine.cores else None
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._arrived: deque[tuple[str, Letter]] = deque()  # where nothing is emulated: what is there, before any look at the agenda
         self._sequence = self._effects = 0
         self._numbers: dict[tuple[str, str], int] = {}  # of the next message to send in a channel
         self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
@@ -274,6 +275,7 @@ class Driver:
         list of Letter
         """
         due = [args[1] for *_, call, args in self._heap if call in (self._deliver, self._head) and args[0] == node]
+        due += [letter for to, letter in self._arrived if to == node]
         return sorted([*self.boxes[node].letters, *due], key=lambda letter: (self.rank[letter.src], letter.number))
 
     # -- the clock -----------------------------------------------------------------------------------------
@@ -308,7 +310,7 @@ class Driver:
                     self._bury()
                 if command[VAIN] != self._vain:
                     self._wait_in_vain()
-                if heap and heap[0][0] <= self.clock():
+                if self._arrived or (heap and heap[0][0] <= self.clock()):
                     self._advance()
                 else:
                     self._rest()
@@ -325,14 +327,16 @@ class Driver:
             if number != self._next.get(channel, 0):
                 raise WireError(f"message {number} of {src} to {to} came twice or out of turn; expected {self._next.get(channel, 0)}")
             self._next[channel] = number + 1
-            letter = Letter(src, tag, fields, number, 0.0, payload_bytes(fields))
-            # Where nothing is emulated a message arrives when it is there.
-            head = stamp + self._latency if self._emulated else max(stamp, self.clock())
+            now = self.clock()
+            head = stamp + self._latency if self._emulated else max(stamp, now)
+            letter = Letter(src, tag, fields, number, head, payload_bytes(fields))
             self._last[src] = head
             if self._byte_time:
                 self._at(head, HEAD, sender, self._head, to, letter)
-            else:
+            elif self._emulated or head > now:
                 self._at(head, ARRIVE, sender, self._deliver, to, letter)
+            else:  # it arrives as it is there
+                self._arrived.append((to, letter))
         while self._computing.finished:
             self._computing.running -= 1
             self._finish(self._computing.finished.popleft())
@@ -375,6 +379,10 @@ class Driver:
 
     def _advance(self) -> None:
         """Perform the earliest due happening: one program then runs until it waits."""
+        if self._arrived and not (self._heap and self._heap[0][0] < self._arrived[0][1].arrival):
+            self.now = self.clock()
+            self._hand_over(*self._arrived.popleft())
+            return
         due, order, _, _, call, args = heapq.heappop(self._heap)
         if order == HEAD:
             call(due, *args)  # the link keeps its own time
@@ -385,6 +393,9 @@ class Driver:
     def _rest(self) -> None:
         """Nothing is due: say so and sleep until something is or may be."""
         words, heap = self._words, self._heap
+        timeout = min(HEARTBEAT, heap[0][0] - self.clock()) if heap else HEARTBEAT
+        if timeout > 0 and self.transport.soon(timeout):
+            return
         idle = not heap and not self._computing.running and not self.transport.unsent
         words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
         words[DUE] = int(heap[0][0] * 1e9) if heap else 0
@@ -393,7 +404,6 @@ class Driver:
         words[DONE], words[IDLE] = done, idle
         if idle and done:
             self._quiet()
-        timeout = min(HEARTBEAT, heap[0][0] - self.clock()) if heap else HEARTBEAT
         if timeout > 0 and self.transport.wait(timeout, self.watch):
             raise Aborted
         words[IDLE] = 0
@@ -608,12 +618,17 @@ class Driver:
         self._at(arrival, ARRIVE, self.rank[letter.src], self._deliver, to, letter)
 
     def _deliver(self, to: str, letter: Letter) -> None:
+        """A message of the agenda arrives, at its time."""
+        if self.paced:
+            self.lateness[to].seen(max(0.0, self.clock() - self.now))
+        self._hand_over(to, Letter(letter.src, letter.tag, letter.body, letter.number, self.now, letter.nbytes))
+
+    def _hand_over(self, to: str, letter: Letter) -> None:
+        """A letter goes to the program that waits for it, or into the box."""
         host = self.host[letter.src]
         if host != self.here and host not in self._dead:
             self._got_from[host] += 1
-        if self.paced:
-            self.lateness[to].seen(max(0.0, self.clock() - self.now))
-        self.boxes[to].put(Letter(letter.src, letter.tag, letter.body, letter.number, self.now, letter.nbytes))
+        self.boxes[to].put(letter)
         for task in self._tasks[to]:
             if type(task.waiting) is Recv:
                 answer = self._receive(task)
@@ -648,7 +663,9 @@ class Driver:
         """Nothing is under way anywhere: tell the responders, who may go on and return a value."""
         while True:
             task = next((t for t in self._every if type(t.waiting) is Recv), None)
-            if self._heap:
+            if self._arrived:
+                self._advance()
+            elif self._heap:
                 self.transport.wait(max(0.0, self._heap[0][0] - self.clock()), self.watch)
                 self._advance()
             elif self._computing.running:

@@ -184,6 +184,10 @@ class Rings:
         self._frames.clear()
         return frames
 
+    def soon(self, timeout: float) -> bool:
+        """Whether a message comes in the next moment."""
+        return self._waiter.soon(timeout)
+
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
         ready = self._waiter.wait([self._bell.fileno(), *others], timeout)

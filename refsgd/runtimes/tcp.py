@@ -425,6 +425,10 @@ class Sockets:
         self._frames.clear()
         return frames
 
+    def soon(self, timeout: float) -> bool:
+        """Whether a message comes in the next moment."""
+        return self._waiter.soon(timeout)
+
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of `others`."""
         mine: int = self._poll.fileno()  # epoll and kqueue have one

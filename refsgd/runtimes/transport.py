@@ -9,7 +9,7 @@ from refsgd.runtimes.wire import Frame
 
 
 class Transport(Protocol):
-    """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `wait`."""
+    """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `soon`, a moment, and `wait`."""
 
     def post(self, host: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Hand over a message; what does not fit now is kept and sent later.
@@ -36,6 +36,21 @@ class Transport(Protocol):
 
     def take(self) -> list[Frame]:
         """The messages that are here, each channel's in order."""
+        ...
+
+    def soon(self, timeout: float) -> bool:
+        """Whether something comes in the next moment; a cheap look before all that a sleep costs.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds, after which it is not worth waiting for.
+
+        Returns
+        -------
+        bool
+            Where messages were long in coming the last time it may be False without a look.
+        """
         ...
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
