@@ -179,6 +179,26 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def settle(place: int, count: int) -> None:
+    """Keep this process on its share of the cores, where its caches are; nothing where there are fewer cores than processes.
+
+    With more processes than cores the system moves them to where there is room, which is worth more: all-reduces of 100 kB by four processes
+    on two cores then took three quarters of the time that they took where each stayed on one.
+
+    Parameters
+    ----------
+    place : int
+        Which of the processes this is.
+    count : int
+        How many there are.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if count <= len(cores):
+        os.sched_setaffinity(0, cores[place * len(cores) // count : (place + 1) * len(cores) // count])
+
+
 def keep_memory() -> None:
     """Make glibc's malloc keep what is freed in this process: nothing elsewhere.
 

@@ -33,6 +33,7 @@ from refsgd.runtimes.board import (
     Standing,
     keep_memory,
     prctl,
+    settle,
 )
 from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.launcher import LENGTH, Launch, MakeNetwork
@@ -193,6 +194,8 @@ def child(launch: Launch, host: str, out: int, parent: int) -> None:
     for fd in launch.readers:
         os.close(fd)
     keep_memory()
+    if not launch.machine.paced:
+        settle(launch.hosts.index(host), len(launch.hosts))
     gc.freeze()  # else the first collection touches, and so copies, every page of the parent
     if launch.records == "pipe":
         logs.to_parent(lambda record: _tell(out, pickle.dumps(("record", record))))

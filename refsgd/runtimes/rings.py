@@ -261,11 +261,14 @@ def _reader(segment: Segment, src: int, to: int, bell: Bell) -> Callable[[memory
 
     def read_into(view: memoryview) -> int:
         nonlocal head, told
-        n, at = min(len(view), words[other] - head), head % size
+        length, there, at = len(view), words[other] - head, head % size
+        n = length if length < there else there
         if n:
-            first = min(n, size - at)
-            view[:first] = data[at : at + first]
-            if n > first:
+            if n == length and n <= size - at:  # nearly always
+                view[:] = data[at : at + n]
+            else:
+                first = min(n, size - at)
+                view[:first] = data[at : at + first]
                 view[first:n] = data[: n - first]
             head += n
             words[own] = head

@@ -14,6 +14,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable, Container, Generator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,21 +62,26 @@ class Frame(NamedTuple):
 # -- sending -----------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1024)  # a run has few shapes, and sends each very often
+def _shape(kind: int, code: int, shape: tuple[int, ...]) -> bytes:
+    return _SHAPES[len(shape)].pack(kind, code, len(shape), *shape)
+
+
 def _describe_array(value: npt.NDArray[Any], parts: list[bytes], raws: list[Raw], place: Place | None) -> None:
     code = CODES.get(value.dtype)
     if code is None or value.ndim > MOST_DIMENSIONS:
         raise TypeError(f" is an array of {value.dtype} with {value.ndim} dimensions; expected a number type "
                         f"such as float32 and at most {MOST_DIMENSIONS} dimensions")
-    shape = _SHAPES[value.ndim]
-    if value.size > 1 and not any(value.strides):
+    shape = value.shape
+    if 0 in value.strides and value.size > 1 and not any(value.strides):
         # One number seen through a shape (np.broadcast_to): nothing but the number needs to travel.
-        parts += [shape.pack(REPEATED, code, value.ndim, *value.shape), value.reshape(-1)[:1].tobytes()]
+        parts += [_shape(REPEATED, code, shape), value.reshape(-1)[:1].tobytes()]
         return
     where = place(value) if place is not None and value.flags.c_contiguous else None
     if where is not None:
-        parts += [shape.pack(LENT, code, value.ndim, *value.shape), _LENGTHS[1].pack(where)]
+        parts += [_shape(LENT, code, shape), _Q.pack(where)]
         return
-    parts.append(shape.pack(ARRAY, code, value.ndim, *value.shape))
+    parts.append(_shape(ARRAY, code, shape))
     if value.nbytes:
         raws.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
 

@@ -274,6 +274,31 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
     assert looked(0.01) and looks <= board.LOOKS  # of thousands that fit
 
 
+# -- cores -------------------------------------------------------------------------------------------------
+
+
+def where(count):
+    """Programs that return the cores on which their process may run."""
+    def program():
+        cores = yield Compute(os.sched_getaffinity, 0)
+        return sorted(cores)
+
+    return {f"peer{i}": Node(program()) for i in range(count)}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
+def test_unpaced_processes_share_the_cores_out_where_there_is_one_for_each(transport):
+    ours = sorted(os.sched_getaffinity(0))
+    for count in {1, 2, len(ours)}:
+        found = run(partial(where, count), transport=transport).values
+        if count <= len(ours):
+            assert sorted(core for cores in found.values() for core in cores) == ours and all(found.values())
+    crowd = run(partial(where, len(ours) + 1), transport=transport).values
+    paced = run(partial(where, 1), Machine(compute="fixed(0.01)"), transport=transport).values
+    assert all(cores == ours for cores in [*crowd.values(), *paced.values()])
+    assert sorted(os.sched_getaffinity(0)) == ours
+
+
 # -- sockets -----------------------------------------------------------------------------------------------
 
 
