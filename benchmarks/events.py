@@ -1,6 +1,6 @@
 """What an event of the simulator costs, from 10 to 3,000 workers, and beside SimPy.
 
-``python -m benchmarks.events`` prints three tables and writes benchmarks/results/events.json and events.png:
+``python -m benchmarks.events`` prints three tables and writes events.json, events.txt and events.png below benchmarks/results:
 microseconds per event by number of workers, which must not grow with it; long simulations with parameters in name only
 and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
 queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, once
@@ -186,6 +186,23 @@ def draw(found: dict[str, Any]) -> None:
     plt.close(fig)
 
 
+def table(found: dict[str, Any]) -> str:
+    """The figures for people."""
+    lines = [", ".join(f"{name} {value}" for name, value in found["machine"].items()), ""]
+    if "events" in found:
+        lines += ["microseconds of an event, by workers", f"{'':16}" + "".join(f"{n:>8}" for n in WORKERS)]
+        lines += [f"{name:16}" + "".join(f"{v:8.2f}" for v in row) for name, row in found["events"].items()] + [""]
+    if "lines" in found:
+        lines += ["long simulations, parameters in name only", f"{'':28}{'workers':>8}{'steps':>8}{'events':>10}{'seconds':>9}{'at most':>9}"]
+        lines += [f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}" for row in found["lines"]] + [""]
+    if "simpy" in found:
+        lines += [f"iterations of a worker per second, {WIDE} workers and one server", f"{'':20}{'rate':>12}{'of SimPy':>10}{'of SimPy, recorded':>20}"]
+        for name, rate in found["simpy"].items():
+            peers = (found["simpy"].get(peer, math.nan) for peer in ("simpy", "simpy, recorded"))
+            lines.append(f"{name:20}{rate:12,.0f}" + "".join(f"{rate / peer:{width}.2f}" for peer, width in zip(peers, (10, 20), strict=True)))
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,6 +230,7 @@ def main() -> None:
         print("worker iterations/s: " + ", ".join(
             f"{name} {rate:,.0f} ({rate / found['simpy'].get('simpy', math.nan):.2f})" for name, rate in found["simpy"].items()))
     path.write_text(json.dumps(found, indent=1) + "\n")
+    path.with_suffix(".txt").write_text(table(found))
 
 
 if __name__ == "__main__":

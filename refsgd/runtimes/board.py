@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from refsgd.effects import Compute, Recv
@@ -196,7 +197,8 @@ def settle(place: int, count: int) -> None:
         return
     cores = sorted(os.sched_getaffinity(0))
     if count <= len(cores):
-        os.sched_setaffinity(0, cores[place * len(cores) // count : (place + 1) * len(cores) // count])
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(0, cores[place * len(cores) // count : (place + 1) * len(cores) // count])
 
 
 def keep_memory() -> None:
