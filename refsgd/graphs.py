@@ -3,7 +3,7 @@
 A graph of n nodes is the list of its nodes' neighbours: ``graph[i]`` holds those that i sends to, ascending and
 without i.  All but the one-peer exponential graph are undirected.  A mixing matrix W says how much of node j's
 parameters node i takes: rows and columns sum to 1, so averaging keeps the mean, and the smaller its second
-eigenvalue, the sooner all agree.
+largest absolute eigenvalue, the sooner all agree.
 
 References
 ----------

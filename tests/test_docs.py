@@ -1,5 +1,7 @@
 """What pages and the README say of the project is so."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -32,6 +34,17 @@ def test_links_between_pages_lead_somewhere(page):
 def test_the_table_of_defaults_has_a_row_for_every_algorithm():
     rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "defaults.md").read_text(), re.M)
     assert sorted(rows) == sorted(CATALOGUE)
+
+
+def test_what_the_readme_says_that_its_program_prints():
+    """To the digit in virtual time and by formula; of the real processes, whose messages come in another order each time, that there is such a line."""
+    program, printed = re.search(r"## In Python\n\n```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S).groups()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {})
+    found, said = out.getvalue().splitlines(), printed.splitlines()
+    assert [line for line in found if not line.startswith("processes")] == [line for line in said if not line.startswith("processes")]
+    assert len(found) == len(said) and re.sub(r"\d+", "N", found[1]) == re.sub(r"\d+", "N", said[1])
 
 
 def test_the_readme_has_exactly_the_two_commands():

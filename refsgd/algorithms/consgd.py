@@ -20,7 +20,8 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | momentum: at the server | aggregation: each push is
 applied alone, times 1/n | deterministic: given the order of arrival
 
-It is SSP with the learning rate lr / n, and written so.  At staleness 0 the updates of a clock sum to BSP's mean.
+It is SSP with the learning rate lr / n, and written so.  At staleness 0 the updates of a clock sum to BSP's mean; with
+momentum they do so in the long run only, since the velocity decays at every push.
 
 What differs from the paper
 ---------------------------

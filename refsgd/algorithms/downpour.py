@@ -18,18 +18,19 @@ The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes at
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
-iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and iteration:
-M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where
-push_every = 1, f = fetch_every | clock gap: unbounded | momentum: at the server | aggregation: sum of a window's
-gradients, each push applied alone | deterministic: given the order of arrival
+synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and iteration:
+K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and iteration: M /
+push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where push_every
+= 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at the server | aggregation: sum of a
+window's gradients, each push applied alone | deterministic: given the order of arrival
 
 What differs from the paper
 ---------------------------
-A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every = fetch_every = 1
-is ASP.  The paper's loop is endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad
-leaves an entry alone while its squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A
-replica is one worker, not several machines, and there is no warm start with a single one.
+A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every = fetch_every = 1 is
+ASP where messages take no time (else another push can come between a push and its fetch).  The paper's loop is
+endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad leaves an entry alone while its
+squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A replica is one worker, not several
+machines, and there is no warm start with a single one.
 
 References
 ----------

@@ -1,8 +1,8 @@
 """Decentralised parallel SGD (D-PSGD): no server and no all-reduce, only averages with one's neighbours.
 
 The peers sit on a graph with a mixing matrix W: symmetric, W_ij >= 0 and 0 where i and j are not neighbours, rows and
-columns sum to 1.  So averaging keeps the mean of all replicas, and it brings them together by the factor of W's
-second largest eigenvalue per round: the *spectral gap* says how well a graph agrees.
+columns sum to 1.  So averaging keeps the mean of all replicas, and it brings them together by the second largest
+absolute eigenvalue of W per round; one minus it, the *spectral gap*, says how well a graph agrees.
 
 Peer i, combine then adapt (`order="cta"`, the paper's)::
 

@@ -87,7 +87,8 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, lower
             slowest = min(clock.values())
             if not granted[w] and clock[w] > slowest + lower:
                 granted[w] = grant(w, clock, pushed, upper)
-            bound[w] = max(lower, clock[w] - slowest - (not granted[w]))
+            ahead = clock[w] - slowest
+            bound[w] = max(lower, ahead if granted[w] else ahead - 1)  # no grant: once the slowest has advanced
             granted[w] = max(0, granted[w] - 1)
             if clock[w] > slowest + bound[w]:
                 yield Mark("block", worker=w)

@@ -16,11 +16,12 @@ Quick facts
 synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s started,
 s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | memory: a mean per unfinished clock, at most s + 1 |
-momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has come | deterministic:
-given the order of arrival
+momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has come (without momentum) |
+deterministic: given the order of arrival
 
-Once all n have pushed clock c it counts as in BSP, whatever their order.  CONSGD gives each of them 1/n from the
-start.
+Without momentum and weight decay a clock that all n have pushed counts as in BSP, whatever their order.  With
+momentum the velocity decays at every push, n times a clock: the way and the order matter.  CONSGD gives each of them
+1/n from the start.
 
 What differs from the paper
 ---------------------------

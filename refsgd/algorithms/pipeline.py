@@ -1,7 +1,7 @@
 """Pipelines: a net cut into K stages, one per node, which work on different micro-batches at the same time.
 
 A stage owns its parameters; activations go right, gradients of the same size go left. With one batch at a time only one stage works. GPipe cuts a batch into
-micro-batches and waits for all of them before one synchronous update. PipeDream never waits: it alternates forward and backward, and updates after each.
+micro-batches and waits for all of them before one synchronous update. PipeDream waits for no batch: it alternates forward and backward, and updates after each.
 
 GPipe, stage k, each step::
 
@@ -19,7 +19,7 @@ Without the stash the backward pass uses an x that its forward pass has not seen
 Quick facts
 -----------
 synchronous: GPipe yes, PipeDream no | centralised: no | roles: K stages | messages: one each way per cut and micro-batch | bytes: twice the activations at
-each cut | idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends | staleness: GPipe 0, PipeDream K - 1 - k updates at stage k, with vertical sync K - 1
+each cut | idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends while a message there and back takes no longer than an update | staleness: GPipe 0, PipeDream K - 1 - k updates at stage k, with vertical sync K - 1
 at all | momentum: at each stage | aggregation: mean over rows | in flight: GPipe m, PipeDream K - k batches at stage k | deterministic: yes
 
 What differs from the papers

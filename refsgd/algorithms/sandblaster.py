@@ -25,7 +25,9 @@ What differs from the paper
 ---------------------------
 Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate; it adds them in
 portion order, and the result does not depend on who computed what.  Which line search is left open there: this one
-looks at slopes only, which is enough for convex losses.  Portion i is `problem.gradient(x, i, 0)`: batches do not change.
+looks at slopes only, so a step may overshoot the minimum along p, and even raise a convex loss, but it ends where the
+slope uphill is at most half of the slope downhill that it began with.  Portion i is `problem.gradient(x, i, 0)`:
+batches do not change.
 
 References
 ----------

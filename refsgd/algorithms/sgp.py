@@ -20,14 +20,15 @@ Quick facts
 -----------
 synchronous: yes, with one's in-neighbours | centralised: no | roles: n peers | messages per peer and iteration: 1
 each way on the one-peer graph | bytes per peer and iteration: M + 4 for each (M = 4 d) | staleness: 0 | clock gap:
-one less than the steps in which everybody hears of everybody, log2 n upwards on the one-peer graph | momentum: local,
-never communicated | aggregation: column-stochastic | graph: directed, may change with t | deterministic: yes,
-whatever the schedule
+at most one less than the steps that it takes until everybody has heard of everybody, on the one-peer graph
+ceil(log2 n) - 1 | momentum: local, never communicated | aggregation: column-stochastic | graph: directed, may change
+with t | deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------
-Weight decay acts on the numerator, as in the authors' code.  Where every peer has as many in- as out-neighbours all
-weights are 1, and that code leaves them out; here they are always sent.  The overlapped variant is not built.
+Weight decay acts on the numerator, as in the authors' code.  Where all peers have the same number of in- and of
+out-neighbours all weights are 1, and that code leaves them out; here they are always sent.  The overlapped variant is
+not built.
 
 References
 ----------

@@ -125,9 +125,10 @@ def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: i
         elif oldest < c - staleness:
             for s in servers:
                 yield Send(s, Read(c - staleness))
-        while hit := (yield Poll(Row)) if oldest >= c - staleness else (yield Recv(Row)):
+        while min(r.clock for r in row.values()) < c - staleness:
+            s, row[s] = yield Recv(Row)  # too old: wait for it
+        while hit := (yield Poll(Row)):  # young enough: take what has come
             row[hit[0]] = hit[1]
-            oldest = min(r.clock for r in row.values())
         mine = {t: step for t, step in mine.items() if t >= min(r.own for r in row.values())}
         # Read-my-writes without double counting: the row, and only those own steps that it does not contain.
         x = np.concatenate([sum((mine[t][cut[s]] for t in range(row[s].own, c)), start=row[s].x) for s in servers])
