@@ -194,7 +194,8 @@ def table(found: dict[str, Any]) -> str:
         lines += [f"{name:16}" + "".join(f"{v:8.2f}" for v in row) for name, row in found["events"].items()] + [""]
     if "lines" in found:
         lines += ["long simulations, parameters in name only", f"{'':28}{'workers':>8}{'steps':>8}{'events':>10}{'seconds':>9}{'at most':>9}"]
-        lines += [f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}" for row in found["lines"]] + [""]
+        lines += [f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}"
+                  for row in found["lines"]] + [""]
     if "simpy" in found:
         lines += [f"iterations of a worker per second, {WIDE} workers and one server", f"{'':20}{'rate':>12}{'of SimPy':>10}{'of SimPy, recorded':>20}"]
         for name, rate in found["simpy"].items():
