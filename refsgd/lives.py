@@ -96,6 +96,10 @@ def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: 
             more = iterations(halted)
             if not all(map(is_worker, names)):
                 raise RunFailed(f"{what}; the parameters died with it, so nobody can go on", names[0]) from None
+            if on_death == "shrink" and not living(halted):
+                raise RunFailed(f"{what}; no worker is left to go on", names[0]) from None
+            if all(map(is_worker, nodes)) and not living(halted):
+                raise RunFailed(f"{what}; all replicas of the parameters died with them, so nobody can go on", names[0]) from None
             if on_death == "restart" and dead.intersection(names) and not more:
                 raise RunFailed(f"{what}; it died again before all had completed an iteration", names[0]) from None
             x, run, done = parameters(halted, x), joined(run, halted.run, life.names, done), done + more
@@ -109,8 +113,22 @@ def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: 
             return Run(joined(run, last, life.names, done).trace, {node: values[node] for node in nodes if node in values})
 
 
+def living(halted: Halted) -> list[str]:
+    """Workers that a halt found alive.
+
+    Parameters
+    ----------
+    halted : Halted
+
+    Returns
+    -------
+    list of str
+    """
+    return [node for node in halted.run.trace.workers if node not in halted.dead]
+
+
 def iterations(halted: Halted) -> int:
-    """How many iterations every living worker completed in the life that was halted.
+    """How many iterations every living worker completed in the life that was halted; 0 if none lives, so that all do theirs again.
 
     Parameters
     ----------
@@ -121,7 +139,7 @@ def iterations(halted: Halted) -> int:
     int
     """
     ends: dict[str, int] = {e.node: e.data["t"] + 1 for e in halted.run.trace.marks("clock")}
-    return min(ends.get(node, 0) for node in halted.run.trace.workers if node not in halted.dead)
+    return min((ends.get(node, 0) for node in living(halted)), default=0)
 
 
 def parameters(halted: Halted, x0: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -218,8 +219,8 @@ class Result:
         return out
 
     def to_json(self) -> str:
-        """The result as JSON; `from_json` reads it back."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=True)
+        """The result as JSON, which knows no NaN and no infinity: null and "inf"; `from_json` reads it back."""
+        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
@@ -246,6 +247,10 @@ class Result:
         if missing:
             raise ValueError(f"result without {', '.join(missing)}; expected all keys of format {FORMAT}")
         values = {n: data[n] for n in names}
+        for name in ("loss", "consensus_distance"):
+            values[name] = math.nan if data[name] is None else data[name]
+        values["options"] = {k: math.inf if v == "inf" else v for k, v in data["options"].items()}
+        values["history"] = [[math.nan if v is None else v for v in point] for point in data["history"]]
         values["machine"] = Machine.from_json(values["machine"])
         return cls(**values)
 
@@ -345,6 +350,17 @@ class Result:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def _finite(value: Any) -> Any:
+    """The same for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def _count(number: int, thing: str) -> str:

@@ -47,7 +47,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     workers, servers : int
         n (4) and K (1).
     steps, epochs : int, float
-        Iterations of each worker, or passes over the data (4 if neither is given).
+        Iterations of each worker, or passes over the data (5.5 if neither is given).
     batch : int
         Images per worker and iteration (16).
     data, net : str

@@ -5,9 +5,12 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -133,13 +136,55 @@ def test_nan_in_the_starting_point_is_refused():
 def test_json_goes_to_standard_output_alone_and_reads_back(capsys):
     assert main(["run", "ssp", *SMALL, "--staleness", "inf", "--json", "-"]) == 0
     out, err = capsys.readouterr()
-    data = json.loads(out)
-    assert err == "" and data["format"] == 1 and data["options"] == {"staleness": float("inf")}
-    assert Result.from_json(out).to_dict() == data
+    def strictly(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    data = json.loads(out, parse_constant=strictly)
+    assert err == "" and data["format"] == 1 and data["options"] == {"staleness": "inf"}
+    back = Result.from_json(out)
+    assert back.options == {"staleness": float("inf")} and json.loads(back.to_json()) == data
     for key in ("seconds", "seconds_per_iteration", "images_per_second", "updates", "bytes_sent", "messages", "staleness",
                 "clock_gap", "lead", "idle_ratio", "idle_by_cause", "overrun_ratio"):
         assert key in data["measured"]
     assert {"value", "kind", "terms", "formula"} <= set(data["predicted"]["seconds_per_iteration"])
+
+
+def test_json_without_a_loss_is_strict_json_too(capsys):
+    assert main(["run", "bsp", "--net", "phantom:1000", "--data", "none", "--steps", "2", "--json", "-"]) == 0
+    out = capsys.readouterr().out
+    assert "NaN" not in out and json.loads(out)["loss"] is None and np.isnan(Result.from_json(out).loss)
+
+
+def test_an_output_leaves_links_pipes_and_devices_what_they_are(tmp_path, capsys):
+    """A link's file gets the new contents, a pipe's reader the bytes; os.replace() would put a file in their places."""
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    for path in (link, pipe):
+        assert main(["run", "bsp", *SMALL, "--json", str(path)]) == 0
+    reader.join(10)
+    assert link.is_symlink() and json.loads(real.read_text()) == json.loads(got[0]) and stat.S_ISFIFO(pipe.stat().st_mode)
+    assert main(["run", "bsp", *SMALL, "--json", os.devnull]) == 0 and stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "pipe", "real.json"]
+
+
+@pytest.mark.parametrize("command", [["calibrate", "--output", "nowhere/m.json"], ["calibrate", "--output", "."]])
+def test_what_takes_long_looks_first_where_it_may_write(capsys, monkeypatch, command):
+    monkeypatch.setattr("refsgd.calibration.calibrate", lambda *rest: pytest.fail("it measured first"))
+    code, line = refuse(capsys, *command)
+    assert code == 2 and "cannot write" in line
+
+
+@pytest.mark.parametrize("command", [["compare"], ["predict", "bsp", "--sweep", "workers=1:3"]])
+def test_a_picture_that_nobody_named_is_looked_for_a_place_too(capsys, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path.resolve())  # root may write anywhere
+    code, line = refuse(capsys, *command)
+    assert code == 2 and "the folder . is not writable" in line
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1}'])

@@ -6,7 +6,7 @@ import argparse
 import warnings
 from typing import Any
 
-from refsgd.cli.outputs import write
+from refsgd.cli.outputs import check_output, write
 from refsgd.experiment import DEFAULT_BATCH, Usage
 
 
@@ -30,6 +30,7 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"net {args.net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
     if args.batch < 1:
         raise Usage(f"batch {args.batch}; expected at least 1 image")
+    check_output(args.output)
     found = calibrate(args.net, args.batch)
     if found.doubt:
         warnings.warn(found.doubt, stacklevel=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.options import arguments_of, common, known, number
-from refsgd.cli.outputs import compile_kernels, progress, write, writing
+from refsgd.cli.outputs import check_output, compile_kernels, progress, write, writing
 from refsgd.comparison import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment import Usage
 
@@ -36,6 +36,10 @@ def do(args: argparse.Namespace) -> None:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
     known(names)
     arguments = arguments_of(args)
+    picture = args.plot or ("refsgd-compare.png" if args.json != "-" else None)
+    data = args.json or "refsgd-compare.json"
+    check_output(picture)
+    check_output(data)
     compile_kernels(args)
     quiet = args.quiet or args.json == "-"
     with progress(quiet, 2 * len(names) + 1) as say:
@@ -48,8 +52,6 @@ def do(args: argparse.Namespace) -> None:
         console.print(comparison_table(comparison))
         for sentence in sentences(comparison):
             console.print(sentence, highlight=False)
-    picture = args.plot or ("refsgd-compare.png" if args.json != "-" else None)
-    data = args.json or "refsgd-compare.json"
     if picture:
         from refsgd import plots
 

@@ -19,6 +19,8 @@ from refsgd.result import Result
 def writing(path: str) -> Iterator[Path]:
     """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
 
+    A link goes on naming its file, whose contents are new; a device or a pipe gets the bytes, and stays what it is.
+
     Parameters
     ----------
     path : str
@@ -34,7 +36,14 @@ def writing(path: str) -> Iterator[Path]:
     Usage
         If the folder does not exist.
     """
-    target = Path(path)
+    if not _replaceable(path):
+        with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
+            beside = Path(folder) / f"output{Path(path).suffix}"
+            yield beside
+            with open(path, "wb") as stream:
+                stream.write(beside.read_bytes())
+        return
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
     try:
@@ -49,6 +58,11 @@ def writing(path: str) -> Iterator[Path]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def _replaceable(path: str) -> bool:
+    """Whether a path names a file, or nothing yet, so that a new file may take its place."""
+    return not Path(path).is_relative_to("/dev") and (Path(path).is_file() or not Path(path).exists())
 
 
 def write(path: str | None, text: str) -> None:
@@ -67,6 +81,32 @@ def write(path: str | None, text: str) -> None:
             temporary.write_text(text + "\n")
 
 
+def check_output(path: str | None) -> None:
+    """Refuse a file that could not be written before anything runs.
+
+    Parameters
+    ----------
+    path : str or None
+        "-" is standard output; None is no file.
+
+    Raises
+    ------
+    Usage
+        If it has no folder that can be written to, or is a folder itself.
+    """
+    if not path or path == "-":
+        return
+    if Path(path).is_dir():
+        raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
+    folder = Path(os.path.realpath(path)).parent
+    if not _replaceable(path):
+        return
+    if not folder.is_dir():
+        raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
+    if not os.access(folder, os.W_OK):
+        raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+
+
 def check_outputs(args: argparse.Namespace) -> None:
     """Refuse what could not be written before anything runs.
 
@@ -81,13 +121,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         If an output has no folder that can be written to, is a folder itself, or is a picture of an unknown format.
     """
     for name in ("json", "plot", "trace", "record", "player"):
-        path = getattr(args, name, None)
-        if path and path != "-" and not Path(path).parent.is_dir():
-            raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
-        if path and path != "-" and Path(path).is_dir():
-            raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):
-            raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+        check_output(getattr(args, name, None))
     plot = getattr(args, "plot", None)
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of
-from refsgd.cli.outputs import write, writing
+from refsgd.cli.outputs import check_output, write, writing
 from refsgd.experiment import Usage, prepare
 
 
@@ -73,6 +73,9 @@ def draw_sweep(args: argparse.Namespace) -> None:
     arguments = {k: v for k, v in arguments_of(args).items() if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
     if arguments.get("steps") is None and arguments.get("epochs") is None:
         arguments["steps"] = 100
+    picture = args.plot or "refsgd-sweep.png"
+    if args.json != "-":
+        check_output(picture)
     found = sweep(names, quantity, values, figure=args.figure, **arguments)
     if args.json != "-":
         for name, points in found.curves.items():
@@ -82,7 +85,6 @@ def draw_sweep(args: argparse.Namespace) -> None:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
         from refsgd import plots
 
-        picture = args.plot or "refsgd-sweep.png"
         with writing(picture) as temporary:
             plots.save(plots.sweep_figure(found), temporary)
         print(f"picture: {picture}")

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+import refsgd
 from refsgd.effects import Compute, Node, Recv
 from refsgd.machine import Machine
 from refsgd.runtimes import launcher, tcp, watch
@@ -362,3 +363,20 @@ def test_where_fork_is_not_the_default_records_come_through_pipes(monkeypatch, c
     with caplog.at_level(logging.WARNING):
         run(partial(exchange, n=1, steps=3, gradient=talks))
     assert [r.getMessage() for r in caplog.records] == ["step 0", "step 1", "step 2"]
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_all_workers_die_at_once(runtime):
+    """The servers have the parameters, so that a restart goes on with them; nobody is left to shrink to, and no replica without servers."""
+    def lives(algorithm, on_death, workers=2):
+        role = "peer" if algorithm == "allreduce" else "worker"
+        faults = [f"kill {role} {k} at step 2" for k in range(workers)]
+        return refsgd.run(algorithm, data="quadratic", workers=workers, steps=6, machine=Machine(compute="fixed(0.02)"), faults=faults,
+                          on_death=on_death, runtime=runtime)
+
+    for workers in (1, 2):
+        assert lives("bsp", "restart", workers).trace.updates["server0"] >= 6
+    with pytest.raises(RunFailed, match="no worker is left to go on"):
+        lives("bsp", "shrink")
+    with pytest.raises(RunFailed, match="peer0"):
+        lives("allreduce", "restart")
