@@ -53,6 +53,8 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
     early, rounds, rest = averages(c, h, switch)
+    if early == c.steps > 0:  # it ends before the switch
+        h = 1
     exchange, u = collective(c), max(c.own)
     step = at_slowest_update(c, periodic.local_sgd(c.laws, h or max(c.steps, 1), exchange, c.own_law))
     if outer:  # one more update per round
@@ -70,6 +72,8 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1, after=int(outer), period=h or max(c.steps, 1))
     if drawn is not step:
         step, run = drawn, whole
+    if 0 < early < c.steps:
+        step = replace(step, assumptions=f"{step.assumptions}; after the switch, before it {before.value:.4g} s")
     exchanges = early + rounds + (rest > 0)
     out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges", exchanges=float(exchanges))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refsgd
 from refsgd.algorithms import easgd
 from refsgd.algorithms.sgd import SGD
 from refsgd.cli import main
@@ -180,3 +181,17 @@ def test_the_command_says_why(capsys, tmp_path):
     half.write_text(json.dumps(Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half").to_json()))
     assert main(["predict", "asp", "--machine", str(half)]) == 2
     assert "half-duplex" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [40, 46, 100])
+def test_what_post_local_sgd_is_predicted_agrees_with_itself(steps):
+    """A run that ends before the switch never sees the later iteration; one that goes on says that its iteration is that of the time after."""
+    machine = Machine(compute="fixed(0.02)", latency=0.002, bandwidth=5e7)
+    told = {"steps": steps, "net": "phantom:100000", "data": "none", "machine": machine}
+    found, run = refsgd.predict("post-local", **told), refsgd.run("post-local", **told).measured
+    each, sent = found["seconds_per_iteration"], found["bytes_per_iteration"].value
+    assert found["seconds"].value == pytest.approx(run["seconds"]) and found["bytes_sent"].value == sum(run["bytes_sent"].values())
+    if steps <= 46:
+        assert steps * each.value == pytest.approx(run["seconds"]) and steps * sent == sum(run["bytes_sent"].values())
+    else:
+        assert "after the switch, before it 0.044 s" in each.assumptions and each.value < 0.03
