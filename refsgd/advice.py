@@ -173,7 +173,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     activations : float
         Bytes kept for one image, for the memory of a worker.
     memory_limit, staleness_limit : float, optional
-        Bytes of a node; mean updates.  Strategies above are rejected and say so.
+        Bytes of a node, > 0; mean updates, >= 0.  Strategies above are rejected and say so.
     candidates : sequence of Candidate
     described : str
         Flags that describe the machine in commands, e.g. ``--machine FILE``; empty: those of its numbers.
@@ -185,7 +185,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     Raises
     ------
     ValueError
-        Sizes below 1, or a machine without a law of compute times.
+        Sizes below 1, limits that leave nothing, or a machine without a law of compute times.
 
     Examples
     --------
@@ -196,6 +196,10 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     for name, value in (("parameters", parameters), ("workers", workers), ("batch", batch), ("images", images), ("servers", servers)):
         if value < 1:
             raise Usage(f"{name} {value}; expected at least 1")
+    if memory_limit is not None and not memory_limit > 0:
+        raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
+    if staleness_limit is not None and not staleness_limit >= 0:
+        raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
     if machine.compute is None:
         raise Usage("the machine has no law of compute times; expected --compute LAW, or --flops and --rate")
     sizes = _Sizes(parameters, workers, batch, images, servers, activations, described or _flags(machine))

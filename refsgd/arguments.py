@@ -47,15 +47,13 @@ def check_whole(least: int, **values: Any) -> None:
     least : int
         The smallest that is allowed.
     **values
-        By name; None has not been given.
+        By name.
 
     Raises
     ------
     Usage
     """
     for name, value in values.items():
-        if value is None:
-            continue
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a whole number, at least {least}")
         if value < least:
@@ -93,7 +91,8 @@ def check_length(steps: Any, epochs: Any) -> None:
     """
     if steps is not None and epochs is not None:
         raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
-    check_whole(0, steps=steps)
+    if steps is not None:
+        check_whole(0, steps=steps)
     if epochs is not None and not (isinstance(epochs, Real) and 0 <= float(epochs) < float("inf")):
         raise Usage(f"epochs {epochs!r}; expected a number >= 0")
 
@@ -172,6 +171,8 @@ def check_deployment(name: str, found: Any) -> Deployment:
     """
     if not isinstance(found, Mapping):
         raise Usage(f"{name} returned a value of type {type(found).__name__}; expected a dictionary of nodes, such as {{'worker0': Node(program)}}")
+    if not found:
+        raise Usage(f"{name} returned an empty dictionary; expected at least one node, such as {{'worker0': Node(program)}}")
     for node, programs in found.items():
         if not isinstance(programs, Node):
             raise Usage(f"{name} gives {node} a value of type {type(programs).__name__}; expected refsgd.effects.Node(program)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Comparison:
         return {name: result for name, result in found.items() if result is not None}
 
 
-def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
+def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, hard: bool = False,
             **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
@@ -121,10 +122,11 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
     Parameters
     ----------
     algorithms : iterable of str or callable
+        Or a single one.
     runtime : {"processes", "tcp", "simulator"}
         Where it is measured; "simulator" leaves the measurement out.
     options : dict
-        Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``.
+        Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of an algorithm that is not compared are not used.
     progress : callable, optional
         Told what starts.
     hard : bool
@@ -138,8 +140,16 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
     """
     if runtime not in LOCAL_RUNTIMES:
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
+    if hard and arguments.get("problem") is not None:
+        raise Usage("hard with a problem of your own; expected data and net, which can be dealt out by label to more workers")
     say = progress or (lambda text: None)
-    experiments = [prepare(a, **{**arguments, **(options or {}).get(deployment_function(a)[0], {})}) for a in algorithms]
+    chosen = [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+    own, names = options or {}, [deployment_function(a)[0] for a in chosen]
+    for name in own:
+        if name not in names and name not in CATALOGUE:
+            near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=1)
+            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else ""))
+    experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
     rows = []
     for number, experiment in enumerate(experiments):
         if runtime != "simulator" and not number:
@@ -158,7 +168,6 @@ def compare(algorithms: Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: st
     second = None
     if hard and experiments:
         say("the same algorithms where they part")
-        names = [e.function if e.arguments is None else e.name for e in experiments]
-        second = compare(names, runtime="simulator", options=options, **{**arguments, **HARD})
+        second = compare(chosen, runtime="simulator", options=options, **{**arguments, **HARD})
     return Comparison(experiments[0].machine if experiments else DEFAULT_MACHINE, runtime,
                       experiments[0].seed if experiments else 0, rows, second)

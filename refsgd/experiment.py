@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
@@ -19,6 +19,7 @@ __all__ = ["Experiment", "Usage", "predict", "prepare"]
 
 #: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
+DEFAULT_DATA = "digits"
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
 
 Algorithm = str | Callable[..., Deployment]
@@ -39,7 +40,7 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
     """
     if callable(algorithm):
         return getattr(algorithm, "__name__", "algorithm"), algorithm
-    if algorithm not in CATALOGUE:
+    if not isinstance(algorithm, str) or algorithm not in CATALOGUE:
         raise Usage(f"algorithm {algorithm!r} is unknown; expected one of {', '.join(CATALOGUE)}")
     return algorithm, CATALOGUE[algorithm]
 
@@ -80,17 +81,23 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
     Returns
     -------
     Problem
+
+    Raises
+    ------
+    Usage
+        A name that is none, or that does not go with the others.
     """
+    if shards not in ("iid", "by-label"):
+        raise Usage(f"shards {shards!r}; expected iid or by-label")
+    check_whole(1, batch=batch)
+    if net.startswith("phantom:"):
+        if data not in ("none", DEFAULT_DATA):  # which is also what not naming any gives
+            raise Usage(f"data {data!r} with net {net}, which learns nothing; expected none")
+        return phantom(_parameters(net), batch)
     if data == "quadratic":
         return quadratic(workers=workers, noise=0.1, seed=seed)
     if data == "integers":
         return integer_gradients(workers=workers, seed=seed)
-    if net.startswith("phantom:"):
-        return phantom(_parameters(net), batch)
-    if shards not in ("iid", "by-label"):
-        raise Usage(f"shards {shards!r}; expected iid or by-label")
-    if batch < 1:
-        raise Usage(f"batch {batch}; expected at least 1 image per worker")
     from refsgd.data import NAMES, load
     from refsgd.nn import nets
 
@@ -109,9 +116,56 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
 def _parameters(net: str) -> int:
     """The number in ``phantom:P``."""
     number = net.removeprefix("phantom:")
-    if not number.isdecimal():
-        raise Usage(f"net {net!r}; expected phantom: and a number of parameters, e.g. phantom:25557032")
+    if not number.isdecimal() or int(number) < 1:
+        raise Usage(f"net {net!r}; expected phantom: and a number of parameters, at least 1, e.g. phantom:25557032")
     return int(number)
+
+
+def own_problem(problem: Problem, name: str, workers: int) -> Problem:
+    """A reader's own problem, checked, with what its description leaves out.
+
+    Parameters
+    ----------
+    problem : Problem
+    name : str
+        Of the algorithm.
+    workers : int
+        Of the run.
+
+    Returns
+    -------
+    Problem
+        Described by at least data, net, parameters, bytes and batch.
+
+    Raises
+    ------
+    Usage
+        Parts that do not fit, or a problem that deals its data out to another number of workers.
+    """
+    check_problem(problem)
+    made = problem.describe.get("workers", workers)
+    if made != workers:
+        raise Usage(f"problem for {made} worker{'' if made == 1 else 's'}, run with {workers}{' (sequential has one)' if name == 'sequential' else ''}; "
+                    f"expected the same: classification(..., workers={workers})")
+    images = problem.describe.get("batch")
+    if images is not None:
+        check_whole(0, **{'describe["batch"]': images})
+    else:
+        try:
+            images = problem.images(0, 0)  # of every gradient, unless the problem says its batch
+        except Exception as error:
+            raise Usage(f"images(0, 0): {type(error).__name__}: {error}; expected images(rank, t), the number of images of a gradient") from None
+        check_whole(0, **{"images(0, 0)": images})
+    size = int(problem.x0.size)
+    known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size, **problem.describe, "batch": int(images)}
+    return replace(problem, describe=known)
+
+
+def _check_texts(**values: Any) -> None:
+    """Refuse what is no text where a name is expected."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected text")
 
 
 @dataclass(frozen=True)
@@ -205,7 +259,7 @@ def prepare(
     steps: int | None = None,
     epochs: float | None = None,
     batch: int = DEFAULT_BATCH,
-    data: str = "digits",
+    data: str = DEFAULT_DATA,
     net: str | None = None,
     lr: float = DEFAULT_LR,
     momentum: float = DEFAULT_MOMENTUM,
@@ -243,11 +297,13 @@ def prepare(
     machine = DEFAULT_MACHINE if machine is None else machine
     if not isinstance(machine, Machine):
         raise Usage(f"machine {machine!r}; expected a refsgd.Machine: refsgd.machine.load_machine reads a preset or a file")
+    _check_texts(schedule=schedule)
     own = problem is not None
     if problem is None:
+        _check_texts(data=data, shards=shards, **({} if net is None else {"net": net}))
         problem = build_problem(data, net or default_net(data), workers, batch, seed, shards)
     else:
-        check_problem(problem)
+        problem = own_problem(problem, name, workers)
     if steps is None:
         epochs = DEFAULT_EPOCHS if epochs is None else epochs
         steps = max(round(epochs * problem.describe.get("steps_per_epoch", 100)), 1 if epochs else 0)
@@ -260,7 +316,7 @@ def prepare(
         arguments = {"workers": workers, "servers": servers, "steps": steps, "batch": batch, "data": data, "net": net, "lr": lr,
                      "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "shards": shards,
                      "machine": machine.to_json(), "seed": seed, **options}
-    images = problem.describe.get("batch", batch)  # a reader's own problem says so itself; no share is larger than the data
+    images = problem.describe["batch"]  # not `batch`: no share is larger than the data, and a reader's own problem says so itself
     experiment = Experiment(name, function, options, problem, machine, workers, servers, steps, images, seed, sgd, arguments)
     experiment.deploy()  # refuses wrong options now, before anything runs
     return experiment

@@ -24,6 +24,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ import numpy.typing as npt
 import scipy  # which loads scipy.special when it is first asked for: a fifth of a second that many runs do not need
 
 Samples = npt.NDArray[np.float64]
+
+
+def _number(value: Any) -> bool:
+    """Whether a value is a real number; True and False are none."""
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))  # most are: a law may have thousands
 
 
 def _sigma2(cv: float) -> float:
@@ -136,6 +142,9 @@ class Law:
     parameters: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.family, str) or not isinstance(self.parameters, (tuple, list)) or not all(map(_number, self.parameters)):
+            raise ValueError(f"law of family {self.family!r} and parameters {self.parameters!r}; expected a name and a tuple of numbers, "
+                             "e.g. 'fixed' and (0.02,)")
         if self.family == "empirical":
             if not self.parameters or min(self.parameters) < 0 or not all(map(math.isfinite, self.parameters)):
                 raise ValueError("law empirical: expected at least one finite duration >= 0")
@@ -245,6 +254,20 @@ class Law:
         return Law(self.family, tuple(p * factor if i < in_seconds else p for i, p in enumerate(self.parameters)))
 
 
+def _law(name: str, value: Any) -> Law | None:
+    """A law from what a machine was given as `name`."""
+    if value is None or isinstance(value, Law):
+        return value
+    try:
+        if _number(value):
+            return Law("fixed", (float(value),))
+        if isinstance(value, str):
+            return Law.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    raise ValueError(f"{name} {value!r} of type {type(value).__name__}; expected a law such as 'exponential(0.02)', a number of seconds, or None")
+
+
 @dataclass(frozen=True)
 class Machine:
     """A cluster in numbers.
@@ -290,18 +313,25 @@ class Machine:
     def __post_init__(self) -> None:
         for name in ("compute", "update"):
             value = getattr(self, name)
-            if isinstance(value, (int, float)):
-                value = Law("fixed", (float(value),)) if value or name == "compute" else None
-            object.__setattr__(self, name, Law.parse(value) if isinstance(value, str) else value)
-        object.__setattr__(self, "speeds", tuple(float(s) for s in self.speeds))
+            object.__setattr__(self, name, None if name == "update" and _number(value) and value == 0 else _law(name, value))
+        for name, expected in (("latency", "a finite number of seconds >= 0"), ("bandwidth", "a number of bytes/s > 0 (inf: unlimited)"),
+                               ("reduction", "a number of s/byte >= 0")):
+            if not _number(value := getattr(self, name)):
+                raise ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")
         if not self.latency >= 0 or math.isinf(self.latency):
             raise ValueError(f"latency {self.latency} s; expected a finite number of seconds >= 0")
         if not self.bandwidth > 0:
             raise ValueError(f"bandwidth {self.bandwidth} bytes/s; expected a number > 0 (inf: unlimited)")
         if not self.reduction >= 0:
             raise ValueError(f"reduction {self.reduction} s/byte; expected a number >= 0")
-        if any(not s > 0 or math.isinf(s) for s in self.speeds):
-            raise ValueError(f"speeds {self.speeds}; expected finite numbers > 0")
+        speeds = None if isinstance(self.speeds, str) or not isinstance(self.speeds, Iterable) else tuple(self.speeds)
+        if speeds is None or not all(map(_number, speeds)) or any(not s > 0 or math.isinf(s) for s in speeds):
+            raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
+        object.__setattr__(self, "speeds", tuple(map(float, speeds)))
+        if not isinstance(self.collocated, bool):
+            raise ValueError(f"collocated {self.collocated!r} of type {type(self.collocated).__name__}; expected True or False")
+        if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):
+            raise ValueError(f"cores {self.cores!r} of type {type(self.cores).__name__}; expected a whole number, at least 1, or None")
         if self.cores is not None and self.cores < 1:
             raise ValueError(f"cores {self.cores}; expected at least 1, or None")
         if self.duplex not in ("full", "half"):
@@ -404,7 +434,7 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key.
+        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key or a value of another kind.
 
         Parameters
         ----------
@@ -416,13 +446,21 @@ class Machine:
         Machine
         """
         known = {f.name for f in fields(cls)}
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a machine is {data!r} of type {type(data).__name__}; expected an object with some of {sorted(known)}")
         unknown = set(data) - known
         if unknown:
-            raise ValueError(f"machine: unknown keys {sorted(unknown)}; expected some of {sorted(known)}")
+            raise ValueError(f"unknown keys {sorted(unknown)} of a machine; expected some of {sorted(known)}")
         values = dict(data)
         for name in ("compute", "update"):
-            if isinstance(values.get(name), Mapping):
-                values[name] = Law(values[name]["family"], tuple(values[name]["parameters"]))
+            if isinstance(law := values.get(name), Mapping):
+                if set(law) != {"family", "parameters"} or not isinstance(law["parameters"], (list, tuple)):
+                    raise ValueError(f"{name} {dict(law)}; expected a family and a list of its parameters, "
+                                     "such as {'family': 'fixed', 'parameters': [0.02]}")
+                try:
+                    values[name] = Law(law["family"], tuple(law["parameters"]))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
         if values.get("bandwidth", 0) is None:
             values["bandwidth"] = math.inf
         return cls(**values)
@@ -508,11 +546,14 @@ def load_machine(name: str) -> Machine:
         data = json.loads(Path(name).read_text())
     except FileNotFoundError:
         raise ValueError(f"machine {name!r} is neither a file nor a preset; expected a file or one of {', '.join(PRESETS)}") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # also of what is no text
         raise ValueError(f"machine file {name}: {error}; expected JSON as `refsgd calibrate` writes it") from None
     if not isinstance(data, dict):
         raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
-    return Machine.from_json(data.get("machine", data))
+    try:
+        return Machine.from_json(data.get("machine", data))
+    except ValueError as error:
+        raise ValueError(f"machine file {name}: {error}") from None
 
 
 def rank_of(node: str) -> int:

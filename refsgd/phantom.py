@@ -6,6 +6,7 @@ answers to slicing, arithmetic and the numpy functions that algorithms use with 
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -124,17 +125,18 @@ def phantom(d: int, batch: int = 1) -> Problem:
     Parameters
     ----------
     d : int
-        Parameters, >= 0.
+        Parameters, >= 1.
     batch : int
-        Images per worker and iteration, for images/s.
+        Images per worker and iteration, for images/s, >= 1.
 
     Returns
     -------
     Problem
         On which every algorithm runs in the simulator, without contents, but those that decide by entries (`NoContents`).
     """
-    if d < 0:
-        raise ValueError(f"phantom of {d} parameters; expected a number >= 0")
+    for name, value in (("parameters", d), ("images a gradient", batch)):
+        if not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"phantom of {value} {name}; expected a whole number, at least 1")
     x: Any = Phantom(d)
 
     def gradient(x: Array, rank: int, t: int) -> Array:

@@ -47,7 +47,9 @@ class Problem:
     images : callable
         ``(rank, t) -> int``: size of that share, the weight of its gradient in a mean.
     describe : dict
-        What the result's JSON says of the problem.
+        What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in figures per
+        second (``images(0, 0)`` where it is left out); "workers", the only number of workers that a run may have (any);
+        "steps_per_epoch" (100).
 
     Examples
     --------
@@ -141,7 +143,7 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
     net : Net
         Of `refsgd.nn`.
     workers, batch : int
-        n and the images per worker and step.
+        n, as of the run, and the images per worker and step.
     seed : int
         Of the initial parameters and of every epoch's order.
     by_label : bool
@@ -188,5 +190,5 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
 
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters, "bytes": 4 * net.parameters,
-                    "batch": shards.batch, "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
+                    "batch": shards.batch, "workers": workers, "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})

@@ -21,7 +21,7 @@ from refsgd.performing import RUNTIMES, perform
 from refsgd.problems import Problem
 from refsgd.result import Result
 from refsgd.runtimes import replay as replaying
-from refsgd.runtimes.faults import Fault
+from refsgd.runtimes.faults import Fault, listed
 from refsgd.runtimes.journal import Journal, read
 from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
@@ -31,7 +31,7 @@ __all__ = ["replay", "run"]
 
 
 def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
-        faults: Iterable[str | Fault] = (), on_death: str = "stop", checkpoint: str | Path | None = None,
+        faults: Iterable[str | Fault] | str | Fault = (), on_death: str = "stop", checkpoint: str | Path | None = None,
         checkpoint_every: float = 1.0, resume: str | Path | None = None, monitor: bool = False, **arguments: Any) -> Result:
     """Train with one algorithm and return everything that was seen.
 
@@ -107,7 +107,10 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         start, experiment = resumed(algorithm, runtime, resume, arguments)
     if runtime == "mpi":
         check_ranks(experiment)
-    saves, faults = checkpoint is not None or start is not None, list(faults)
+    try:
+        saves, faults = checkpoint is not None or start is not None, listed(faults)
+    except ValueError as error:
+        raise Usage(str(error)) from None
     check_together(runtime, saves=saves, record=record is not None, planned=bool(faults), on_death=on_death, monitor=monitor)
     if runtime != "simulator":
         warn_if_slow(experiment)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refsgd.arguments import Usage, options_of
+from refsgd.arguments import Usage, check_numbers, check_whole, options_of
 from refsgd.experiment import DEFAULT_MACHINE, Algorithm, deployment_function, predict
 
 #: what can be swept, and how the value reaches `predict`
@@ -82,13 +82,31 @@ def _points(low: float, high: float, step: float | None, whole: bool) -> tuple[f
     return tuple(sorted({float(round(v)) for v in found})) if whole else tuple(found)
 
 
-def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float], *, figure: str = "images_per_second",
+def _check(quantity: str, values: Sequence[float]) -> None:
+    """Refuse values that no formula can be asked about."""
+    if quantity not in QUANTITIES:
+        raise Usage(f"sweep over {quantity!r}; expected one of {', '.join(QUANTITIES)}")
+    for value in values:
+        check_numbers(**{quantity: value})
+        if quantity in ("latency", "bandwidth"):
+            try:
+                DEFAULT_MACHINE.with_(**{quantity: value})
+            except ValueError as error:
+                raise Usage(str(error)) from None
+            continue
+        least = 0 if quantity == "staleness" else 1
+        if not float(value).is_integer():
+            raise Usage(f"{quantity} {value:g}; expected whole numbers, at least {least}")
+        check_whole(least, **{quantity: int(value)})
+
+
+def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *, figure: str = "images_per_second",
           **arguments: Any) -> Sweep:
     """Predict one figure of several algorithms over a range.
 
     Parameters
     ----------
-    algorithms : sequence of str
+    algorithms : str or sequence of str
     quantity : str
         One of `QUANTITIES`; ``staleness`` only varies where an algorithm has that option.
     values : sequence of float
@@ -100,10 +118,16 @@ def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float
     Returns
     -------
     Sweep
+
+    Raises
+    ------
+    Usage
+        Values outside the quantity's range, or no point that a formula covers.
     """
+    _check(quantity, values)
     curves: dict[str, list[float | None]] = {}
-    unit = ""
-    for algorithm in algorithms:
+    unit, refused = "", None
+    for algorithm in [algorithms] if isinstance(algorithms, str) or callable(algorithms) else algorithms:
         name, function = deployment_function(algorithm)
         points: list[float | None] = []
         for value in values:
@@ -115,12 +139,14 @@ def sweep(algorithms: Sequence[Algorithm], quantity: str, values: Sequence[float
                 given[quantity] = int(value)
             try:
                 found = predict(algorithm, **given).get(figure)
-            except ValueError:
-                found = None  # outside the formula's domain, or more servers than it allows
+            except ValueError as error:
+                found, refused = None, refused or error  # outside the formula's domain, or more servers than it allows
             unit = found.unit if found is not None else unit
             points.append(float(found.value) if found is not None else None)
         curves[name] = points
     if not any(p is not None for points in curves.values() for p in points):
+        if isinstance(refused, Usage):
+            raise refused
         raise Usage(f"no formula gives {figure!r} for {', '.join(curves)} here; expected e.g. images_per_second, seconds_per_iteration, "
                     "idle_ratio, staleness_mean, bytes_per_iteration")
     return Sweep(quantity, figure, unit, tuple(values), curves, crossings(values, curves))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD
+from refsgd.arguments import Usage, check_deployment, check_function
 from refsgd.effects import Deployment
 from refsgd.experiment import deployment_function
 from refsgd.machine import Machine
@@ -23,7 +24,7 @@ from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
-from refsgd.runtimes.simulator import simulate
+from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.trace import Run
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
@@ -175,11 +176,23 @@ def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
     try:
         seen = act()
         return Finding(name, True, seen if isinstance(seen, str) else good)
-    except Counterexample as found:
+    except (Counterexample, Usage) as found:
         return Finding(name, False, str(found))
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def _begins(deploy: Small) -> None:
+    """It gives programs, and some of them return parameters."""
+    deployment = deploy(quadratic(d=3, workers=2), 2, 1)
+    try:
+        run = simulate(deployment, MACHINES[0])
+    except RunFailed:  # it polls in vain for ever, as it would in every schedule
+        raise
+    except Exception:
+        return  # the checks that follow say at which size and in which schedule
+    final_parameters(run)
 
 
 def _sizes(deploy: Small) -> None:
@@ -250,15 +263,17 @@ def _mean(deploy: Small) -> Finding:
         rng = np.random.default_rng(picks)
         try:
             world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
+            if error is None:
+                run = world.run()
+                servers, final = replicas(run)[0], final_parameters(run)
         except Exception as raised:
             error = raised
         if error is not None:
             return Finding("mean of replicas", None, "not checked: a schedule failed")
-        run = world.run()
-        if replicas(run)[0]:
+        if servers:
             return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
         expected = problem.x0 - np.float32(RATE) * 2 * np.mean([problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
-        if np.array_equal(final_parameters(run), expected):
+        if np.array_equal(final, expected):
             kept += 1
         elif not broken:
             broken = diagram(world.events, world.nodes)
@@ -300,11 +315,20 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
     -------
     list of Finding
     """
-    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
-        return function(problem, workers, steps, SGD(RATE), **options)
+    name, _ = deployment_function(function)
 
-    findings = [
-        *_lint(function),
+    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
+        return check_deployment(name, function(problem, workers, steps, SGD(RATE), **options))
+
+    def begin() -> None:
+        check_function(name, function, options)
+        _begins(deploy)
+
+    findings = list(_lint(function))
+    begun = _attempt("deployment", "", begin)
+    if begun.held is False:  # nothing else would say more
+        return [*findings, begun]
+    findings += [
         _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
         _attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy)),
         _attempt("gradients", "", lambda: _gradients(deploy)),

@@ -169,6 +169,26 @@ def test_wrong_use():
     assert main(["advise", "--net", "nothing", "--rate", "1e9"]) == 2
 
 
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--memory -1", "memory of -1 bytes; expected a number > 0"), ("--memory 0", "memory of 0 bytes"), ("--memory nan", "memory of nan bytes"),
+    ("--max-staleness -1", "mean staleness of at most -1 updates; expected a number >= 0"), ("--max-staleness nan", "mean staleness of at most nan"),
+    ("--rate 1e9", "--rate 1e+09 and --compute fixed(0.2); expected one of the two"),
+    ("--net tiny --image 8,8,1", "--net tiny and --parameters 1000; expected one of the two")])
+def test_limits_that_are_none_and_what_is_said_twice_are_refused(flags, said, capsys):
+    assert main(["advise", "--parameters", "1000", "--compute", "fixed(0.2)", *flags.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_flops_beside_a_net_are_refused(capsys):
+    assert main(["advise", "--net", "tiny", "--image", "8,8,1", "--flops", "5", "--rate", "1e9"]) == 2
+    assert "--net tiny and --flops 5; expected one of the two" in capsys.readouterr().err
+
+
+def test_limits_that_exclude_nothing_are_taken():
+    assert not [s for s in advise(CLUSTER, **SIZES, candidates=FAST, memory_limit=float("inf")).strategies if s.rejected]
+    assert [s.rejected for s in advise(CLUSTER, **SIZES, candidates=FAST[:1], staleness_limit=0).strategies] == [""]
+
+
 def test_the_commands_it_gives_run(capsys):
     found = advise(CLUSTER, parameters=1000, workers=3, candidates=FAST)
     for s in found.strategies:

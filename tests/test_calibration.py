@@ -3,13 +3,14 @@
 import json
 from collections import namedtuple
 
+import numpy as np
 import psutil
 import pytest
 
 import refsgd
 from refsgd.calibration import Others, calibrate
 from refsgd.cli import main
-from refsgd.machine import PRESETS, load_machine
+from refsgd.machine import PRESETS, Law, Machine, load_machine
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +53,63 @@ def test_presets_predict(name):
     assert predicted["seconds_per_iteration"].value > machine.compute.mean
 
 
-@pytest.mark.parametrize(("text", "expected"), [("{", "expected JSON"), ("[]", "expected an object"), ('{"ram": 1}', "unknown keys")])
-def test_a_wrong_machine_file_is_named(text, expected, tmp_path):
+WRONG = [
+    ("{", "expected JSON"),
+    ("[]", "expected an object"),
+    ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; expected JSON"),
+    ('{"ram": 1}', "unknown keys ['ram'] of a machine; expected some of ['bandwidth', "),
+    ('{"machine": 3}', "a machine is 3 of type int; expected an object with some of ['bandwidth', "),
+    ('{"machine": null}', "a machine is None of type NoneType; expected an object"),
+    ('{"latency": "a"}', "latency 'a' of type str; expected a finite number of seconds >= 0"),
+    ('{"latency": null}', "latency None of type NoneType; expected a finite number"),
+    ('{"latency": true}', "latency True of type bool; expected a finite number"),
+    ('{"latency": NaN}', "latency nan s; expected a finite number"),
+    ('{"bandwidth": "5e7"}', "bandwidth '5e7' of type str; expected a number of bytes/s > 0"),
+    ('{"reduction": "x"}', "reduction 'x' of type str; expected a number of s/byte >= 0"),
+    ('{"cores": "2"}', "cores '2' of type str; expected a whole number, at least 1, or None"),
+    ('{"cores": 1.5}', "cores 1.5 of type float; expected a whole number"),
+    ('{"cores": true}', "cores True of type bool; expected a whole number"),
+    ('{"cores": 0}', "cores 0; expected at least 1, or None"),
+    ('{"collocated": "no"}', "collocated 'no' of type str; expected True or False"),
+    ('{"duplex": 3}', "duplex 3; expected full or half"),
+    ('{"speeds": 3}', "speeds 3; expected finite numbers > 0, such as (1, 1, 4)"),
+    ('{"speeds": "1,2,1,1"}', "speeds '1,2,1,1'; expected finite numbers > 0"),
+    ('{"speeds": [1, "2"]}', "speeds [1, '2']; expected finite numbers > 0"),
+    ('{"compute": true}', "compute True of type bool; expected a law such as 'exponential(0.02)', a number of seconds, or None"),
+    ('{"compute": [1]}', "compute [1] of type list; expected a law such as"),
+    ('{"compute": -1}', "compute: law fixed(-1) is outside its domain"),
+    ('{"update": "x"}', "update: law 'x' not understood; expected e.g. exponential(0.02)"),
+    ('{"compute": {"family": "fixed"}}', "compute {'family': 'fixed'}; expected a family and a list of its parameters, such as "),
+    ('{"compute": {"family": "fixed", "parameters": ["a"]}}', "compute: law of family 'fixed' and parameters ('a',); expected a name and a tuple"),
+    ('{"compute": {"family": ["x"], "parameters": [1]}}', "compute: law of family ['x'] and parameters (1,); expected a name"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_a_wrong_machine_file_is_one_line_that_names_it_and_its_key(text, expected, tmp_path, capsys):
     path = tmp_path / "m.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=expected):
-        load_machine(str(path))
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["run", "bsp", "--data", "quadratic", "--steps", "3", "--machine", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"refsgd: machine file {path}") and expected in line and line.count("\n") == 1
+
+
+def test_what_is_neither_a_machine_file_nor_a_preset_is_refused():
     with pytest.raises(ValueError, match="neither a file nor a preset"):
         load_machine("nowhere")
+
+
+@pytest.mark.parametrize(("field", "expected"), [
+    ({"latency": "0.1"}, "latency '0.1' of type str; expected a finite number"), ({"latency": True}, "latency True of type bool"),
+    ({"bandwidth": None}, "bandwidth None of type NoneType"), ({"cores": True}, "cores True of type bool; expected"),
+    ({"collocated": 1}, "collocated 1 of type int; expected True or False"), ({"compute": (0.1,)}, "compute (0.1,) of type tuple; expected a law")])
+def test_a_machine_of_wrong_kinds_is_refused_in_python(field, expected):
+    with pytest.raises(ValueError) as error:
+        Machine(**field)
+    assert expected in str(error.value)
+
+
+def test_a_machine_takes_numbers_of_any_kind():
+    found = Machine(compute=np.float32(0.5), latency=0, bandwidth=np.int64(1000), update=0, speeds=np.array([1, 2]), cores=np.int64(2))
+    assert (found.compute, found.update, found.speeds) == (Law("fixed", (0.5,)), None, (1.0, 2.0)) and found.speed("worker1") == 2
+    assert Machine(speeds=(1 + i for i in range(2))) == Machine(speeds=[1, 2]) and Machine(update="fixed(0)").update == Law("fixed", (0.0,))

@@ -1,5 +1,8 @@
 """What must hold for every algorithm of the catalogue, whatever it is; a new one is tested by being listed."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.experiment import has_servers, prepare
 from refsgd.machine import Machine
-from refsgd.problems import quadratic
+from refsgd.problems import Problem, classification, quadratic
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import check, explore_algorithm
@@ -119,3 +122,76 @@ def test_conformance_catches_a_lost_gradient_a_forgotten_yield_and_a_deadlock():
     for wrong, name, word in ((lossy, "gradients", "applied"), (silent, "sizes", "ForgottenYield"), (stuck, "all schedules", "deadlock")):
         failed = {f.name: f.text for f in check(wrong, processes=False) if f.held is False}
         assert name in failed and word in failed[name], failed
+
+
+def least_squares(**parts):
+    """A reader's own problem: |x - 1|^2."""
+    return Problem(np.zeros(3, np.float32), lambda x, rank, t: x - 1, lambda x: float(np.sum((x - 1) ** 2)), **parts)
+
+
+@pytest.mark.parametrize(("parts", "images"), [({}, 1), ({"images": lambda rank, t: 5}, 5), ({"describe": {"batch": 8}}, 8)])
+def test_images_of_a_readers_own_problem_are_those_that_it_counts(parts, images):
+    arguments = {"workers": 2, "steps": 7, "lr": 0.1, "machine": Machine(compute="fixed(0.1)")}
+    result = refsgd.run("bsp", least_squares(**parts), **arguments)
+    assert result.measured["images_per_second"] == pytest.approx(2 * images / 0.1)
+    assert refsgd.predict("bsp", least_squares(**parts), **arguments)["images_per_second"].value == pytest.approx(2 * images / 0.1)
+    if "describe" not in parts:
+        assert result.history[-1][2] / result.history[-1][0] == pytest.approx(2 * images / 0.1)
+
+
+def test_a_readers_own_problem_is_described():
+    result = refsgd.run("bsp", least_squares(describe={"data": "mine"}), workers=2, steps=2, batch=32)
+    assert result.problem == {"data": "mine", "net": "own gradient", "parameters": 3, "bytes": 12, "batch": 1}
+    counted = refsgd.run("bsp", least_squares(images=lambda rank, t: np.int64(5)), workers=2, steps=2)
+    assert json.loads(json.dumps(counted.problem)) == result.problem | {"data": "own data", "batch": 5}
+    assert "own gradient on own data, 3 parameters, batch 1" in refsgd.run("bsp", least_squares(), workers=2, steps=2).summary()
+
+
+@pytest.mark.parametrize(("images", "said"), [
+    (lambda rank: 5, r"images\(0, 0\): TypeError: .*; expected images\(rank, t\)"), (5, r"images\(0, 0\): TypeError: .*; expected images\(rank, t\)"),
+    (lambda rank, t: 2.5, r"images\(0, 0\) 2.5 of type float; expected a whole number"), (lambda rank, t: -1, "-1; expected at least 0"),
+    (lambda rank, t: None, "None of type NoneType; expected a whole number")])
+def test_images_that_are_no_number_are_refused(images, said):
+    with pytest.raises(refsgd.experiment.Usage, match=said):
+        prepare("bsp", replace(least_squares(), images=images), steps=2)
+
+
+@pytest.mark.parametrize("batch", [2.5, -1, "8"])
+def test_a_described_batch_that_is_no_number_of_images_is_refused(batch):
+    with pytest.raises(refsgd.experiment.Usage, match=r"describe\[\"batch\"\] .*expected"):
+        prepare("bsp", least_squares(describe={"batch": batch}), steps=2)
+
+
+def test_a_problem_for_another_number_of_workers_is_refused():
+    """Its images are dealt out to its own number: fewer workers would never see some of them."""
+    from refsgd.data import load
+    from refsgd.nn import nets
+
+    digits = load("digits")
+    net = nets.build("softmax", digits.train_images.shape[1:])
+
+    def problem(workers):
+        return classification(digits, net, workers=workers, batch=16)
+
+    for made, workers in ((8, 4), (2, 4)):
+        with pytest.raises(refsgd.experiment.Usage,
+                           match=rf"problem for {made} workers, run with 4; expected the same: classification\(..., workers=4\)"):
+            refsgd.run("bsp", problem(made), workers=workers, epochs=1)
+    with pytest.raises(refsgd.experiment.Usage, match=r"problem for 4 workers, run with 1 \(sequential has one\)"):
+        refsgd.run("sequential", problem(4), workers=4, epochs=1)
+    for name, workers in (("bsp", 4), ("sequential", 1)):
+        assert refsgd.run(name, problem(workers), workers=workers, steps=2).problem["workers"] == workers
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"net": 3}, "net 3 of type int; expected text"), ({"data": None}, "data None of type NoneType; expected text"),
+    ({"data": ["digits"]}, "expected text"), ({"schedule": 3}, "schedule 3 of type int; expected text"),
+    ({"shards": 2}, "shards 2 of type int"), ({"batch": 2.5}, "batch 2.5 of type float; expected a whole number")])
+def test_names_that_are_no_text_are_refused_in_one_line(arguments, said):
+    with pytest.raises(refsgd.experiment.Usage, match=said):
+        prepare("bsp", **arguments)
+
+
+def test_an_algorithm_that_is_no_name_is_refused_in_one_line():
+    with pytest.raises(refsgd.experiment.Usage, match="is unknown; expected one of sequential, bsp"):
+        prepare(["bsp"], steps=1)

@@ -51,7 +51,7 @@ def refuse(capsys, *arguments):
     (["run", "bsp", *SMALL, "--speeds", "1,x"], "speeds '1,x'; expected numbers"),
     (["run", "bsp", *SMALL, "--speeds", "1,2"], "speeds 1,2 are of 2 workers, and there are 4; expected a speed for each: --workers 2, or --speeds 1,2,1,1"),
     (["compare", "--speeds", "1,2,3,4,5"], "are of 5 workers, and there are 4"),
-    (["predict", "sequential", "--speeds", "1,2"], "and there are 1; expected a speed for each"),
+    (["predict", "sequential", "--speeds", "1,2"], "and sequential has one; expected one speed: --speeds 1"),
     (["run", "bsp", "--data", "digitz"], "data 'digitz' is unknown; expected one of digits"),
     (["run", "bsp", "--data", "none"], "none with --net phantom:P"),
     (["data", "digits"], "data 'digits' cannot be fetched; expected one of mnist"),

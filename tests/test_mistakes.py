@@ -1,5 +1,6 @@
 """What a newcomer gets wrong: each mistake is one line that says what was found, where, and what was expected."""
 
+import warnings
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,11 +10,13 @@ import pytest
 import refsgd
 from refsgd.algorithms.parameter_server import Model, Push, names, worker
 from refsgd.arguments import Usage, check_problem
-from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
 from refsgd.problems import quadratic
 from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.faults import Fault, parse
 from refsgd.runtimes.processes import RunFailed
 from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.testing import check
 
 X = np.zeros(4, np.float32)
 
@@ -49,7 +52,15 @@ def test_without_a_mistake_it_runs():
 @pytest.mark.parametrize(("arguments", "expected"), [
     ({"workers": "2"}, "workers '2' of type str; expected a whole number, at least 1"),
     ({"workers": 2.5}, "workers 2.5 of type float; expected a whole number"),
+    ({"workers": None}, "workers None of type NoneType; expected a whole number, at least 1"),
+    ({"seed": None}, "seed None of type NoneType; expected a whole number, at least 0"),
     ({"servers": True}, "servers True of type bool; expected a whole number"),
+    ({"faults": [3]}, "fault 3 of type int; expected kill|drop ROLE RANK at step STEP"),
+    ({"faults": ["kill worker"]}, "fault 'kill worker' not understood; expected kill|drop ROLE RANK at step STEP"),
+    ({"faults": ["slow worker 1 at step 1 by 1.2.3"]}, "fault 'slow worker 1 at step 1 by 1.2.3': 1.2.3 is no number; expected kill|drop"),
+    ({"faults": [Fault("explode", "worker1", 1)]}, "Fault(kind='explode', node='worker1', step=1, amount=0.0, to=''); expected one of kill, "),
+    ({"faults": [Fault("kill", 1, 1)]}, "Fault(kind='kill', node=1, step=1, amount=0.0, to=''); expected one of kill, "),
+    ({"faults": [Fault("kill", "worker1", "1")]}, "step='1', amount=0.0, to=''); expected one of kill, "),
     ({"steps": 2.5}, "steps 2.5 of type float; expected a whole number, at least 0"),
     ({"steps": None, "epochs": "1"}, "epochs '1'; expected a number >= 0"),
     ({"lr": "0.1"}, "lr '0.1' of type str; expected a number"),
@@ -64,6 +75,23 @@ def test_wrong_arguments(arguments, expected):
     with pytest.raises(Usage) as error:
         run(**arguments)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("fault", ["slow worker 1 at step 3 by 4", Fault("slow", "worker1", 3, 4.0)])
+def test_a_lone_fault_needs_no_list(fault):
+    assert parse(fault, ["worker0", "worker1"], 20) == [Fault("slow", "worker1", 3, 4.0)]
+
+
+def test_a_fault_before_a_step_that_there_is_not_is_warned_of():
+    with pytest.warns(UserWarning) as warned:
+        found = run(faults=["kill worker 1 at step 2"])
+    assert [str(w.message) for w in warned] == ["fault 'kill worker 1 at step 2' will not happen where each step is one gradient: "
+                                                "worker1 has 2 steps; expected step 0 to 1"]
+    assert warned[0].filename.endswith("test_mistakes.py") and not found.trace.of("died")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse(["kill worker 1 at step 1"], ["worker0", "worker1"], 2)
+        parse(["kill server 0 at step 3"], ["worker0", "server0"], 2)  # its updates are counted, which may be more
 
 
 @pytest.mark.parametrize(("parts", "expected"), [
@@ -102,6 +130,7 @@ def test_a_gradient_that_fails_at_the_start_is_left_to_the_run_which_names_the_p
     (lambda: {"worker0": Node(worker)}, "gives worker0 a program of type function; expected a generator"),
     (lambda: {"worker0": Node(worker(0, [], quadratic(), 1), worker(0, [], quadratic(), 1))}, "gives worker0 responders of type generator; expected a list"),
     (lambda: {"worker0": Node(X)}, "gives worker0 a program of type ndarray; expected a generator"),
+    (dict, "returned an empty dictionary; expected at least one node"),
 ])
 def test_a_deployment_that_is_none(returned, expected):
     def mine(problem, workers, steps, sgd):
@@ -110,6 +139,46 @@ def test_a_deployment_that_is_none(returned, expected):
     with pytest.raises(Usage) as error:
         run(mine)
     assert f"mine {expected}" in str(error.value)
+    assert failed(mine) == [f"FAIL deployment: {error.value}"]
+
+
+def failed(algorithm):
+    """What the conformance kit finds wrong, a line each."""
+    return [str(finding) for finding in check(algorithm, processes=False) if finding.held is False]
+
+
+def without_return(problem, steps):
+    x = problem.x0
+    for t in range(steps):
+        x = x - (yield Compute(problem.gradient, x, 0, t))
+
+
+def polls_for_ever():
+    while True:
+        yield Poll(Note)
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [
+    (lambda problem, workers: {}, ": too many positional arguments; expected a deployment function f(problem, workers, steps, sgd, *, options)"),
+    (lambda problem, workers, steps, sgd: undefined, "NameError: name 'undefined' is not defined"),  # noqa: F821
+    (lambda problem, workers, steps, sgd: {"worker0": Node(without_return(problem, steps))}, "no main program returned parameters; expected an array"),
+    (lambda problem, workers, steps, sgd: {"worker0": Node(polls_for_ever())}, " in polls_for_ever asks again and again at 0 s"),
+])
+def test_the_conformance_kit_stops_at_what_cannot_begin(wrong, expected):
+    (line,) = failed(wrong)
+    assert line.startswith("FAIL deployment: ") and expected in line
+
+
+def test_parameters_that_only_some_schedules_return_are_found_and_do_not_end_the_kit():
+    def program(problem, steps):
+        x, lost = problem.x0, False
+        for t in range(steps):
+            x = x - (yield Compute(problem.gradient, x, 0, t))
+            lost = (yield Choose((False, True))) or lost
+        return None if lost and steps == 2 else x
+
+    found = failed(lambda problem, workers, steps, sgd: {"worker0": Node(program(problem, steps))})
+    assert any("all schedules: " in line and "no main program returned parameters" in line for line in found)
 
 
 @pytest.mark.parametrize("wrong", [lambda problem, workers: {}, lambda problem, workers, steps, sgd, *, quorum: {}])
@@ -223,7 +292,7 @@ def three_roles(middle):
 
 @pytest.mark.parametrize("middle", ["server-rack", "rack"])
 def test_a_third_role_is_checked_and_explored(middle):
-    from refsgd.testing import check, explore_algorithm
+    from refsgd.testing import explore_algorithm
 
     found = check(three_roles(middle), processes=False)
     assert all(f.held is not False for f in found), "\n".join(map(str, found))
@@ -257,3 +326,10 @@ def test_a_small_part_of_an_epoch_is_a_step():
 def test_where_nothing_takes_time_a_barrier_still_keeps_workers_together():
     found = refsgd.run("bsp", quadratic(workers=4), workers=4, steps=5, machine=refsgd.Machine(compute="fixed(0)")).measured
     assert (found["clock_gap"]["max"], found["lead"]["max"]) == (0, 1)
+
+
+def test_run_takes_a_lone_fault():
+    """As the line that it is, not letter by letter."""
+    run = refsgd.run("asp", data="quadratic", workers=2, steps=6, machine=refsgd.Machine(compute="fixed(0.02)"), faults="kill worker 1 at step 2",
+                     on_death="continue")
+    assert [e.node for e in run.trace.of("died")] == ["worker1"]

@@ -7,6 +7,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.cli import main
 from refsgd.machine import Machine
 from refsgd.phantom import Phantom, phantom
 from refsgd.problems import quadratic
@@ -57,3 +58,31 @@ def test_what_needs_contents_is_refused(act):
 def test_a_phantom_does_not_run_as_processes():
     with pytest.raises(ValueError, match="expected the simulator"):
         refsgd.run("bsp", net="phantom:1000", data="none", steps=1, runtime="processes")
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--net phantom:1000 --data foo", "data 'foo' with net phantom:1000, which learns nothing; expected none"),
+    ("--net phantom:1000 --data mnist", "data 'mnist' with net phantom:1000"), ("--net phantom:1000 --data quadratic", "data 'quadratic' with net"),
+    ("--net phantom:0 --data none", "net 'phantom:0'; expected phantom: and a number of parameters, at least 1"),
+    ("--net phantom:1000 --batch 0", "batch 0; expected at least 1"), ("--net phantom:1000 --batch -3", "batch -3; expected at least 1"),
+    ("--data quadratic --batch 0", "batch 0; expected at least 1"), ("--data integers --batch -1", "batch -1; expected at least 1")])
+def test_what_other_data_and_nets_are_refused_for_a_phantom_is_too(arguments, said, capsys):
+    assert main(["run", "bsp", *arguments.split(), "--steps", "2", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [{"net": "phantom:1000", "data": "none"}, {"data": "quadratic"}, {"data": "integers"}])
+def test_shards_are_checked_for_a_phantom_too(arguments):
+    with pytest.raises(refsgd.experiment.Usage, match="shards 'foo'; expected iid or by-label"):
+        refsgd.run("bsp", shards="foo", steps=1, **arguments)
+
+
+def test_a_phantom_needs_no_data_to_be_named():
+    assert refsgd.run("bsp", net="phantom:1000", steps=2).problem["data"] == "none"
+
+
+@pytest.mark.parametrize("wrong", [(0,), (-1,), (2.5,), (10, 0), (10, 2.5)])
+def test_a_phantom_of_nothing_is_refused(wrong):
+    with pytest.raises(ValueError, match="expected a whole number, at least 1"):
+        phantom(*wrong)

@@ -16,7 +16,8 @@ from refsgd.machine import Draws, Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import quadratic
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield, Simulator, rare_full_collections, simulate
+from refsgd.runtimes import simulator
+from refsgd.runtimes.simulator import Deadlock, ForgottenYield, RunFailed, Simulator, rare_full_collections, simulate
 from refsgd.trace import Event, thin
 
 
@@ -185,6 +186,48 @@ def test_poll_does_not_wait_and_choose_is_seeded():
 
     runs = [simulate({"worker0": Node(polling())}, seed=s).values["worker0"] for s in (1, 1, 2)]
     assert runs[0][0] is None and runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("effects", [
+    (lambda: Poll(Note),), (lambda: Mark("waiting"),), (lambda: Choose(("worker1", "worker0")), lambda: Poll(Note)),
+    (lambda: Mark("asking"), lambda: Poll(Note), lambda: Send("worker1", Note(HUNDRED)))])
+def test_a_program_that_asks_for_ever_while_no_time_passes_is_named(effects, monkeypatch):
+    monkeypatch.setattr(simulator, "IDLE", 500)
+
+    def spin():
+        yield Compute(abs, 1)
+        while True:
+            for effect in effects:
+                yield effect()
+
+    with pytest.raises(RunFailed) as error:
+        simulate({"worker0": Node(spin()), "worker1": Node(sender())}, Machine(compute="fixed(2)", latency=1))
+    assert str(error.value).startswith(f"worker0: {__file__}:") and error.value.node == "worker0"
+    assert str(error.value).endswith(" in spin asks again and again at 2 s and no time passes; expected a Recv, or a Compute between two Polls")
+
+
+def test_programs_that_go_on_may_ask_as_often_as_they_like(monkeypatch):
+    monkeypatch.setattr(simulator, "IDLE", 500)
+
+    def patient(rounds):
+        for _ in range(rounds):
+            for _ in range(499):
+                yield Poll(Note)
+            yield Compute(abs, 1)
+
+    def talkative():
+        for _ in range(3000):
+            yield Send("worker2", Note(HUNDRED))
+            yield Choose((1, 2))
+
+    def hears():
+        for _ in range(3000):
+            yield Recv(Note)
+            yield Mark("heard")
+
+    for machine in (Machine(), Machine(compute="fixed(1)", latency=0.5, bandwidth=1000)):
+        run = simulate({"worker0": Node(patient(20)), "worker1": Node(talkative()), "worker2": Node(hears())}, machine)
+        assert len(run.trace.of("poll")) == 499 * 20 and len(run.trace.of("receive")) == 3000
 
 
 def test_at_most_64_parameter_vectors_are_kept_evenly():

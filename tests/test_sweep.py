@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 import refsgd
+from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.machine import Machine
+from refsgd.problems import quadratic
 from refsgd.report import WAITING, comparison_table, explain, residual
 from refsgd.sweep import crossings, parse_range, sweep
 from refsgd.trace import CAUSES
@@ -24,6 +26,17 @@ def test_ranges():
     for wrong in ("workers", "workers=4:1", "workers=1:4:0", "colour=1:2", "workers=a:b"):
         with pytest.raises(ValueError, match="expected"):
             parse_range(wrong)
+
+
+def test_an_algorithms_own_options_hold_in_a_sweep(capsys):
+    """Of one algorithm alone: beside others it would not be clear whose they are."""
+    curves = []
+    for staleness in ("0", "7"):
+        assert main(["predict", "ssp", "--staleness", staleness, "--sweep", "workers=3,4", "--json", "-"]) == 0
+        curves.append(json.loads(capsys.readouterr().out)["curves"]["ssp"])
+    assert all(slow < 0.9 * fast for slow, fast in zip(*curves, strict=True))
+    assert main(["predict", "ssp", "--staleness", "7", "--against", "asp", "--sweep", "workers=3,4"]) == 2
+    assert "expected options of one algorithm alone" in capsys.readouterr().err
 
 
 def test_crossings_are_found_by_interpolation_and_equal_stretches_are_none():
@@ -84,3 +97,44 @@ def test_every_cause_has_its_words():
 def test_an_exact_prediction_has_no_residual_to_explain():
     row = refsgd.compare(["bsp"], runtime="simulator", data="quadratic", steps=60, machine=FAST).rows[0]
     assert explain(row) == [] and abs(residual(row, "predicted")) < 0.01
+
+
+@pytest.mark.parametrize(("quantity", "values", "said"), [
+    ("workers", (0, 1), "workers 0; expected at least 1"), ("servers", (0,), "servers 0; expected at least 1"),
+    ("batch", (-1,), "batch -1; expected at least 1"),
+    ("staleness", (-1,), "staleness -1; expected at least 0"), ("workers", (1, 2.5), "workers 2.5; expected whole numbers, at least 1"),
+    ("workers", (float("nan"),), "workers nan; expected whole"), ("staleness", (float("inf"),), "staleness inf; expected whole"),
+    ("workers", ("a",), "workers 'a' of type str; expected a number"), ("latency", (-1,), "latency -1 s; expected a finite"),
+    ("bandwidth", (1e6, 0), "bandwidth 0 bytes/s; expected a number > 0"), ("wrkers", (1,), "sweep over 'wrkers'; expected one of workers")])
+def test_a_value_outside_its_range_is_refused_not_left_out(quantity, values, said):
+    with pytest.raises(refsgd.experiment.Usage, match=said):
+        sweep(["ssp"], quantity, values, machine=FAST, data="quadratic", steps=10)
+
+
+def test_a_sweep_from_zero_workers_is_wrong_use(capsys):
+    assert main(["predict", "bsp", "--sweep", "workers=0:3"]) == 2
+    assert capsys.readouterr().err == "refsgd: workers 0; expected at least 1\n"
+
+
+def test_why_no_point_has_a_figure_is_said():
+    with pytest.raises(refsgd.experiment.Usage, match="net 'foo' is unknown"):
+        sweep(["bsp"], "workers", (1, 2), machine=FAST, net="foo", steps=10)
+
+
+def test_a_lone_name_is_one_algorithm():
+    assert list(sweep("bsp", "workers", (1, 2), machine=FAST, data="quadratic", steps=10).curves) == ["bsp"]
+    found = refsgd.compare("bsp", runtime="simulator", data="quadratic", steps=2, machine=FAST)
+    assert [row.algorithm for row in found.rows] == ["bsp"]
+    assert [row.algorithm for row in refsgd.compare(CATALOGUE["asp"], runtime="simulator", data="quadratic", steps=2, machine=FAST).rows] == ["asp"]
+
+
+def test_options_of_an_unknown_algorithm_are_refused():
+    with pytest.raises(refsgd.experiment.Usage, match="options of 'sssp', which is unknown; expected some of ssp; did you mean ssp?"):
+        refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=2, options={"sssp": {"staleness": 1}})
+    found = refsgd.compare(["bsp"], runtime="simulator", data="quadratic", steps=2, machine=FAST, options={"ssp": {"staleness": 1}})
+    assert found.rows[0].options == {}
+
+
+def test_the_harder_case_needs_data_that_can_be_dealt_out_anew():
+    with pytest.raises(refsgd.experiment.Usage, match="hard with a problem of your own; expected data and net"):
+        refsgd.compare(["bsp"], problem=quadratic(), runtime="simulator", steps=2, machine=FAST, hard=True)

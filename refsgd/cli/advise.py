@@ -82,6 +82,9 @@ def _model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
         return args.parameters, args.flops, 0.0
+    for name in ("parameters", "flops"):
+        if (value := getattr(args, name)) is not None:
+            raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: a net's sizes are known")
     from refsgd.nn import nets
 
     try:
@@ -100,6 +103,8 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.advice import PAGES, advise
 
     parameters, flops, activations = _model_of(args)
+    if args.compute is not None and args.rate is not None:
+        raise Usage(f"--rate {args.rate:g} and --compute {args.compute}; expected one of the two: each gives the time of a gradient")
     if args.compute is None and args.rate is not None:
         if flops is None:
             raise Usage(f"rate {args.rate:g} FLOP/s without the model's work; expected --flops, or --net")

@@ -283,7 +283,10 @@ def _described(args: argparse.Namespace) -> Machine:
 
 def _check_count(args: argparse.Namespace, speeds: int) -> None:
     """Refuse speeds of fewer or more workers than there are, where that is known: a sweep may vary their number."""
-    workers = 1 if getattr(args, "algorithm", "") == "sequential" else args.workers
+    alone = getattr(args, "algorithm", "") == "sequential"
+    workers = 1 if alone else args.workers
+    if alone and speeds != 1:
+        raise Usage(f"speeds {args.speeds} are of {speeds} workers, and sequential has one; expected one speed: --speeds {args.speeds.split(',')[0]}")
     if workers is not None and speeds != workers and not getattr(args, "sweep", None):
         raise Usage(f"speeds {args.speeds} are of {speeds} workers, and there are {workers}; expected a speed for each: --workers {speeds}, or "
                     f"--speeds {','.join([*args.speeds.split(','), *['1'] * workers][:workers])}")

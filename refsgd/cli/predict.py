@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of
+from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, own_given
 from refsgd.cli.outputs import check_output, write, writing
 from refsgd.experiment import Usage, prepare
 
@@ -76,7 +76,10 @@ def draw_sweep(args: argparse.Namespace) -> None:
     picture = args.plot or "refsgd-sweep.png"
     if args.json != "-":
         check_output(picture)
-    found = sweep(names, quantity, values, figure=args.figure, **arguments)
+    own = own_given(args)
+    if own and len(names) > 1:
+        raise Usage(f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in own)} beside --against; expected options of one algorithm alone, or none")
+    found = sweep(names, quantity, values, figure=args.figure, **arguments, **own)
     if args.json != "-":
         for name, points in found.curves.items():
             shown = [f"{x:g}: {y:.4g}" for x, y in zip(found.values, points) if y is not None]

@@ -24,8 +24,10 @@ from __future__ import annotations
 import dis
 import random
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from refsgd.effects import Array, Deployment
@@ -81,7 +83,11 @@ class Fault(NamedTuple):
         match = _PLANNED.fullmatch(text.strip())
         if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] not in ("delay", "drop")):
             raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
-        fault = cls(match["kind"], match["role"] + match["rank"], int(match["step"]), float(match["amount"] or 0),
+        try:
+            amount = float(match["amount"] or 0)
+        except ValueError:
+            raise ValueError(f"fault {text!r}: {match['amount']} is no number; {EXPECTED}") from None
+        fault = cls(match["kind"], match["role"] + match["rank"], int(match["step"]), amount,
                     f"{match['other']}{match['place']}" if match["other"] else "")
         least = 1.0 if fault.kind == "slow" else 0.0
         if fault.amount < least:
@@ -94,12 +100,43 @@ class Fault(NamedTuple):
         return f"{self.kind} {node}{f' to {to}' if to else ''} at step {self.step}{amount}"
 
 
-def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> list[Fault]:
-    """The plan that some lines describe, for a run of these nodes and so many steps.
+def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
+    """The lines of a plan, of which a lone one need be in no list.
 
     Parameters
     ----------
-    texts : iterable of str or Fault
+    faults : iterable of str or Fault, str or Fault
+
+    Returns
+    -------
+    list of str or Fault
+
+    Raises
+    ------
+    ValueError
+        If something in it is neither.
+
+    Examples
+    --------
+    >>> listed("kill worker 1 at step 3")
+    ['kill worker 1 at step 3']
+    """
+    lone = isinstance(faults, (str, Fault)) or not isinstance(faults, Iterable)
+    lines: list[Any] = [faults] if lone else list(faults)
+    for line in lines:
+        if not isinstance(line, (str, Fault)):
+            raise ValueError(f"fault {line!r} of type {type(line).__name__}; {EXPECTED}")
+    return lines
+
+
+def parse(texts: Iterable[str | Fault] | str | Fault, nodes: Sequence[str], steps: int) -> list[Fault]:
+    """The plan that some lines describe, for a run of these nodes and so many steps.
+
+    Warns of a fault before a step that a worker does not have.
+
+    Parameters
+    ----------
+    texts : iterable of str or Fault, str or Fault
     nodes : sequence of str
     steps : int
         Iterations of each worker.
@@ -113,13 +150,17 @@ def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> lis
     ValueError
         If a line is not understood, or names a node that is not there.
 
+    Warns
+    -----
+    UserWarning
+
     Examples
     --------
     >>> parse(["slow worker 1 at step 3 by 4", "random 1 seed 7"], ["worker0", "worker1"], 20)
     [Fault(kind='slow', node='worker1', step=3, amount=4.0, to=''), Fault(kind='slow', node='worker0', step=3, amount=2.29, to='')]
     """
     faults: list[Fault] = []
-    for text in texts:
+    for text in listed(texts):
         some = _RANDOM.fullmatch(text.strip()) if not isinstance(text, Fault) else None
         if isinstance(text, Fault):
             faults.append(text)
@@ -128,6 +169,10 @@ def parse(texts: Iterable[str | Fault], nodes: Sequence[str], steps: int) -> lis
         else:
             faults.append(Fault.parse(text))
     check(faults, nodes)
+    for fault in faults:
+        if fault.step >= steps > 0 and is_worker(fault.node):
+            warnings.warn(f"fault {str(fault)!r} will not happen where each step is one gradient: {fault.node} has {steps} steps; "
+                          f"expected step 0 to {steps - 1}", stacklevel=4)  # of `refsgd.run`
     return faults
 
 
@@ -167,6 +212,9 @@ def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
     """
     known, ends = list(nodes), Counter[str]()
     for fault in faults:
+        names = isinstance(fault.node, str) and isinstance(fault.to, str)
+        if fault.kind not in KINDS or not names or not isinstance(fault.step, Integral) or not isinstance(fault.amount, Real):
+            raise ValueError(f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, a number as amount")
         for node in filter(None, (fault.node, fault.to)):
             if node not in known:
                 raise ValueError(f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
@@ -174,8 +222,8 @@ def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
         if fault.kind == "drop" and fault.to and (fault.to == fault.node or gives_up(fault.node, fault.to, known) != fault.node):
             raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of two workers the later one; "
                              "expected that one first")
-        if fault.step < 0 or ends[fault.node] > 1 or fault.kind not in KINDS:
-            raise ValueError(f"fault {str(fault)!r}; expected a known kind, a step >= 0, and one end for each node")
+        if fault.step < 0 or ends[fault.node] > 1:
+            raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 
 
 def gives_up(one: str, other: str, nodes: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, lin
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
+IDLE = 100_000  #: polls in vain and marks of one program at one moment, after which it is taken to go on like this for ever
 _new = tuple.__new__  # a NamedTuple of all its fields in half the time that its own constructor takes
 
 
@@ -85,7 +86,7 @@ def rare_full_collections() -> Iterator[None]:
 class _Process:
     """One program with its place in the world."""
 
-    __slots__ = ("box", "draws", "host", "index", "name", "node", "numbers", "program", "rank", "send", "since", "waiting")
+    __slots__ = ("box", "draws", "host", "idle", "index", "name", "node", "numbers", "program", "rank", "send", "since", "waiting")
 
     def __init__(self, world: Simulator, node: str, index: int, program: Program[Any], draws: Draws) -> None:
         self.node, self.index, self.program, self.draws = node, index, program, draws
@@ -94,6 +95,7 @@ class _Process:
         self.send = program.send
         self.waiting: Any = None  # the effect that is not answered yet
         self.since = 0.0
+        self.idle = 0  # polls in vain and marks since `_look_whether_idle` looked
         self.name = getattr(program, "__name__", "program")
 
 
@@ -117,6 +119,8 @@ class Simulator:
         While iterating, when nothing can happen and a main program has not returned.
     ForgottenYield
         When a program built an effect that it did not yield.
+    RunFailed
+        When a program polls in vain again and again and lets no time pass.
 
     Examples
     --------
@@ -293,6 +297,9 @@ class Simulator:
             if "x" in values:
                 self._thin(self.events[-1])
             self._current = (process, None)
+            process.idle += 1
+            if process.idle >= IDLE:
+                self._look_whether_idle(process)
         elif kind is Choose:
             option = process.draws.choose(effect.options, effect.p)
             self._record(process, "choose", {"option": option})
@@ -428,6 +435,27 @@ class Simulator:
                     "bytes": letter.nbytes, "arrival": letter.arrival}
         self._record(process, "poll", data)
         self._current = (process, (hit[0].src, hit[1]) if hit else None)
+        if hit is None:
+            process.idle += 1
+            if process.idle >= IDLE:
+                self._look_whether_idle(process)
+
+    def _look_whether_idle(self, process: _Process) -> None:
+        """Refuse a program that polls in vain or marks again and again while nothing else happens: time would stand still for ever.
+
+        The events say so, once in a while: to set a counter back whenever something happens would cost each effect more.
+        """
+        process.idle = 0
+        for event in reversed(self.events):
+            if (event.node, event.program) != (process.node, process.index):
+                return
+            if event.kind == "mark" or (event.kind == "poll" and event.data["src"] is None):
+                process.idle += 1
+            elif event.kind not in ("send", "choose", "load"):  # which take no time either, but any number of them may be meant
+                return
+            if process.idle >= IDLE:
+                raise RunFailed(f"{process.node}: {line_of(process.program)} asks again and again at {self.now:.6g} s and no time passes; "
+                                "expected a Recv, or a Compute between two Polls", process.host)
 
     # -- the end -------------------------------------------------------------------------------------------
 
