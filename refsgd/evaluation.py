@@ -74,7 +74,7 @@ def _timed(experiment: Experiment, runtime: str, run: Run) -> Result:
 
 
 def ranks(trace: Trace) -> dict[str, int]:
-    """The number of each node that has computed a gradient, in the order of the numbers at the ends of their names.
+    """The number of each node that has computed a gradient or died, in the order of the numbers at the ends of their names.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ def ranks(trace: Trace) -> dict[str, int]:
     -------
     dict of str to int
     """
-    return {node: rank for rank, node in enumerate(sorted((w for w in trace.workers if trace.iterations[w]), key=rank_of))}
+    return {node: rank for rank, node in enumerate(sorted((w for w in trace.workers if trace.iterations[w] or w in trace.dead), key=rank_of))}
 
 
 def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
 
     Fewer than `points` where an evaluation looks at many images.
-    Slices of one version are joined; replicas of one iteration are averaged.
+    Slices of one version are joined; replicas of one iteration are averaged, after a death those of the living.
 
     Parameters
     ----------
@@ -111,7 +111,8 @@ def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float
         if "x" in e.data:
             versions.setdefault(e.data.get("t", e.data["version"]), {})[e.node] = (e.time, e.data["x"])
     emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
-    whole = [(v, found) for v, found in sorted(versions.items()) if len(found) == len(emitters)]
+    last = {n: max(v for v, found in versions.items() if n in found) for n in emitters if n in trace.dead}
+    whole = [(v, found) for v, found in sorted(versions.items()) if all(n in found or v > last.get(n, v) for n in emitters)]
     picked = whole[:: max(1, -(-len(whole) // points))] if whole else []
     rank, counts = ranks(trace), dict.fromkeys(trace.workers, 0)
     ends, images = [], []
@@ -125,10 +126,13 @@ def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float
     rows = []
     for version, found in picked:
         when = max(t for t, _ in found.values())
-        parts = [found[n][1] for n in emitters]
+        parts = [found[n][1] for n in emitters if n in found]
         x = average(parts) if is_worker(emitters[0]) else np.concatenate(parts)
         done = int(np.searchsorted(times, when, side="right"))
-        updates = (version + 1) * (len(emitters) if is_worker(emitters[0]) else 1)
+        updates = version + 1
+        if is_worker(emitters[0]):
+            updates *= sum(n not in trace.dead for n in emitters)
+            updates += sum(min(version + 1, trace.updates.get(n, 0)) for n in trace.dead)
         test = problem.accuracy(x, "test") if problem.accuracy is not None else float("nan")
         rows.append([when, updates, int(total[done - 1]) if done else 0, problem.loss(x), test])
     return rows

@@ -144,7 +144,7 @@ def measure(trace: Trace, batch: int) -> dict[str, Any]:
     overrun = [t.get("overrun_ratio", 0.0) for t in trace.lateness.values()]
     return {
         "seconds": trace.seconds,
-        "seconds_per_iteration": len(trace.workers) / rate if rate else 0.0,
+        "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
         "images_per_second": batch * rate,
         "updates": max(trace.updates.values(), default=0),
         "bytes_sent": dict(trace.bytes_sent),

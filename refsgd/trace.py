@@ -171,16 +171,42 @@ class Trace:
         return {w: counts[w] for w in self.workers}
 
     @cached_property
-    def iteration_rate(self) -> float:
-        """Iterations per second of all workers together; each worker's rate counts until its own last event.
-
-        Where late gradients are dropped, a worker skips iterations: all go through as many as there are updates.
-        """
-        counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0)) if self.marks("drop") else self.iterations
+    def _returned(self) -> dict[str, float]:
+        """When each main program returned, by node; of one that was started again, the last time."""
         ends: dict[str, float] = {}
         for e in self.of("return"):
-            ends[e.node] = max(ends.get(e.node, 0.0), e.time) if e.program == 0 else ends.get(e.node, 0.0)
-        return sum(count / ends[w] for w, count in counts.items() if ends.get(w, 0.0) > 0)
+            if e.program == 0:
+                ends[e.node] = max(ends.get(e.node, 0.0), e.time)
+        return ends
+
+    @cached_property
+    def dead(self) -> dict[str, float]:
+        """When each node died whose main program never returned: one that was started again may have."""
+        return {e.node: e.time for e in self.of("died") if e.node not in self._returned}
+
+    @cached_property
+    def attendance(self) -> dict[str, float]:
+        """The share of the run for which each worker lived: 1, or less for the dead."""
+        return {w: min(1.0, self.dead[w] / self.seconds) if w in self.dead and self.seconds else 1.0 for w in self.workers}
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """Iterations per second of each worker until its own end: its return, or else its death.
+
+        One that died before it had completed an iteration has no rate, and is left out.  Where late gradients are dropped, a
+        worker skips iterations: all go through as many as there are updates until their end.
+        """
+        counts, ends = self.iterations, self._returned | self.dead
+        if self.marks("drop"):
+            counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0))
+            for w in counts.keys() & self.dead.keys():
+                counts[w] = max(Counter(e.node for e in self.marks("update") if e.time <= ends[w]).values(), default=0)
+        return {w: count / ends[w] if ends.get(w, 0.0) > 0 else 0 for w, count in counts.items() if count or w not in self.dead}
+
+    @property
+    def iteration_rate(self) -> float:
+        """Iterations per second of all workers together; each worker's rate counts until its own end, see `rates`."""
+        return sum(self.rates.values())
 
     # -- staleness and clocks ------------------------------------------------------------------------------
 
@@ -211,22 +237,31 @@ class Trace:
         return total
 
     def _clock_steps(self) -> list[tuple[float, int, int, str]]:
-        """(time, 1 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come first, and of them early iterations."""
-        steps, started = [], Counter[str]()
+        """(time, 2 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come first, and of them early iterations.
+
+        Between them the deaths, as 1: whoever is told of one may start.
+        """
+        steps, started = [(time, 1, 0, node) for node, time in self.dead.items()], Counter[str]()
         for e in self.of("compute"):
             if e.data["work"] == "gradient" and is_worker(e.node):
                 t = started[e.node]
                 started[e.node] += 1
-                steps += [(e.data["start"], 1, t, e.node), (e.time, 0, t, e.node)]
+                steps += [(e.data["start"], 2, t, e.node), (e.time, 0, t, e.node)]
         return sorted(steps)
 
     @cached_property
     def _gaps(self) -> tuple[int, int]:
         done, gap, lead = dict.fromkeys(self.workers, 0), 0, 0
         at, slowest = Counter(done.values()), 0  # how many workers have completed so many
-        for _, started, _, worker in self._clock_steps():
-            if started:
+        for _, what, _, worker in self._clock_steps():
+            if worker not in done:  # dead: it may have taken no time for what it did last
+                continue
+            if what == 2:
                 gap = max(gap, done[worker] - slowest)
+                continue
+            if what == 1:  # nobody waits for the dead
+                del done[worker]
+                at, slowest = Counter(done.values()), min(done.values(), default=slowest)
                 continue
             at[done[worker]] -= 1
             done[worker] += 1
@@ -237,12 +272,12 @@ class Trace:
 
     @property
     def clock_gap(self) -> int:
-        """Largest c - min_j (iterations completed by j) at which a worker *started* iteration c (SSP: at most s)."""
+        """Largest c - min_j (iterations completed by j) at which a worker *started* iteration c (SSP: at most s); j lives."""
         return self._gaps[0]
 
     @property
     def lead(self) -> int:
-        """Largest difference of *completed* iterations between two workers at one time (SSP: at most s + 1)."""
+        """Largest difference of *completed* iterations between two living workers at one time (SSP: at most s + 1)."""
         return self._gaps[1]
 
     @cached_property
@@ -284,11 +319,12 @@ class Trace:
     def idle_ratio(self) -> float:
         """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run.
 
-        By cause: `refsgd.waiting.waiting_by_cause`.
+        A worker that died counts for the time for which it lived.  By cause: `refsgd.waiting.waiting_by_cause`.
         """
-        if not self.seconds or not self.busy:
+        lived = sum(self.attendance.values())
+        if not self.seconds or not lived:
             return 0.0
-        return 1 - sum(self.busy.values()) / len(self.busy) / self.seconds
+        return 1 - sum(self.busy.values()) / lived / self.seconds
 
     @cached_property
     def transits(self) -> list[Transit]:

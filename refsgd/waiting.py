@@ -171,7 +171,7 @@ class Wait(NamedTuple):
 
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration.
+    """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration and until its death.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
         busy = _union((a.start, a.end) for key, done in history.activities.items() if key[0] == worker
                       for a in done if a.work == "gradient")
         starts = [a for a, _ in busy]
-        idle = trace.seconds - sum(max(0.0, min(b, trace.seconds) - a) for a, b in busy)
+        idle = trace.seconds * trace.attendance[worker] - sum(max(0.0, min(b, trace.seconds) - a) for a, b in busy)
         for activity in history.activities[worker, 0]:
             if activity.work == "gradient" or activity.end <= activity.start:
                 continue
@@ -205,7 +205,7 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
 
 
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
-    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers.
+    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; of the dead, of the time they lived.
 
     Parameters
     ----------
@@ -218,13 +218,13 @@ def waiting_by_cause(trace: Trace) -> dict[str, float]:
         idles after its last iteration counts as straggling.
     """
     seconds = dict.fromkeys(CAUSES, 0.0)
-    if not trace.seconds or not trace.workers:
+    total = trace.seconds * sum(trace.attendance.values())
+    if not total:
         return seconds
     found, rest = waits(trace)
     for wait in found:
         seconds[wait.cause] += wait.end - wait.start
     seconds["straggling"] += sum(rest.values())
-    total = trace.seconds * len(trace.workers)
     return {cause: spent / total for cause, spent in seconds.items()}
 
 

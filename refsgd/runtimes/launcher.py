@@ -42,7 +42,7 @@ from refsgd.runtimes.board import (
 from refsgd.runtimes.faults import KEEP, Fault, Halted, can_be_ended, survives_workers
 from refsgd.runtimes.node import Beginning
 from refsgd.runtimes.pause import Pause
-from refsgd.runtimes.reports import deadlock, failure, join
+from refsgd.runtimes.reports import Legacy, deadlock, failure, join, left
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transport import Transport
 from refsgd.runtimes.watch import Watch, state, used
@@ -106,7 +106,7 @@ class Launch:
         self._child = child
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.records = records
-        _check_descriptors(len(set(machine.hosts(deployment).values())))
+        _check_descriptors(len(set(machine.hosts(deployment).values())), 6 if on_death == "stop" else 7)
         self.host = machine.hosts(deployment)
         self.hosts = list(dict.fromkeys(self.host.values()))
         order = list(deployment)
@@ -114,7 +114,10 @@ class Launch:
         programs = {h: [(n, k) for n in order if self.host[n] == h for k in range(1 + len(deployment[n].responders))]
                     for h in self.hosts}
         self.board, self.bell, self.death = Board(programs), Bell(), os.pipe()
+        self._legacies: dict[str, Legacy] = {}
         try:
+            if on_death != "stop":
+                self._legacies.update((host, Legacy()) for host in self.hosts)
             self.network = network(self.hosts, places)
         except OSError as error:  # too many descriptors, no memory
             self._give_back()
@@ -134,6 +137,7 @@ class Launch:
         self.keep = KEEP if on_death in ("shrink", "restart") else 0
         self.dead: list[str] = []
         self._epitaphs: list[Event] = []
+        self._left: list[bytes] = []  # what the dead had written of their events
         self.journal: Callable[[Event], None] | None = None  #: what every process tells each of its events at once
         self.pause: Pause | None = None
         self.beginning: Beginning | None = None
@@ -145,7 +149,7 @@ class Launch:
             read, write = os.pipe()
             self.readers[read] = host
             self.board.of(host)[BEAT] = time.monotonic_ns()  # from now on it is this process's own word
-            child = context.Process(target=self._child, name=host, args=(self, host, write, os.getpid()))
+            child = context.Process(target=self._live, name=host, args=(host, write, os.getpid()))
             try:
                 with warnings.catch_warnings():
                     # From 3.12 on forking beside threads warns.  Children use no lock of the parent's threads:
@@ -160,6 +164,12 @@ class Launch:
             self.children[host] = child
             self.pids[host] = child.pid or 0
         self.network.forked()
+
+    def _live(self, host: str, out: int, parent: int) -> None:
+        """In a process: what it does, and its events also go to where they outlive it."""
+        if host in self._legacies:
+            self.journal = self._legacies[host].after(self.journal)
+        self._child(self, host, out, parent)
 
     def watch(self) -> None:
         """Until every process has given its result."""
@@ -244,6 +254,7 @@ class Launch:
         log.warning("%s; the run goes on without it", error)
         self.dead.append(host)
         now = time.monotonic() - self.board.words[START] / 1e9
+        self._left.append(self._legacies[host].read())
         self._epitaphs += [Event(now, node, 0, "died", {"reason": str(error), "silent": silent})
                            for node, where in self.host.items() if where == host]
         self.board.of(host)[DEAD] = 1
@@ -371,25 +382,29 @@ class Launch:
     def _give_back(self) -> None:
         for fd in self.death:
             os.close(fd)
+        for legacy in self._legacies.values():
+            legacy.close()
+        self._legacies.clear()
         self.bell.close()
         self.board.close()
 
     def result(self) -> Run:
         """What the processes gave back, on one clock; raises `Halted` where the run can go on in another life."""
         reports = [self._results[host][1] for host in self.living]
-        run = join(reports, self.deployment, self.machine, self.observe, self._epitaphs)
+        epitaphs = [*(event for legacy in self._left for event in left(legacy)), *self._epitaphs]
+        run = join(reports, self.deployment, self.machine, self.observe, epitaphs)
         if self.halted:
             run.trace.seconds = self.halted
             raise Halted(run, {node: x for host in self.living for node, x in self._results[host][2].items()})
         return run
 
 
-def _check_descriptors(processes: int) -> None:
-    """Refuse what would fail half-way: pipes, bells, listeners and sentinels of each process."""
+def _check_descriptors(processes: int, each: int) -> None:
+    """Refuse what would fail half-way: pipes, bells, listeners and sentinels of each process, and its events where they are to outlive it."""
     import resource  # where there is fork there is this
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed, free = 6 * processes + 16, limit - psutil.Process().num_fds()
+    needed, free = each * processes + 16, limit - psutil.Process().num_fds()
     if limit != resource.RLIM_INFINITY and needed > free:
         raise RunFailed(f"{processes} processes need {needed} file descriptors and {free} are free; "
                         "raise the limit (ulimit -n) or use fewer nodes")

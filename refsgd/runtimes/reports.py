@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+import tempfile
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from refsgd.effects import Deployment
 from refsgd.machine import Machine
@@ -75,6 +80,79 @@ def failure(message: str, text: str, error: BaseException | None, node: str) -> 
     return RunFailed(message, node, text), cause
 
 
+class Legacy:
+    """The events of one process, kept where its death does not reach: for runs that go on without it.
+
+    Without the arrays of its marks, which cost too much to be copied at every update.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("events")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
+
+    def after(self, journal: Callable[[Event], None] | None) -> Callable[[Event], None]:
+        """What the process is to call with each of its events at once, if it has called `journal` until now.
+
+        Parameters
+        ----------
+        journal : callable, optional
+
+        Returns
+        -------
+        callable
+        """
+        def tell(event: Event) -> None:
+            if journal is not None:
+                journal(event)
+            self.write(event)
+
+        return tell
+
+    def write(self, event: Event) -> None:
+        """Add an event: in one call, for the process may be killed after any.
+
+        Parameters
+        ----------
+        event : Event
+        """
+        data = event.data
+        if event.kind == "mark":
+            data = {key: value for key, value in data.items() if not isinstance(value, np.ndarray)}
+        os.write(self._fd, pickle.dumps((*event[:-1], data), protocol=5))
+
+    def read(self) -> bytes:
+        """What has been written until now, for `left`."""
+        return os.pread(self._fd, os.fstat(self._fd).st_size, 0)  # the process may still move the position
+
+    def close(self) -> None:
+        """Give the memory back."""
+        os.close(self._fd)
+
+
+def left(legacy: bytes) -> list[Event]:
+    """The whole events of a legacy.
+
+    Parameters
+    ----------
+    legacy : bytes
+        The last event may be cut short.
+
+    Returns
+    -------
+    list of Event
+        In the order of the process.
+    """
+    data, events = io.BytesIO(legacy), list[Event]()
+    while True:
+        try:
+            events.append(Event(*pickle.load(data)))
+        except (EOFError, pickle.UnpicklingError):
+            return events
+
+
 Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
 
 
@@ -108,7 +186,7 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
     observe : int
         Most `x` kept of the marks of each node.
     epitaphs : sequence of Event
-        The deaths.
+        What the dead have done, and their deaths.
 
     Returns
     -------

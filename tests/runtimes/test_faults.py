@@ -24,8 +24,10 @@ from refsgd.result import final_parameters
 from refsgd.runtimes import faults
 from refsgd.runtimes.faults import Fault, Plan, copes, draw, parse, survives_workers
 from refsgd.runtimes.processes import run as run_processes
+from refsgd.runtimes.reports import Legacy, left
 from refsgd.runtimes.rings import Rings
 from refsgd.runtimes.simulator import Deadlock, RunFailed
+from refsgd.trace import Event
 from refsgd.waiting import waiting_by_cause
 from tests.runtimes.deployments import exchange
 
@@ -259,6 +261,78 @@ def test_refusals_come_before_anything_runs(caplog):
         run("asp", steps=5, on_death="restart", record="nowhere")
     with pytest.raises(Usage, match="faults and on_death over mpi"):
         perform(prepare("asp", data="quadratic", steps=5), "mpi", on_death="restart")
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+DEATHS = {"one": ["kill worker 2 at step 10"], "at once": ["kill worker 1 at step 0"], "all": [f"kill worker {k} at step 19" for k in range(4)]}
+
+
+def fixed(faults, runtime="simulator", algorithm="asp", **options):
+    """Gradients of exactly 50 ms; `seconds_per_iteration` is 0.05 whoever dies."""
+    return run(algorithm, steps=20, workers=4, machine=Machine(compute="fixed(0.05)"), faults=faults, on_death="continue", runtime=runtime, **options)
+
+
+@pytest.mark.parametrize(("death", "gradients"), [("one", 70), ("at once", 60), ("all", 76)])
+def test_a_worker_counts_until_its_death(death, gradients):
+    """Nobody ever waits, so nobody idles; without a completed iteration there is no rate to count."""
+    found = fixed(DEATHS[death])
+    m = found.measured
+    assert m["seconds_per_iteration"] == pytest.approx(0.05) and m["images_per_second"] == pytest.approx(60 if death == "at once" else 80)
+    assert m["idle_ratio"] == pytest.approx(0, abs=1e-9) and sum(m["idle_by_cause"].values()) == pytest.approx(0, abs=1e-9)
+    assert found.history[-1][2] == gradients == sum(found.trace.iterations.values())
+
+
+@pytest.mark.filterwarnings("ignore:real computing overran")
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("runtime", REAL)
+def test_figures_after_a_death_are_the_same_among_processes(runtime, death):
+    """What the dead had done outlives it; times agree within a few percent, and what a busy machine adds."""
+    virtual, found = fixed(DEATHS[death]), fixed(DEATHS[death], runtime)
+    v, m = virtual.measured, found.measured
+    assert found.trace.iterations == virtual.trace.iterations and found.history[-1][2] == virtual.history[-1][2]
+    assert m["messages"] == v["messages"] and m["bytes_sent"] == v["bytes_sent"] and found.trace.updates == virtual.trace.updates
+    # The dead slip, too, and take a moment to be missed.
+    slipped = sum(late["slipped"] for late in found.trace.lateness.values())
+    missed = max((e.time - max((c.time for c in found.trace.of("compute", e.node)), default=0.0) for e in found.trace.of("died")), default=0.0)
+    more = 0.05 + (slipped + missed) / m["seconds"] + sum(e.data["late"] for e in found.trace.of("compute") if e.node in found.trace.dead)
+    assert 0.99 < m["seconds_per_iteration"] / v["seconds_per_iteration"] < 1 + more
+    assert 1 / (1 + more) < m["images_per_second"] / v["images_per_second"] < 1.01
+    assert v["idle_ratio"] - 0.01 < m["idle_ratio"] < v["idle_ratio"] + more
+    assert sum(m["idle_by_cause"].values()) == pytest.approx(m["idle_ratio"])
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_the_clock_gap_is_that_of_the_living(runtime):
+    """SSP keeps its bound: the dead do not stay behind for ever."""
+    found = run("ssp", steps=12, workers=4, staleness=1, machine=MACHINE, faults=["kill worker 3 at step 2"], on_death="continue", runtime=runtime)
+    assert found.trace.clock_gap <= 1 and found.trace.lead <= 2
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_the_history_of_peers_goes_on_after_a_death(runtime):
+    """Replicas are averaged over the living, and the dead one's updates still count."""
+    found = run("independent", steps=20, workers=4, machine=LINK, faults=["kill peer 2 at step 10"], on_death="continue", runtime=runtime)
+    assert found.history[-1][1:3] == [70, 70] and [row[1] for row in found.history[-2:]] == [67, 70]
+
+
+def test_events_outlive_their_process():
+    """Whole ones, without the arrays of marks."""
+    legacy, heard = Legacy(), []
+    tell = legacy.after(heard.append)
+    events = [Event(0.5, "worker0", 0, "compute", {"start": 0.0, "work": "gradient"}),
+              Event(0.5, "worker0", 0, "mark", {"name": "update", "version": np.int64(3), "x": np.ones(1000)})]
+    child = os.fork()
+    if not child:
+        for event in events:
+            tell(event)
+        os.write(legacy._fd, b"\x80\x05\x95\x10\x00")  # cut short
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert left(legacy.read()) == [events[0], events[1]._replace(data={"name": "update", "version": 3})]
+    tell(events[0])
+    assert heard == events[:1]
+    legacy.close()
 
 
 SURVIVORS = sorted(set(CATALOGUE) - set(outcomes.WAITS) - {"sequential"})
