@@ -368,15 +368,15 @@ def must(kind: str, size: str, pair: str) -> float | None:
 
 def table(results: dict[str, Any]) -> str:
     """The figures for people."""
-    lines = []
+    lines = [", ".join(f"{name} {value}" for name, value in results["machine"].items()), ""]
     for kind in dict.fromkeys(row["kind"] for row in results["rows"]):
         rows, unit = [row for row in results["rows"] if row["kind"] == kind], "us a call" if kind == "allreduce" else "pushes and pulls per second"
         names = list(dict.fromkeys(name for row in rows for name in row["medians"]))
-        lines += [f"{kind}, {unit}", "  ".join([f"{'n':>2} {'size':>7}", *(f"{name:>25}" if name.startswith(("refsgd r", "refsgd h"))
-                                                                              else f"{name:>10}" for name in names)])]
+        heads = {name: name.removeprefix("refsgd ").replace("_", " ") if kind == "allreduce" else name for name in names}
+        lines += [f"{kind}, {unit}", "  ".join([f"{'n':>2} {'size':>7}", *(f"{head:>10}" for head in heads.values())])]
         for row in rows:
-            cells = [f"{row['medians'].get(name, float('nan')):{25 if name.startswith(('refsgd r', 'refsgd h')) else 10}.0f}" for name in names]
-            lines.append("  ".join([f"{row['n']:>2} {row['size']:>7}", *cells]))
+            lines.append("  ".join([f"{row['n']:>2} {row['size']:>7}", *(f"{row['medians'].get(name, float('nan')):{max(10, len(head))}.0f}"
+                                                                        for name, head in heads.items())]))
             for pair, ratio in row["ratios"].items():
                 asked = must(kind, row["size"], pair)
                 if asked is not None:
