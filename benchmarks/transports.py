@@ -404,11 +404,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
     names = list(dict.fromkeys(name for row in servers for name in row["medians"]))
     for k, name in enumerate(names):
         axes[1].bar(np.arange(len(servers)) + 0.15 * k, [row["medians"].get(name, np.nan) for row in servers], 0.15, label=name)
-    axes[1].set_xticks(np.arange(len(servers)) + 0.3, [f"{row['size']}, {row['n']}" + (", new" if row["kind"] == NEW else "") for row in servers], fontsize=7)
-    axes[1].set(yscale="log", ylabel="pushes and pulls per second", title="parameter server, by size and workers; new: gradients")
-    for axis in axes:
+    words = [f"{row['size']}\n{row['n']} worker{'s' * (row['n'] > 1)}" + "\nnew\ngradients" * (row["kind"] == NEW) for row in servers]
+    axes[1].set_xticks(np.arange(len(servers)) + 0.3, words, fontsize=7)
+    axes[1].set(yscale="log", ylabel="pushes and pulls per second", title="parameter server")
+    for axis, place in zip(axes, ({"loc": "best"}, {"loc": "upper left", "bbox_to_anchor": (1, 1)}), strict=True):
         if axis.has_data():
-            axis.legend(fontsize=7)
+            axis.legend(fontsize=7, **place)
     figure.savefig(path, dpi=120)
 
 
