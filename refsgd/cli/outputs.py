@@ -160,8 +160,11 @@ def compile_kernels(args: argparse.Namespace) -> None:
     """
     if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
         return
+    from refsgd.data import NAMES
     from refsgd.nn import nets
 
+    if args.data.partition(":")[0] not in NAMES:
+        return  # refused with its own message later
     name = args.net or default_net(args.data)
     try:
         net = nets.build(name)
