@@ -197,10 +197,9 @@ def table(found: dict[str, Any]) -> str:
         lines += [f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}"
                   for row in found["lines"]] + [""]
     if "simpy" in found:
-        lines += [f"iterations of a worker per second, {WIDE} workers and one server", f"{'':20}{'rate':>12}{'of SimPy':>10}{'of SimPy, recorded':>20}"]
-        for name, rate in found["simpy"].items():
-            peers = (found["simpy"].get(peer, math.nan) for peer in ("simpy", "simpy, recorded"))
-            lines.append(f"{name:20}{rate:12,.0f}" + "".join(f"{rate / peer:{width}.2f}" for peer, width in zip(peers, (10, 20), strict=True)))
+        peers = {f"times {name}": rate for name, rate in found["simpy"].items() if name.startswith("simpy")}
+        lines += [f"iterations of a worker per second, {WIDE} workers and one server", f"{'':20}{'rate':>12}" + "".join(f"{name:>24}" for name in peers)]
+        lines += [f"{name:20}{rate:12,.0f}" + "".join(f"{rate / peer:24.2f}" for peer in peers.values()) for name, rate in found["simpy"].items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
