@@ -96,10 +96,8 @@ def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: 
             more = iterations(halted)
             if not all(map(is_worker, names)):
                 raise RunFailed(f"{what}; the parameters died with it, so nobody can go on", names[0]) from None
-            if on_death == "shrink" and not living(halted):
+            if not living(halted) and (on_death == "shrink" or all(map(is_worker, nodes))):  # nobody, or nobody with parameters
                 raise RunFailed(f"{what}; no worker is left to go on", names[0]) from None
-            if all(map(is_worker, nodes)) and not living(halted):
-                raise RunFailed(f"{what}; all replicas of the parameters died with them, so nobody can go on", names[0]) from None
             if on_death == "restart" and dead.intersection(names) and not more:
                 raise RunFailed(f"{what}; it died again before all had completed an iteration", names[0]) from None
             x, run, done = parameters(halted, x), joined(run, halted.run, life.names, done), done + more

@@ -201,7 +201,7 @@ class Trace:
             counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0))
             for w in counts.keys() & self.dead.keys():
                 counts[w] = max(Counter(e.node for e in self.marks("update") if e.time <= ends[w]).values(), default=0)
-        return {w: count / ends[w] if ends.get(w, 0.0) > 0 else 0 for w, count in counts.items() if count or w not in self.dead}
+        return {w: count / ends[w] if ends.get(w, 0.0) > 0 else 0.0 for w, count in counts.items() if count or w not in self.dead}
 
     @property
     def iteration_rate(self) -> float:

@@ -18,7 +18,7 @@ Without the stash the backward pass uses an x that its forward pass has not seen
 
 Quick facts
 -----------
-synchronous: GPipe | deterministic: yes | centralised: no | roles: K stages | messages: one each way per cut and batch | bytes: twice a cut's activations |
+synchronous: GPipe only | deterministic: yes | centralised: no | roles: K stages | messages: one each way per cut and batch | bytes: twice a cut's activations |
 idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends if messages there and back fit into an update | staleness: GPipe 0, PipeDream K - 1 - k at stage k,
 with vertical sync K - 1 | momentum: at each stage | aggregation: mean over rows | in flight: GPipe m, PipeDream K - k
 

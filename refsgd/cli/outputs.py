@@ -61,8 +61,9 @@ def writing(path: str) -> Iterator[Path]:
 
 
 def _replaceable(path: str) -> bool:
-    """Whether a path names a file, or nothing yet, so that a new file may take its place."""
-    return not Path(path).is_relative_to("/dev") and (Path(path).is_file() or not Path(path).exists())
+    """Whether a path names a file, or nothing yet, so that a new file may take its place; /dev/stdout may be a file and keeps its own."""
+    stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
+    return not stream and (Path(path).is_file() or not Path(path).exists())
 
 
 def write(path: str | None, text: str) -> None:
@@ -98,9 +99,9 @@ def check_output(path: str | None) -> None:
         return
     if Path(path).is_dir():
         raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-    folder = Path(os.path.realpath(path)).parent
     if not _replaceable(path):
         return
+    folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
         raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
     if not os.access(folder, os.W_OK):

@@ -82,8 +82,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     on_death : {"stop", "continue", "shrink", "restart"}
         What follows when a process dies or a program raises: all end with one error that names it, or the
         others go on, and programs that list `Died` in a Recv are told.  The run then lacks the values of
-        the dead and the arrays of their marks, and has an event ``died`` for each.  The last two as "continue", but the run is
-        halted where it cannot go on ("restart": also where it can); see `refsgd.runtimes.faults`.
+        the dead and the arrays of their marks, and has an event ``died`` for each.  The last two as
+        "continue", but the run is halted where it cannot go on ("restart": also where it can); see `refsgd.runtimes.faults`.
     faults : iterable of Fault
         What is to befall which node, and when (`refsgd.runtimes.faults`).
     journal : callable, optional
