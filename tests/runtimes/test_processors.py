@@ -196,24 +196,25 @@ def test_first_come_first_served_is_not_insensitive(monkeypatch):
     assert abs(np.mean(found) - 0.6 / 0.4) > 4 * np.std(found, ddof=1) / np.sqrt(len(found))
 
 
-SHARED = Machine(compute="lognormal(0.03,0.3)", latency=0.001, update=0.008, collocated=True, cores=1)
+# Times so long that the 5 ms of a busy machine, in which a sleeper wakes up late, are a small share of a step.
+SHARED = Machine(compute="lognormal(0.09,0.3)", latency=0.003, update=0.024, collocated=True, cores=1)
 
 
 @pytest.mark.parametrize("runtime", ["processes", "tcp"])
 def test_paced_processes_share_as_the_simulator_does(runtime):
     """Three workers with a server beside each, within 5 % on the same draws; without sharing it would be 10 % less."""
-    expected = trace("asp", 40, SHARED)
+    expected = trace("asp", 24, SHARED)
     for _ in range(3):  # a machine that is busy with other things may spoil one run
-        found = trace("asp", 40, SHARED, runtime)
+        found = trace("asp", 24, SHARED, runtime)
         if abs(found.seconds / expected.seconds - 1) < 0.05:
             break
     assert found.seconds == pytest.approx(expected.seconds, rel=0.05)
-    assert expected.seconds > 1.08 * trace("asp", 40, SHARED.with_(cores=None)).seconds
+    assert expected.seconds > 1.08 * trace("asp", 24, SHARED.with_(cores=None)).seconds
 
     def updates(found):
         return np.mean([e.time - e.data["start"] for e in found.of("compute") if e.data["work"] == "update"])
 
-    assert updates(found) == pytest.approx(updates(expected), rel=0.1) and updates(expected) > 1.4 * 0.008
+    assert updates(found) == pytest.approx(updates(expected), rel=0.1) and updates(expected) > 1.4 * 0.024
 
 
 def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhere():
@@ -230,7 +231,7 @@ def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhe
 
 def test_the_formula_of_a_barrier_beside_shared_processors():
     """What `predict` gives for BSP with cores=1 is what the simulator takes, to the last digit."""
-    machine = SHARED.with_(compute=Machine("fixed(0.03)").compute)
+    machine = SHARED.with_(compute=Machine("fixed(0.09)").compute)
     predicted = predict("bsp", machine, workers=3, servers=3, nbytes=0, steps=9)["seconds"]
     assert predicted.kind == "exact" and trace("bsp", 9, machine).seconds == pytest.approx(predicted.value, rel=1e-9)
 
