@@ -24,7 +24,10 @@ from refsgd.result import (
 from refsgd.trace import Run, Trace, is_worker
 
 
-def evaluate(experiment: Experiment, runtime: str, run: Run) -> Result:
+LOOKS = 20  #: rows of a history, besides its end
+
+
+def evaluate(experiment: Experiment, runtime: str, run: Run, looks: int = LOOKS) -> Result:
     """Figures, history and hashes of a finished run.
 
     Parameters
@@ -34,6 +37,8 @@ def evaluate(experiment: Experiment, runtime: str, run: Run) -> Result:
         Where it took place.
     run : Run
         What a runtime gave back.
+    looks : int
+        At most so many rows of the history, besides its end.
 
     Returns
     -------
@@ -50,17 +55,18 @@ def evaluate(experiment: Experiment, runtime: str, run: Run) -> Result:
         accuracy = {part: problem.accuracy(x, part) for part in ("train", "test")}
     spread = average(workers) if workers else x
     distance = float(np.mean([np.sum((w - spread) ** 2, dtype=float) for w in workers])) if not servers and workers else 0.0
-    points = history(trace, problem)
-    if points and trace.seconds > points[-1][0]:
-        every = sum(trace.updates.values()) if not servers else max(trace.updates.values())
+    loss = problem.loss(x)
+    points = history(trace, problem, looks) if looks else []
+    if not looks or (points and trace.seconds > points[-1][0]):
+        every = sum(trace.updates.values()) if not servers else max(trace.updates.values(), default=0)
         images = sum(problem.images(rank, t) for w, rank in ranks(trace).items() for t in range(trace.iterations[w]))
-        points.append([trace.seconds, every, images, problem.loss(x), accuracy.get("test", float("nan"))])
+        points.append([trace.seconds, every, images, loss, accuracy.get("test", float("nan"))])
     described = problem.describe or {"parameters": int(x.size), "bytes": 4 * int(x.size), "batch": experiment.batch}
     return Result(
         experiment.name, experiment.options, described, experiment.machine, runtime, experiment.workers,
         sum(not is_worker(node) for node in trace.nodes), experiment.steps, experiment.seed,
         measure(trace, experiment.batch), predicted_to_json(experiment.predictions()),
-        points, accuracy, problem.loss(x), distance,
+        points, accuracy, loss, distance,
         parameters_sha256(x), schedule_sha256(trace), trace, x, experiment.deploy)
 
 
@@ -87,7 +93,7 @@ def ranks(trace: Trace) -> dict[str, int]:
     return {node: rank for rank, node in enumerate(sorted((w for w in trace.workers if trace.iterations[w] or w in trace.dead), key=rank_of))}
 
 
-def history(trace: Trace, problem: Problem, points: int = 20) -> list[list[float]]:
+def history(trace: Trace, problem: Problem, points: int = LOOKS) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
 
     Fewer than `points` where an evaluation looks at many images.

@@ -14,7 +14,7 @@ from typing import Any
 
 from refsgd import checkpoint as checkpoints
 from refsgd import resumable
-from refsgd.evaluation import evaluate
+from refsgd.evaluation import LOOKS, evaluate
 from refsgd.experiment import Algorithm, Experiment, Say, Usage, deployment_function, prepare
 from refsgd.machine import Machine
 from refsgd.performing import RUNTIMES, perform
@@ -32,7 +32,8 @@ __all__ = ["replay", "run"]
 
 def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
         faults: Iterable[str | Fault] | str | Fault = (), on_death: str = "stop", checkpoint: str | Path | None = None,
-        checkpoint_every: float = 1.0, resume: str | Path | None = None, monitor: bool = False, **arguments: Any) -> Result:
+        checkpoint_every: float = 1.0, resume: str | Path | None = None, monitor: bool = False, looks: int = LOOKS,
+        **arguments: Any) -> Result:
     """Train with one algorithm and return everything that was seen.
 
     Parameters
@@ -78,6 +79,9 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     monitor : bool
         Also sample what each process uses (processes and tcp): ``measured["resources"]``, see `refsgd.runtimes.monitor`.
         "launcher" is this process, which writes checkpoints and records.
+    looks : int
+        How often at most parameters along the way are looked at, after the run: the rows of `Result.history`, which has its end besides.
+        Looking takes longer than learning where a run is short and the test images are many.
     **options
         The algorithm's own, e.g. ``staleness=3``.
 
@@ -100,6 +104,8 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     """
     if runtime not in RUNTIMES:
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
+    if not (isinstance(looks, int) and looks >= 0):
+        raise Usage(f"looks {looks!r}; expected a whole number >= 0")
     start = None
     if resume is None:
         experiment = prepare(algorithm, problem, **arguments)
@@ -123,7 +129,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
         else:
             finished = perform(experiment, runtime, journal, faults, on_death, watch.start if watch else None)
         used = watch.stop() if watch else {}
-        result = evaluate(experiment, runtime, finished)
+        result = evaluate(experiment, runtime, finished, looks)
         if journal is not None:
             journal.finish(finished.trace, result.parameters_sha256)
     return replace(result, measured=result.measured | {"resources": used}) if watch else result

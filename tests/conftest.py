@@ -1,8 +1,10 @@
 """Hypothesis profiles: `dev` while writing, `ci` (HYPOTHESIS_PROFILE=ci) with more examples."""
 
+import functools
 import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,3 +20,11 @@ def pytest_collection_finish(session):
     """Thousands of modules and collected tests need no garbage collection again: tests that collect do so in 5 ms, not in 300."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def quick():
+    """A study at its quick sizes, by its name: performed once for all tests that look at it."""
+    from refsgd.studies import Lab, perform
+
+    return functools.cache(lambda name: perform(name, Lab(quick=True)))

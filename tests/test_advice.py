@@ -140,13 +140,10 @@ def test_every_candidate_has_a_group_and_every_piece_of_evidence_a_part_of_a_stu
 
 
 @pytest.mark.slow
-def test_the_evidence_is_what_the_studies_say():
-    from refsgd.studies import Lab, perform
-
+def test_the_evidence_is_what_the_studies_say(quick):
     wanted = {e for found in EVIDENCE.values() for e in found}
     for name in {e.study for e in wanted}:
-        parts = sorted({e.part for e in wanted if e.study == name})
-        verdicts = {c.says: c.verdict for c in perform(name, Lab(quick=True), parts).claims}
+        verdicts = {c.says: c.verdict for c in quick(name).claims}
         for e in wanted:
             if e.study == name:
                 assert verdicts[e.says] in ("holds", "holds in shape"), e

@@ -57,7 +57,7 @@ class Seen(NamedTuple):
     def curve(self) -> Curve:
         """Test accuracy over the share of the run's updates; chance all along if the run diverged."""
         rows = self.result.history if self.result else []
-        return [(row[1] / rows[-1][1], row[4]) for row in rows] or [(0.0, self.accuracy), (1.0, self.accuracy)]
+        return [(row[1] / rows[-1][1], row[4]) for row in rows] if len(rows) > 1 else [(0.0, self.accuracy), (1.0, self.accuracy)]
 
     def predicted(self, figure: str) -> float | None:
         """What the formula of a figure says; None where there is none.
@@ -86,6 +86,8 @@ class Trial:
     arguments : dict
         As `refsgd.run`; JSON values but for the machine.
     runtime : str
+    looks : int
+        Looks along the way, for the curve; it has its end besides.
     look : callable, optional
         Figures that a study reads from the trace, as JSON values; a function of a module.
     """
@@ -93,6 +95,7 @@ class Trial:
     algorithm: str | Callable[..., Deployment]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = "simulator"
+    looks: int = 0
     look: Look | None = None
 
     @property
@@ -101,13 +104,13 @@ class Trial:
         told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
         look = inspect.getsource(self.look) if self.look else ""
         algorithm = self.algorithm if isinstance(self.algorithm, str) else inspect.getsource(inspect.getmodule(self.algorithm) or self.algorithm)
-        text = json.dumps([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
+        text = json.dumps([algorithm, told, self.runtime, self.looks, look, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
         """Run it; the outcome as JSON."""
         try:
-            result = run(self.algorithm, runtime=self.runtime, **self.arguments)
+            result = run(self.algorithm, runtime=self.runtime, looks=self.looks, **self.arguments)
         except FloatingPointError as error:  # diverged: itself a finding
             return json.dumps({"result": None, "looked": {}, "failed": str(error)})
         return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {}, "failed": ""})
