@@ -23,7 +23,6 @@ from refsgd.result import (
 )
 from refsgd.trace import Run, Trace, is_worker
 
-
 LOOKS = 20  #: rows of a history, besides its end
 
 

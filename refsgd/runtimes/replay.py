@@ -26,6 +26,8 @@ Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
            "load": "l", "add": "a", "died": "x"}
 NAMES = {letter: kind for kind, letter in LETTERS.items()}
+#: what a program stands at when it does each; a program that has ended stands at nothing
+EFFECTS: dict[str, Any] = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None), "l": Load, "a": Add}
 
 
 class ReplayError(RuntimeError):
@@ -196,67 +198,15 @@ class Replayer:
         if isinstance(effect, Recv) and type(effect) is Recv and letter not in "rp":
             self._answer(node, index, RunEnded())
             effect = self.pending[node, index]
-        data: dict[str, Any] = {}
-        value: Any = None
-        kind: Any = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None),
-                "l": Load, "a": Add}.get(letter)
-        if type(effect) is not kind:
+        if EFFECTS.get(letter) is not type(effect):
             raise self._misfit(node, index, letter, effect)
-        if letter == "c":
-            freeze(effect.args)
-            value = self.evaluate(effect)
-            self.drawn[node, index].append(partial(_draw, effect.kind, payload_bytes(effect.args[:1])))
-            data = {"start": rest[0], "work": effect.kind}
-        elif letter == "s":
-            freeze(effect.body)
-            channel = self.sent.setdefault((node, effect.to), [])
-            data = {"to": effect.to, "message": type(effect.body).__name__, "number": len(channel),
-                    "bytes": payload_bytes(effect.body), "start": rest[0] if rest else time}
-            channel.append(effect.body)
-        elif letter in "rp":
-            src, number, *arrival = rest
-            if src is None:
-                data = {"src": None}
-            else:
-                channel = [Died(src)] if number == NOTICE else self.sent.get((src, node), [])
-                if number >= len(channel):
-                    return False
-                body = channel[number]
-                if type(body) not in effect.kinds or effect.src not in (None, src):
-                    raise self._misfit(node, index, letter, effect)
-                channel[number] = None
-                value = src, body
-                data = {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
-                        "since": self._since.get((node, index), 0.0), "arrival": arrival[0] if arrival else time}
-        elif letter in "la":
-            me = node, self.at[node]
-            if len(rest) > 1 and me in self._reads[rest[1]]:
-                if rest[1] != self.tickets:
-                    return False
-                self._reads[rest[1]].remove(me)
-                self._seen[me] = None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
-                return True
-            if rest[0] != self.tickets or self._reads[self.tickets]:  # one-sided accesses happen in the order of all nodes together
-                return False
-            self.tickets += 1
-            data = {"part": effect.part, "ticket": rest[0]}
-            if letter == "l":
-                value = effect.cell.x[effect.cell.cut[effect.part]].copy()
-            else:
-                freeze((effect.delta,))
-                add_to(effect, self._seen.pop(me) if me in self._seen else effect.cell.x[effect.cell.cut[effect.part]].copy())
-                self.drawn[node, index].append(partial(_draw, "update", 0))
-        elif letter == "o":
-            matches = [option for option in effect.options if option == rest[0]]
-            if not matches:
-                raise self._misfit(node, index, letter, effect)
-            value, data = matches[0], {"option": matches[0]}
-            self.drawn[node, index].append(partial(Draws.choose, options=effect.options, p=effect.p))
-        elif letter == "m":
-            freeze(effect.values.values())
-            data = {"name": effect.name, **effect.values}
-            if effect.name == "update" and "x" in effect.values:
-                self.latest[node] = effect.values["x"]
+        me = node, self.at[node]
+        if letter == "a" and len(rest) > 1 and me in self._reads[rest[1]]:
+            return self._read_before_adding(me, effect, rest[1])
+        happened = self._happen(node, index, letter, effect, time, rest)
+        if happened is None:
+            return False
+        value, data = happened
         self.events.append(Event(time, node, index, NAMES[letter], data))
         self._thin(self.events[-1])
         self.at[node] += 1
@@ -265,6 +215,73 @@ class Replayer:
             self._answer(node, index, value)
         self._show(node)
         return True
+
+    def _happen(self, node: str, index: int, letter: str, effect: Any, time: float, rest: list[Any]) -> tuple[Any, dict[str, Any]] | None:
+        """What the effect returns and its event's data; None if it must wait for another node."""
+        if letter == "c":
+            freeze(effect.args)
+            self.drawn[node, index].append(partial(_draw, effect.kind, payload_bytes(effect.args[:1])))
+            return self.evaluate(effect), {"start": rest[0], "work": effect.kind}
+        if letter == "s":
+            return None, self._send(node, effect, rest[0] if rest else time)
+        if letter in "rp":
+            return self._receive(node, index, letter, effect, time, rest)
+        if letter in "la":
+            return self._access(node, index, effect, rest[0])
+        if letter == "o":
+            matches = [option for option in effect.options if option == rest[0]]
+            if not matches:
+                raise self._misfit(node, index, letter, effect)
+            self.drawn[node, index].append(partial(Draws.choose, options=effect.options, p=effect.p))
+            return matches[0], {"option": matches[0]}
+        if letter == "m":
+            freeze(effect.values.values())
+            if effect.name == "update" and "x" in effect.values:
+                self.latest[node] = effect.values["x"]
+            return None, {"name": effect.name, **effect.values}
+        return None, {}  # a program's end
+
+    def _send(self, node: str, effect: Send, start: float) -> dict[str, Any]:
+        freeze(effect.body)
+        channel = self.sent.setdefault((node, effect.to), [])
+        channel.append(effect.body)
+        return {"to": effect.to, "message": type(effect.body).__name__, "number": len(channel) - 1, "bytes": payload_bytes(effect.body), "start": start}
+
+    def _receive(self, node: str, index: int, letter: str, effect: Any, time: float, rest: list[Any]) -> tuple[Any, dict[str, Any]] | None:
+        src, number, *arrival = rest
+        if src is None:
+            return None, {"src": None}
+        channel = [Died(src)] if number == NOTICE else self.sent.get((src, node), [])
+        if number >= len(channel):
+            return None
+        body = channel[number]
+        if type(body) not in effect.kinds or effect.src not in (None, src):
+            raise self._misfit(node, index, letter, effect)
+        channel[number] = None
+        return (src, body), {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
+                             "since": self._since.get((node, index), 0.0), "arrival": arrival[0] if arrival else time}
+
+    def _read_before_adding(self, me: tuple[str, int], effect: Add, since: int) -> bool:
+        """An addition in virtual time reads, unless it is atomic, when it begins: after `since` accesses."""
+        if since != self.tickets:
+            return False
+        self._reads[since].remove(me)
+        self._seen[me] = None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
+        return True
+
+    def _access(self, node: str, index: int, effect: Any, ticket: int) -> tuple[Any, dict[str, Any]] | None:
+        """One-sided accesses happen in the order of all nodes together."""
+        if ticket != self.tickets or self._reads[ticket]:
+            return None
+        self.tickets += 1
+        now = effect.cell.x[effect.cell.cut[effect.part]].copy()
+        data = {"part": effect.part, "ticket": ticket}
+        if isinstance(effect, Load):
+            return now, data
+        freeze((effect.delta,))
+        add_to(effect, self._seen.pop((node, self.at[node]), now))
+        self.drawn[node, index].append(partial(_draw, "update", 0))
+        return None, data
 
     def standing(self, node: str) -> list[tuple[Any, Any]]:
         """The programs of a node, with the effects at which they stand.
