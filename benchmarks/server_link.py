@@ -13,7 +13,8 @@ import numpy as np
 
 from refsgd.algorithms.bsp import bsp
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.phantom import phantom
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import iteration

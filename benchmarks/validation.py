@@ -25,7 +25,8 @@ from scipy import stats
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import prepare
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import Problem

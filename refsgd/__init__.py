@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from refsgd import kernel_cache
 from refsgd.comparison import Comparison, compare
 from refsgd.experiment import predict
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.problems import Problem
 from refsgd.result import Result
 from refsgd.running import replay, run

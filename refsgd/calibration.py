@@ -19,7 +19,8 @@ import psutil
 
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 
 BATCHES = (1, 4, 16, 64, 128)
 OTHERS, EXCESS = 0.1, 0.3  #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt

@@ -10,7 +10,8 @@ import pytest
 import refsgd
 from refsgd.calibration import Others, calibrate
 from refsgd.cli import main
-from refsgd.machine import PRESETS, Law, Machine, load_machine
+from refsgd.laws import Law
+from refsgd.machine import PRESETS, Machine, load_machine
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from refsgd.cli.options import machine_of
 from refsgd.cli.outputs import write
 from refsgd.experiment import Usage
-from refsgd.machine import FAMILIES, PRESETS
+from refsgd.laws import FAMILIES
+from refsgd.machine import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,8 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
 from refsgd.cli.options import first_line, flag
-from refsgd.machine import FAMILIES, PRESETS
+from refsgd.laws import FAMILIES
+from refsgd.machine import PRESETS
 
 
 def add(commands: Any) -> None:

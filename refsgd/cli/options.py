@@ -15,7 +15,8 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
 from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage
-from refsgd.machine import FAMILIES, PRESETS, Law, Machine, load_machine
+from refsgd.laws import FAMILIES, Law
+from refsgd.machine import PRESETS, Machine, load_machine
 from refsgd.performing import RUNTIMES
 
 DEFAULT_WORKERS = 4

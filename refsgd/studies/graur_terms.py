@@ -26,7 +26,8 @@ from __future__ import annotations
 import math
 
 from refsgd.architectures import ARCHITECTURES
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.studies.graur_figures import CAFFE2, CHAPTER3, IMAGES4, SERVER, Key
 from refsgd.theory import iteration, published
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
 from refsgd.theory.stragglers import Values, mean_of_maximum, mean_of_order
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from scipy import optimize
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.gossip import mean_of_longer
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_share, check_time
 from refsgd.theory.stragglers import harmonic

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
 from refsgd.theory.stragglers import mean_of_maximum
 

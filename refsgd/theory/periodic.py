@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import server
 from refsgd.theory.exchange import Exchange
 from refsgd.theory.iteration import mean_time, update_mean

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import collectives, communication, iteration, ring
 from refsgd.theory.exchange import Exchange, Link
 from refsgd.theory.peers import at_slowest_update, fresh, heard_from, repeat

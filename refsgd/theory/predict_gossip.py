@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import gossip, iteration
 from refsgd.theory.peers import alone, free, fresh, heard_from
 from refsgd.theory.prediction import Kind, Prediction, check_share

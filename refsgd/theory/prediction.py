@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 
 Kind = Literal["exact", "approximation", "bound"]
 Side = Literal["", "lower", "upper"]

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.theory import collectives, communication, heterogeneous, idleness, iteration
 from refsgd.theory.exchange import Link
 from refsgd.theory.predict import predict

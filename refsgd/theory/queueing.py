@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.gates import Eager, Fetching, Fresh, Granting, Lazy
 from refsgd.theory.prediction import check_count, check_law
 from refsgd.theory.ssp import Path, check_slack

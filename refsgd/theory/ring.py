@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.exchange import Link
 from refsgd.theory.prediction import DomainError, check_count, check_law
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.iteration import mean_time, update_mean
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
 

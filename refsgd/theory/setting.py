@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.theory import iteration, server
 from refsgd.theory.prediction import Kind, Prediction, Side, check_law
 from refsgd.theory.stations import Network

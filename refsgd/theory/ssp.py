@@ -31,7 +31,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import linalg
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
 
 Values = npt.NDArray[np.float64]

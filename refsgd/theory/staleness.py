@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
 
 SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import check_count, check_time
 
 Values = npt.NDArray[np.float64]

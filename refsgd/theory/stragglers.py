@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law
 
 Values = npt.NDArray[np.float64]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from refsgd.experiment import prepare
-from refsgd.machine import Law, Machine
+from refsgd.laws import Law
+from refsgd.machine import Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.theory import backup, queueing

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_link import period, run
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import iteration
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

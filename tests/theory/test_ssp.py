@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import DomainError, ssp, staleness
 
 

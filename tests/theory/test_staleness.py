@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from refsgd.machine import Law
+from refsgd.laws import Law
 from refsgd.theory import DomainError, staleness
 
 
