@@ -15,7 +15,7 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
-from refsgd.runtimes import sites
+from refsgd.runtimes import sites, talk
 from refsgd.runtimes.simulator import RunFailed
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -244,7 +244,7 @@ def test_whoever_listens_does_not_wait_for_ever(monkeypatch, capsys):
 def test_a_launcher_that_says_nothing_ends_the_run():
     """As a computer does whose network cable is out: nothing tells that it is gone."""
     one, other = socket.socketpair()
-    line, theirs = sites.Line(one, "192.168.1.6:5"), sites.Line(other, "here")
+    line, theirs = talk.Line(one, "192.168.1.6:5"), talk.Line(other, "here")
     theirs.say(alive=True)
     assert line.hear(0.2) == [{"alive": True}]
     time.sleep(0.3)
