@@ -16,13 +16,13 @@ from tests.runtimes.deployments import exchange
 
 
 @pytest.mark.parametrize("machine", [
-    Machine(compute="exponential(0.02)"),
-    Machine(compute="exponential(0.02)", latency=0.005, bandwidth=1e6, update=0.001),
-    Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e6, speeds=(1, 1, 2, 0.5), collocated=True),
+    Machine(compute="exponential(0.05)"),
+    Machine(compute="exponential(0.05)", latency=0.0125, bandwidth=4e5, update=0.0025),
+    Machine(compute="exponential(0.05)", latency=0.0025, bandwidth=4e5, speeds=(1, 1, 2, 0.5), collocated=True),
 ], ids=["network without cost", "link and update", "collocated"])
 def test_an_exchange_takes_the_simulated_time(transport, machine):
-    """Within 5 % of the prediction from the same draws, 4 workers, mean 20 ms."""
-    build = partial(exchange, n=4, d=2000, steps=50)
+    """Within 5 % of the prediction from the same draws, 4 workers, mean 50 ms: a busy machine wakes sleepers up milliseconds late."""
+    build = partial(exchange, n=4, d=2000, steps=20)
     expected = simulate(build, machine, 1)
     for _ in range(3):  # a machine that is busy with other things may spoil one run
         began = time.monotonic()
@@ -32,10 +32,10 @@ def test_an_exchange_takes_the_simulated_time(transport, machine):
             break
     assert result.trace.seconds == pytest.approx(expected.trace.seconds, rel=0.05)
     # Nominal time is no invention: the clock on the wall saw it too (and the start of five processes).
-    assert result.trace.seconds * 0.99 < took < result.trace.seconds * 1.05 + 1.0
+    assert result.trace.seconds * 0.99 < took < result.trace.seconds * 1.05 + 2.0
     assert result.values["server0"].tobytes() == expected.values["server0"].tobytes()
     late = result.trace.lateness["worker1"]
-    assert late["computes"] == 50 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
+    assert late["computes"] == 20 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
 
 
 def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
