@@ -1,6 +1,7 @@
 """The data sets: where their files are looked for, and how they become arrays."""
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -139,7 +140,7 @@ def find(name: str, wanted: list[str]) -> Path:
 
 
 def load(name: str) -> Dataset:
-    """Read a data set.
+    """Read a data set; of those that are large the last one is remembered while its files stay as they are.
 
     Parameters
     ----------
@@ -160,10 +161,9 @@ def load(name: str) -> Dataset:
     """
     if name == "digits":
         return _load_digits()
-    if name in _IDX_SCALE:
-        return _load_idx(name)
-    if name == "cifar10":
-        return _load_cifar()
+    if files(name):
+        found = [place / file for place in folders(name) for file in (*files(name), _CIFAR_PREFIX)]
+        return _read(name, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in found if path.is_file()))
     kind, _, shape = name.partition(":")
     if kind == "synthetic":
         sizes = (shape or "32x32x3").split("x")
@@ -172,6 +172,11 @@ def load(name: str) -> Dataset:
         height, width, channels = map(int, sizes)
         return synthetic((height, width, channels))
     raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
+
+
+@functools.lru_cache(maxsize=1)  # seconds and hundreds of MB for each of many runs that follow one another, and keep it alive
+def _read(name: str, stamps: tuple[tuple[Path, int, int], ...]) -> Dataset:
+    return _load_cifar() if name == "cifar10" else _load_idx(name)
 
 
 def _load_digits() -> Dataset:

@@ -210,3 +210,16 @@ def test_synthetic_images_are_a_function_of_their_arguments():
     distances = ((first.test_images[:, None] - centers) ** 2).sum(axis=(2, 3, 4))
     assert np.mean(distances.argmin(axis=1) == first.test_labels) > 0.9
     assert "expected synthetic:HxWxC" in message("synthetic:6x5")
+
+
+def test_a_set_is_read_once_until_its_files_change(folder):
+    """Results of many runs share its arrays, which nobody can write to."""
+    first = data.load("mnist")
+    assert data.load("mnist") is first
+    labels = folder / "train-labels-idx1-ubyte.gz"
+    labels.write_bytes(gzip.compress(idx(np.full(5, 9))))
+    os.utime(labels, ns=(1, 1))
+    again = data.load("mnist")
+    assert again.train_labels.tolist() == [9] * 5 and first.train_labels.tolist() == [0, 1, 2, 3, 4]
+    labels.unlink()
+    assert "lacks train-labels" in message()
