@@ -74,39 +74,46 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
     """
     out = []
     off = residual(row, "predicted")
-    s, law = row.simulated, row.simulated.machine.compute if row.simulated is not None else None
-    if off is not None and abs(off) > large and s is not None and law is not None and s.trace is not None:
-        drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
-        luck = sum(d * s.machine.speed(w) for w, d in drawn.items()) / len(drawn) / law.mean - 1
-        terms = row.predicted["seconds_per_iteration"]["terms"]
-        excess = {cause: share * s.measured["seconds_per_iteration"] - terms.get(cause, 0.0)
-                  for cause, share in s.measured["idle_by_cause"].items()}
-        total = off * row.predicted["seconds_per_iteration"]["value"]
-        excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way
-        worst = max(excess, key=lambda cause: abs(excess[cause]))
-        run = row.predicted.get("seconds", {}).get("value")
-        whole = s.measured["seconds"] / run - 1 if run else off
-        if abs(whole) < abs(off) / 4:
-            why = f"the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are {whole:+.1%} from the formula's"
-        elif abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
-            why = f"the draws of this seed were {luck:+.1%} off their mean: more --steps, or --seeds, average that out"
-        elif s.steps < 50:
-            why = f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"
-        else:
-            why = f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration {'more' if excess[worst] > 0 else 'less'} than the formula says"
+    if off is not None and abs(off) > large and row.simulated is not None and (why := _off_formula(row, row.simulated, off)):
         out.append(f"{row.label}: simulation {off:+.1%} from the formula; {why}.")
     off = residual(row, "simulated")
     if off is not None and abs(off) > large and row.measured is not None:
-        overrun = row.measured.measured["overrun_ratio"]
-        late = row.measured.trace.lateness.values() if row.measured.trace is not None else []
-        slipped = max((t["slipped"] for t in late), default=0.0) / max(row.measured.measured["seconds"], 1e-9)
-        if overrun > 0.02 or slipped > 0.5 * abs(off):
-            why = (f"real computing overran its drawn times by {overrun:.1%} (overrun), since this machine is busy or too slow: "
-                   "a longer --compute or fewer workers")
-        else:
-            why = "messages came in another order, so that other workers waited"
-        out.append(f"{row.label}: processes {off:+.1%} from the simulation; {why}.")
+        out.append(f"{row.label}: processes {off:+.1%} from the simulation; {_off_simulation(row.measured, off)}.")
     return out
+
+
+def _off_formula(row: Row, s: Result, off: float) -> str | None:
+    """Why the simulation's iteration is `off` from the formula's; None where nothing was drawn or traced."""
+    law = s.machine.compute
+    if law is None or s.trace is None:
+        return None
+    found = row.predicted["seconds_per_iteration"]
+    run = row.predicted.get("seconds", {}).get("value")
+    if abs(s.measured["seconds"] / run - 1 if run else off) < abs(off) / 4:
+        return ("the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are "
+                f"{s.measured['seconds'] / run - 1:+.1%} from the formula's")
+    total = off * found["value"]
+    excess = {cause: share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0) for cause, share in s.measured["idle_by_cause"].items()}
+    excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way
+    worst = max(excess, key=lambda cause: abs(excess[cause]))
+    drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
+    luck = sum(d * s.machine.speed(w) for w, d in drawn.items()) / len(drawn) / law.mean - 1
+    if abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
+        return f"the draws of this seed were {luck:+.1%} off their mean: more --steps, or --seeds, average that out"
+    if s.steps < 50:
+        return f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"
+    return f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration {'more' if excess[worst] > 0 else 'less'} than the formula says"
+
+
+def _off_simulation(measured: Result, off: float) -> str:
+    """Why the processes' iteration is `off` from the simulation's."""
+    overrun = measured.measured["overrun_ratio"]
+    late = measured.trace.lateness.values() if measured.trace is not None else []
+    slipped = max((t["slipped"] for t in late), default=0.0) / max(measured.measured["seconds"], 1e-9)
+    if overrun > 0.02 or slipped > 0.5 * abs(off):
+        return (f"real computing overran its drawn times by {overrun:.1%} (overrun), since this machine is busy or too slow: "
+                "a longer --compute or fewer workers")
+    return "messages came in another order, so that other workers waited"
 
 
 def comparison_table(comparison: Comparison) -> Table:
