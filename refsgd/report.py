@@ -89,9 +89,9 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
         return None
     found = row.predicted["seconds_per_iteration"]
     run = row.predicted.get("seconds", {}).get("value")
-    if abs(s.measured["seconds"] / run - 1 if run else off) < abs(off) / 4:
-        return ("the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are "
-                f"{s.measured['seconds'] / run - 1:+.1%} from the formula's")
+    whole = s.measured["seconds"] / run - 1 if run else off
+    if abs(whole) < abs(off) / 4:
+        return f"the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are {whole:+.1%} from the formula's"
     total = off * found["value"]
     excess = {cause: share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0) for cause, share in s.measured["idle_by_cause"].items()}
     excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way

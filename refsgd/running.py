@@ -14,6 +14,7 @@ from typing import Any
 
 from refsgd import checkpoint as checkpoints
 from refsgd import resumable
+from refsgd.arguments import check_whole
 from refsgd.evaluation import LOOKS, evaluate
 from refsgd.experiment import Algorithm, Experiment, Say, Usage, deployment_function, prepare
 from refsgd.machine import Machine
@@ -104,8 +105,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     """
     if runtime not in RUNTIMES:
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
-    if not (isinstance(looks, int) and looks >= 0):
-        raise Usage(f"looks {looks!r}; expected a whole number >= 0")
+    check_whole(0, looks=looks)
     start = None
     if resume is None:
         experiment = prepare(algorithm, problem, **arguments)

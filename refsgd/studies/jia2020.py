@@ -256,7 +256,7 @@ def figure7(lab: Lab) -> Part:
 def _curves(lab: Lab, seeds: Sequence[int], arguments: dict[str, Any], modes: Sequence[str] = tuple(ALGORITHM),
             workers: Sequence[int] = WORKERS) -> Curves:
     """Curves by mode and number of workers, one for each seed."""
-    seen = lab.each({(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed}, looks=8)
+    seen = lab.each({(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed, "looks": 8})
                      for mode in modes for n in workers for seed in seeds})
     return {(mode, n): [seen[mode, n, seed].curve for seed in seeds] for mode in modes for n in workers}
 
@@ -459,9 +459,9 @@ def figure10(lab: Lab) -> Part:
     Part
     """
     batches = (4, 8, 16, 32, 64) if lab.quick else (16, 32, 64, 128, 256, 512)
-    what = {**real(lab), "workers": 4, "servers": 4, "epochs": 3, "momentum": 0.0, "lr": 0.1}
+    what = {**real(lab), "workers": 4, "servers": 4, "epochs": 3, "momentum": 0.0, "lr": 0.1, "looks": 8}
     seeds = range(lab.seed, lab.seed + (2 if lab.quick else 1))
-    seen = lab.each({(m, b, s): Trial(ALGORITHM[m], {**what, "batch": b, "seed": s, "machine": machine(f"lognormal({_gradient(b):g},0.3)")}, looks=8)
+    seen = lab.each({(m, b, s): Trial(ALGORITHM[m], {**what, "batch": b, "seed": s, "machine": machine(f"lognormal({_gradient(b):g},0.3)")})
                      for m in ALGORITHM for b in batches for s in seeds})
     accuracy = {(m, b): float(np.mean([over(seen[m, b, s].curve, 0.9) for s in seeds])) for m in ALGORITHM for b in batches}
     seconds = {(m, b): float(np.mean([seen[m, b, s].measured["seconds"] for s in seeds if seen[m, b, s].result])) for m in ALGORITHM for b in batches}

@@ -84,10 +84,8 @@ class Trial:
     algorithm : str or callable
         A name of the catalogue, or a deployment function of a module.
     arguments : dict
-        As `refsgd.run`; JSON values but for the machine.
+        As `refsgd.run`, but that nothing is looked at along the way unless "looks" says so, for a curve; JSON values but for the machine.
     runtime : str
-    looks : int
-        Looks along the way, for the curve; it has its end besides.
     look : callable, optional
         Figures that a study reads from the trace, as JSON values; a function of a module.
     """
@@ -95,7 +93,6 @@ class Trial:
     algorithm: str | Callable[..., Deployment]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = "simulator"
-    looks: int = 0
     look: Look | None = None
 
     @property
@@ -104,13 +101,13 @@ class Trial:
         told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
         look = inspect.getsource(self.look) if self.look else ""
         algorithm = self.algorithm if isinstance(self.algorithm, str) else inspect.getsource(inspect.getmodule(self.algorithm) or self.algorithm)
-        text = json.dumps([algorithm, told, self.runtime, self.looks, look, fingerprint()], sort_keys=True)
+        text = json.dumps([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
         """Run it; the outcome as JSON."""
         try:
-            result = run(self.algorithm, runtime=self.runtime, looks=self.looks, **self.arguments)
+            result = run(self.algorithm, runtime=self.runtime, **{"looks": 0, **self.arguments})
         except FloatingPointError as error:  # diverged: itself a finding
             return json.dumps({"result": None, "looked": {}, "failed": str(error)})
         return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {}, "failed": ""})
