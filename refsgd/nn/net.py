@@ -299,7 +299,7 @@ class Net:
             plan.reserve(len(sample))
             plan.forward(sample, frame)
         frame = replace(frame, fixed=True)
-        chunk = plan.chunk or 256
+        chunk = plan.chunk or 64
         plan.reserve(min(b, chunk))
         loss, right = 0.0, 0
         for k in range(0, b, chunk):
