@@ -6,9 +6,11 @@ ResNet-50.  "Seconds per batch" are seconds of a step divided by the number of n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from refsgd.architectures import ARCHITECTURES
 from refsgd.machine import Machine
 from refsgd.nn import nets
 from refsgd.studies import graur_terms
@@ -20,7 +22,12 @@ from refsgd.theory import memory, published
 
 STRATEGIES = ("parameter-server", SERVER, "distributed-replicated", "distributed-allreduce-root", "distributed-allreduce-ringx1",
               "distributed-allreduce-pscpu", "distributed-allreduce-ringx2", "collective-allreduce", "horovod", "caffe2", "independent")
+#: they take as long as Collective Allreduce
+RINGS = ("distributed-allreduce-ringx1", "distributed-allreduce-pscpu", "distributed-allreduce-ringx2", "horovod")
 LINKS = tuple(published.LINKS)
+IN40 = 40 * SECONDS4[Key(SERVER, "F+B", "InfiniBand", 40, 256)]  #: seconds of a step of 40 nodes on InfiniBand, batch 256
+ONE = SECONDS4[Key(SERVER, "F+B", "InfiniBand", 1, 256)]  #: and of one node there
+MOVED = 2 * 39 * published.RESNET50 / published.LINKS["InfiniBand"]  #: and of its transfers, one after the other
 CAFFE2_MOST, SESSION_MOST = 24, 16  #: nodes beyond which Caffe2 and Distributed Allreduce ran into timeouts
 
 
@@ -95,14 +102,61 @@ def _seconds(key: Key, quoted: Mapping[Key, float], found: Rates, what: str) -> 
     return Line(what, quoted.get(key), None, key.batch / found.messages[key], unit="s/batch", implementation=_per_batch(key, found.terms.get(key)))
 
 
-def _met(found: Rates, seconds: Mapping[Key, float], images: Mapping[Key, float]) -> Line:
-    """How many quoted figures of several nodes are met, seconds of a batch and images per second; none on which a term was fitted."""
-    def near(rates: Mapping[Key, float]) -> list[bool]:
-        errors = {key: key.batch / rates[key] / quoted - 1 for key, quoted in seconds.items()}, {key: rates[key] / quoted - 1 for key, quoted in images.items()}
-        return [abs(e) <= 0.25 for table in errors for key, e in table.items() if key.nodes > 1 and key not in graur_terms.FITTED]
+def _off(rates: Mapping[Key, float], seconds: Mapping[Key, float], images: Mapping[Key, float]) -> dict[Key, float]:
+    """How far each experiment of several nodes is off what is quoted, images per second where both are; none on which a term was fitted."""
+    off = {key: key.batch / rates[key] / quoted - 1 for key, quoted in seconds.items()}
+    off |= {key: rates[key] / quoted - 1 for key, quoted in images.items()}
+    return {key: e for key, e in off.items() if key.nodes > 1 and key not in graur_terms.FITTED}
 
-    return Line(f"quoted figures of several nodes within 25 %, of {len(near(found.terms))}", None, None, float(sum(near(found.messages))), unit="figures",
-                implementation=float(sum(near(found.terms))))
+
+def _missed(rates: Mapping[Key, float], seconds: Mapping[Key, float], images: Mapping[Key, float]) -> list[Key]:
+    """The experiments that are off by more than a quarter."""
+    return [key for key, e in _off(rates, seconds, images).items() if abs(e) > 0.25]
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    """Experiments as text, those that differ only in the number of nodes together; a collocated server's without its name."""
+    nodes: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        nodes.setdefault(str(key).removeprefix(f"{SERVER}, ").rsplit(", ", 1)[0], []).append(str(key.nodes))
+    return "; ".join(f"{what}, {', '.join(counts)} nodes" for what, counts in nodes.items())
+
+
+def _met(found: Rates, seconds: Mapping[Key, float], images: Mapping[Key, float]) -> Line:
+    """How many experiments of several nodes are met, see `_off`."""
+    of = len(_off(found.messages, seconds, images))
+    near = [float(of - len(_missed(rates, seconds, images))) for rates in (found.messages, found.terms)]
+    return Line(f"quoted figures of several nodes within 25 %, one of each experiment, of {of}", None, None, near[0], unit="figures",
+                implementation=near[1])
+
+
+def _kinds(keys: Sequence[Key]) -> str:
+    """How many experiments of Caffe2, of forward passes and of training."""
+    kinds = Counter("Caffe2" if key.strategy == "caffe2" else "forward passes" if key.pass_ == "F" else "training" for key in keys)
+    return ", ".join(f"{kind} {n}" for kind, n in kinds.items())
+
+
+def _follow(says: str, where: str, found: Rates, quoted: Sequence[Mapping[Key, float]], told: Callable[[Sequence[Key]], str], why: str) -> Claim:
+    """The claim that figures of several nodes (`quoted`: seconds, images per second) follow from those of one, judged by messages."""
+    of, missed, late = len(_off(found.messages, *quoted)), _missed(found.messages, *quoted), _missed(found.terms, *quoted)
+    return judged(says, where, len(missed) <= 0.25 * of,
+                  f"{of - len(missed)} of {of} do by messages, links full duplex, each experiment counted once (asked are three quarters); the others: "
+                  f"{told(missed)}. With the terms {of - len(late)} do; the others: {told(late)}. {why}", shape=True)
+
+
+def _slow_machine() -> list[Line]:
+    """Every experiment of chapter 4 on more than 16 nodes, by a server's formula without the slow machine and with it."""
+    lines: list[Line] = []
+    met = [0, 0]
+    for key, quoted in (SECONDS4 | IMAGES4).items():
+        if key.nodes > published.WITHOUT_SLOW:
+            values = [published.implemented(key.pass_, key.link, key.batch, key.nodes, slow) for slow in (1.0, published.SLOW)]
+            if key in IMAGES4:
+                values = [key.batch / seconds for seconds in values]
+            met = [n + (abs(v / quoted - 1) <= 0.25) for n, v in zip(met, values)]
+            lines.append(Line(f"a slow machine, tested on: {_unnamed(key)}", quoted, values[0], unit="images/s" if key in IMAGES4 else "s/batch",
+                              implementation=values[1]))
+    return [*lines, Line(f"a slow machine: of these {len(lines)} within 25 %", None, float(met[0]), unit="figures", implementation=float(met[1]))]
 
 
 def terms(lab: Lab) -> Part:
@@ -135,15 +189,13 @@ def terms(lab: Lab) -> Part:
         Line(f"a slow machine, fitted on: one node, {w} 128", SECONDS4[one], published.alone("F+B", 128), unit="s/batch",
              implementation=published.SLOW * published.alone("F+B", 128)),
         Line("a slow machine: it takes so many times as long as the others", implementation=published.SLOW),
-        *(Line(f"a slow machine, tested on: F+B, {link}, batch {b}, 40 nodes", IMAGES4[Key(SERVER, "F+B", link, 40, b)],
-               b / published.implemented("F+B", link, b, 40, slow=1), unit="images/s", implementation=b / published.implemented("F+B", link, b, 40))
-          for link, b in (("InfiniBand", 64), ("InfiniBand", 128), ("InfiniBand", 256), ("Ethernet", 256))),
+        *_slow_machine(),
         Line("crowded processors, fitted on: caffe2, F, Ethernet, 2 nodes", CHAPTER3[crowded], 0.5 / 2, unit="s/batch",
              implementation=graur_terms.CROWDED * 0.5 / 2),
         Line("crowded processors: computing takes so many times as long as on one node", implementation=graur_terms.CROWDED),
         *(Line(f"crowded processors, tested on: caffe2, F+B, {link}, {n} nodes", CHAPTER3.get(Key("caffe2", "F+B", link, n)), unit="s/batch",
                implementation=32 / found[Key("caffe2", "F+B", link, n)]) for link in LINKS for n in (2, CAFFE2_MOST)),
-        *(Line(f"one session, not fitted: Distributed Allreduce, F+B, {link}, {n} nodes", "< 7" if link == "Ethernet" else None, unit="images/s",
+        *(Line(f"one session, chosen by 'never scales': Distributed Allreduce, F+B, {link}, {n} nodes", "< 7" if link == "Ethernet" else None, unit="images/s",
                implementation=graur_terms.one_session(link, n)) for link in LINKS for n in (2, 8, 16)),
         Line(f"congestion, fitted on: {w} 256, 40 nodes", at[40], 256 / published.served("Ethernet", 256, 40, "full"), unit="images/s",
              implementation=graur_terms.congested(40, 256)),
@@ -162,19 +214,25 @@ A figure on which a term was fitted tests nothing.
 * **One direction at a time** (strategies with a server; no number): a server's link carries pushes or answers, a step is
   max(C + (n-1) w, 2 (n-1) w), w = M/B. Chosen by the ceiling of 20 images/s.
 * **A hidden ring** (Collective Allreduce; no number): the exchange goes on behind the backward pass. Chosen by 0.55 s a batch on 16 nodes.
-* **A slow machine** (all): one machine computes {published.SLOW:.2f} times as long as the others and is answered last. The factor is one node's figure:
-  40.5 s for a batch of 128, where the line through 8 and 256 has 25.6 s. That runs of more than 16 nodes have it shows on InfiniBand, where a batch
-  of 256 took 0.04 s less on 24 nodes than on 16. Answered first, it would be hidden behind the others' transfers.
+* **A slow machine** (all; two numbers): in runs of more than {published.WITHOUT_SLOW} nodes one machine computes {published.SLOW:.2f} times as long as the
+  others and is answered last. The factor is one node's figure: 40.5 s for a batch of 128, where the line through 8 and 256 has 25.6 s. The number of
+  nodes was chosen by a figure of InfiniBand: a batch of 256 took 0.04 s less on 24 nodes than on 16. Answered first, the machine would be hidden
+  behind the others' transfers. It gives training on 40 nodes with large batches, but makes 32 nodes too slow, and batches of 8.
 * **Crowded processors** (Caffe2): as soon as two nodes exchange, computing takes f C, because the exchange keeps all processors busy (section 5.4.4).
-  Fitted on the forward pass of two nodes: f = {graur_terms.CROWDED:.1f}. Time by the byte would not do: a forward pass exchanges none.
+  Fitted on the forward pass of two nodes: f = {graur_terms.CROWDED:.1f}. Time by the byte would not do: a forward pass exchanges none. On 24 nodes it
+  says far too much.
 * **One session** (Distributed Allreduce; no number): a controller drives one graph of all workers (section 2.5.2; Abadi et al., OSDI 2016,
-  section 3.3). Assumed is the extreme, that shares and transfers go one after the other: n C + 2 (n-1) w a step.
+  section 3.3). Assumed is the extreme, that shares and transfers go one after the other: n C + 2 (n-1) w a step. Chosen by: never scales. That it does
+  not, and stays below one node's images per second, is so by construction.
 * **Accumulators** (memory of a server; no number): gradients are added to one sum as they come, as TensorFlow's `ConditionalAccumulator` does.
+  Chosen by: memory does not depend on the number of nodes.
 
 **Congestion** is a term that no column has. Many pushes into one port overflow its buffer, and senders wait for timeouts (Phanishayee et al., FAST 2008):
 goodput B / (1 + k (n-1)), fitted on 95.1 images/s of 40 nodes. It meets the ceiling and small batches as well as half duplex does, but then 32 nodes
-have fewer images per second than 40. InfiniBand drops no packets, and a step of 256 images on 40 nodes took
-{40 * SECONDS4[Key(SERVER, 'F+B', 'InfiniBand', 40, 256)] / published.alone('F+B', 256):.1f} times one node's there: what took the time was computing."""
+have fewer images per second than 40. InfiniBand drops no packets, and there a step of 256 images on 40 nodes took {IN40:.0f} s, {IN40 / ONE:.1f} times
+one node's {ONE:.0f} s, of which transfers are at most {MOVED:.1f} s: what took longer was hardly the link. How much of it one slow machine explains is
+open: that node itself took {ONE / published.alone('F+B', 256):.2f} times the {published.alone('F+B', 256):.1f} s of Ethernet's, from which all computing
+times here come; {published.SLOW:.2f} times its own would be {published.SLOW * ONE:.0f} s."""
 
 
 def chapter3(lab: Lab) -> Part:
@@ -191,18 +249,20 @@ def chapter3(lab: Lab) -> Part:
     nodes = (1, 8, 32) if lab.quick else (1, 2, 4, 8, 16, 24, 32, 40, 48, 56)
     keys = [Key(s, p, link, n) for s in STRATEGIES for p in PASSES for link in LINKS for n in nodes]
     compared = [Key(s, "F+B", link, n) for s in (SERVER, "caffe2") for link in LINKS for n in (1, 2, 16, 24)]
+    compared += [Key(SERVER, "F+B", "Ethernet", n) for n in (8, nodes[-1])]
     reduced, two = Key("distributed-allreduce-root", "F+B", "Ethernet", SESSION_MOST), Key("caffe2", "F+B", "InfiniBand", 2)
     found = _measured(lab, [*keys, *CHAPTER3, reduced, two], [*CHAPTER3, *compared])
     images, most = found.messages, nodes[-1]
     wire = published.RESNET50 / published.LINKS["Ethernet"]
     (forward,) = runs(lab, [Key(SERVER, "F", "Ethernet", most)]).values()
     pulled = (forward.measured["seconds"] / STEPS - published.alone("F", 32)) / (most - 1)
-    hidden = published.alone("F+B", 32) / 16
+    hidden, ring = published.alone("F+B", 32) / 16, Key("collective-allreduce", "F+B", "Ethernet", 16)
+    tenth = next(n for n in nodes if 32 / images[Key(SERVER, "F", "InfiniBand", n)] < 0.1)
     lines = [_seconds(key, CHAPTER3, found, str(key)) for key in sorted(images, key=lambda key: (STRATEGIES.index(key.strategy), key))
-             if key.nodes in (8, most) or key in found.terms]
+             if key in found.terms or _told(key, most)]
     lines += [
         _met(found, CHAPTER3, {}),
-        Line("collective-allreduce, F+B, Ethernet, 16 nodes: the ring behind the backward pass", 0.55, hidden, unit="s/batch"),
+        Line("a hidden ring, chosen by: collective-allreduce, F+B, Ethernet, 16 nodes", 0.55, hidden, unit="s/batch"),
         Line(f"Distributed Allreduce, F+B, Ethernet: images/s on {SESSION_MOST} nodes", "< 7", None,
              images[reduced], implementation=graur_terms.one_session("Ethernet", SESSION_MOST)),
         Line("a strategy with a server, F+B, Ethernet: images/s at the most nodes", 20, published.ceiling("half"), images[Key(SERVER, "F+B", "Ethernet", most)],
@@ -211,6 +271,8 @@ def chapter3(lab: Lab) -> Part:
         Line("images/s = batch / seconds of a batch: Caffe2, 24 nodes, 2.15 s", 15, 32 / 2.15),
         Line("seconds of a batch = step / nodes: 8 nodes, batch 128, 40 s", 5, 40 / 8)]
     claims = [
+        _follow("figures of several nodes with batches of 32 follow from those of one, within 25 %", "chapter 3", found, (CHAPTER3, {}),
+                _kinds, CHAPTER3_MISSED),
         *_servers_and_replicas(found, [images[Key(SERVER, "F+B", "Ethernet", n)] for n in nodes], nodes),
         *_distributed_allreduce(found),
         judged("forward passes with a server of its own are slower than beside a worker", "3.3",
@@ -219,21 +281,40 @@ def chapter3(lab: Lab) -> Part:
                f"{images[Key(SERVER, 'F', 'InfiniBand', most)]:.0f} images/s: a node without a worker, and one more transfer", shape=True),
         judged("forward passes through a server tend to the time of one transfer, M/B", "3.3, 4.3", abs(pulled / wire - 1) < 0.02,
                f"{pulled:.3f} s a batch besides computing, M/B = {wire:.3f} s", shape=True),
-        judged("Collective Allreduce's ring is hidden behind the backward pass on Ethernet", "3.4", abs(hidden / 0.55 - 1) < 0.05,
-               f"16 nodes: hidden {hidden:.3f} s a batch, one after the other {published.ringed(32, 16):.3f}, quoted 0.55", shape=True),
+        untestable("Collective Allreduce's ring is hidden behind the backward pass on Ethernet", "3.4",
+                   f"the term was chosen by this figure: on 16 nodes {hidden:.3f} s a batch hidden, {32 / images[ring]:.3f} one after the other, quoted 0.55. "
+                   f"24 nodes do not decide: {32 * 24 / published.alone('F+B', 32):.0f} images/s hidden, {32 / published.hidden(32, 24):.0f} with the slow "
+                   f"machine too, {images[ring._replace(nodes=24)]:.0f} one after the other, quoted 61"),
         *_caffe2(found),
         untestable("soft and hard placement of operations differ (7.8 against 8.8 s on one node; 24 against 8 nodes to 1 s)", "3.3, 3.4",
                    "where TensorFlow puts operations within a node; the messages are the same"),
+        untestable("with soft placement forward passes of Parameter Server take 40 nodes to 0.1 s a batch on InfiniBand, others 16", "3.3",
+                   f"placement again; ours has one, and is below 0.1 s from {tenth} nodes on"),
         untestable("Caffe2 fails beyond 24 nodes, Distributed Allreduce beyond 16", "3.2", "timeouts of the frameworks"),
-        untestable("256 GPUs keep 90 % of the efficiency of 8 (Goyal et al.)", "2.5.3", "another group's cluster; neither its link nor the time of a "
-                   "gradient is stated")]
+        untestable("256 GPUs keep 90 % of the efficiency of 8: batches of 8192, 1 hour (Goyal et al.)", "2.5.3",
+                   "another group's cluster; neither its link nor the time of a gradient is stated")]
     drawn = [s for s in STRATEGIES if s not in ("caffe2", "horovod", "distributed-allreduce-pscpu", "distributed-allreduce-ringx2")]
     panels = [Panel(f"{'forward' if p == 'F' else 'training'}, {link}", "nodes", "images/s",
                     {s: [(n, images[Key(s, p, link, n)]) for n in nodes] for s in drawn}) for p in PASSES for link in LINKS]
     return Part("chapter3", "Scaling of every update architecture (RQ1)", "chapter 3", lines, claims, panels, note=(
         f"15 batches of 32 in virtual time, {published.alone('F+B', 32):.1f} s each with training and {published.alone('F', 32):.1f} s without: one node's "
         "figures for batches of 8 and 256, and the line between. A server of its own takes one of the nodes. Drawn is what the messages give; not drawn: "
-        "Horovod and Distributed Allreduce by PSCPU and two rings, which lie on one ring's curve, and Caffe2, whose images are smaller."))
+        "Horovod and Distributed Allreduce by PSCPU and two rings, which lie on one ring's curve, and Caffe2, whose images are smaller. Of these rings the "
+        "table has 8 nodes alone; forward passes that send nothing take C/n, as those of `independent` do. The last point of section 3.5, and section 5.4.3, "
+        "say \"Distributed Replicated, using Ringx1 and PSCPU\": these are ways of Distributed Allreduce, and it is read so here."))
+
+
+CHAPTER3_MISSED = ("Forward passes on 16 nodes: about 0.1 s is quoted, one node's 2.3 s by 16 is 0.145 already; that figure of one node is not quoted "
+                   "at batch 32, it lies on a line between others. Training: on InfiniBand on 24 nodes; the slow machine gives these. Caffe2: its "
+                   "times have little to do with its messages")
+
+
+def _told(key: Key, most: int) -> bool:
+    """Whether an experiment without a quoted figure has a row: not if it only repeats another's."""
+    if key.strategy in RINGS:
+        return key.pass_ == "F+B" and key.nodes == 8
+    silent = key.pass_ == "F" and ARCHITECTURES[key.strategy].forward == "none" and key.strategy != "independent"
+    return key.nodes in (8, most) and not silent
 
 
 def _servers_and_replicas(found: Rates, server: Sequence[float], nodes: Sequence[int]) -> list[Claim]:
@@ -242,6 +323,8 @@ def _servers_and_replicas(found: Rates, server: Sequence[float], nodes: Sequence
     best = {link: max(v for k, v in found.messages.items() if k[1:] == ("F+B", link, most, 32) and k.strategy not in (
         "independent", "caffe2", "collective-allreduce")) for link in LINKS}
     ring = {link: found.messages[Key("collective-allreduce", "F+B", link, most)] for link in LINKS}
+    single, replicated = (found.messages[Key(s, "F+B", "InfiniBand", most)] for s in (SERVER, "distributed-replicated"))
+    halved = [found.terms[Key(SERVER, "F+B", "Ethernet", n)] for n in (8, most)]
     return [
         judged("Collective Allreduce scales linearly for both passes on both links", "3.5, RQ1",
                all(found.linear("collective-allreduce", p, link) for p in PASSES for link in LINKS),
@@ -252,36 +335,47 @@ def _servers_and_replicas(found: Rates, server: Sequence[float], nodes: Sequence
         judged("Parameter Server grows like a logarithm on Ethernet", "3.5, RQ1", not found.linear(SERVER, "F+B", "Ethernet")
                and (server[-1] - at8) / (most - 8) < (at8 - server[0]) / 7 / 3,
                f"{', '.join(f'{n}: {r:.1f}' for n, r in zip(nodes, server))} images/s: a node beyond the eighth adds less than a third", shape=True),
-        judged("and linearly on InfiniBand, comparable to Collective Allreduce", "3.5, RQ1", found.linear(SERVER, "F+B", "InfiniBand"),
-               f"{found.share(SERVER, 'F+B', 'InfiniBand'):.0%} of perfect scaling", shape=True),
-        judged("a ceiling of about 20 images/s on Ethernet", "3.4", abs(published.ceiling("half") / 20 - 1) < 0.25,
-               f"there is a ceiling, whatever the link: half duplex {published.ceiling('half'):.1f}, full duplex {published.ceiling('full'):.1f} (simulated "
-               f"{max(server):.1f}); that links served one direction at a time was chosen by this figure", shape=True),
+        judged("and linearly on InfiniBand, comparable to Collective Allreduce", "3.5, RQ1",
+               found.linear(SERVER, "F+B", "InfiniBand") and single > 0.8 * ring["InfiniBand"],
+               f"{found.share(SERVER, 'F+B', 'InfiniBand'):.0%} of perfect scaling; {single:.0f} images/s on {most} nodes, Collective Allreduce "
+               f"{ring['InfiniBand']:.0f}: more than 80 % of it", shape=True),
+        judged("Parameter Server gains nothing beyond 8 nodes on Ethernet", "3.5, RQ1", server[-1] < 1.1 * at8,
+               f"{at8:.1f} images/s on 8 nodes, {server[-1]:.1f} on {most} by messages; one direction at a time, a term that the ceiling chose, "
+               f"{halved[0]:.1f} and {halved[1]:.1f}"),
+        judged("a ceiling of about 20 images/s on Ethernet", "3.4", abs(published.ceiling("full") / 20 - 1) < 0.25,
+               f"by messages the ceiling is {published.ceiling('full'):.1f}, {max(server):.1f} on {most} nodes; half duplex has "
+               f"{published.ceiling('half'):.1f}, but that links served one direction at a time was chosen by this figure"),
         judged("Distributed Replicated: forward passes scale linearly on both links", "3.5, RQ1",
                all(found.linear("distributed-replicated", "F", link) for link in LINKS), found.shares("distributed-replicated", "F"), shape=True),
         judged("with training like a logarithm on Ethernet, linearly on InfiniBand", "3.5, RQ1",
                not found.linear("distributed-replicated", "F+B", "Ethernet") and found.linear("distributed-replicated", "F+B", "InfiniBand"),
-               found.shares("distributed-replicated", "F+B"), shape=True)]
+               found.shares("distributed-replicated", "F+B"), shape=True),
+        judged("Distributed Replicated stays below Parameter Server on InfiniBand", "3.5, RQ1", replicated < 0.99 * single,
+               f"training on {most} nodes: {replicated:.1f} and {single:.1f} images/s: the same messages. "
+               "Quoted for 24 nodes are about 0.5 and 0.52 s a batch")]
 
 
 def _distributed_allreduce(found: Rates) -> list[Claim]:
-    """RQ1 of Distributed Allreduce, up to the 16 nodes on which it ran."""
-    n, ringx1, ib = SESSION_MOST, "distributed-allreduce-ringx1", "InfiniBand"
+    """RQ1 of Distributed Allreduce, by messages: its term was chosen because it never scales."""
+    n, root, ringx1, ib = SESSION_MOST, "distributed-allreduce-root", "distributed-allreduce-ringx1", "InfiniBand"
     session = {link: (graur_terms.one_session(link, 2), graur_terms.one_session(link, n)) for link in LINKS}
-    server = found.terms[Key(SERVER, "F+B", ib, n)]
-    told = ", ".join(f"{link} {two:.2f} images/s on 2 nodes, {last:.2f} on {n}" for link, (two, last) in session.items())
+    one, last = (found.messages[Key(root, "F+B", "Ethernet", k)] for k in (1, n))
+    ring, server, all_at_one = (found.messages[Key(s, "F+B", ib, found.most)] for s in (ringx1, SERVER, root))
+    told = ", ".join(f"{link} {a:.2f} images/s on 2 nodes, {b:.2f} on {n}" for link, (a, b) in session.items())
     return [
-        judged("Distributed Allreduce never scales, with one ring", "3.5, RQ1", all(last <= two for two, last in session.values()),
-               f"one session: {told}; by its messages alone a ring is a ring: {found.share(ringx1, 'F+B', ib):.0%} of perfect scaling", shape=True),
-        judged("nor when everything is reduced by one worker, on Ethernet", "3.5, RQ1", not found.linear("distributed-allreduce-root", "F+B", "Ethernet"),
-               f"{found.share('distributed-allreduce-root', 'F+B', 'Ethernet'):.0%} of perfect scaling", shape=True),
-        judged("Distributed Allreduce stays below 7 images/s on Ethernet and falls with the nodes", "3.4.2",
-               7 > session["Ethernet"][0] > 1.05 * session["Ethernet"][1], f"one session: {told}", shape=True),
+        judged("Distributed Allreduce never scales, with one ring", "3.5, RQ1", not any(found.linear(ringx1, "F+B", link) for link in LINKS),
+               f"by messages a ring is a ring: {found.shares(ringx1, 'F+B')} of perfect scaling. One session, chosen by this sentence: {told}"),
+        judged("nor when everything is reduced by one worker, on Ethernet", "3.5, RQ1", not found.linear(root, "F+B", "Ethernet"),
+               f"by messages {found.shares(root, 'F+B')} of perfect scaling: on InfiniBand it does", shape=True),
+        judged("Distributed Allreduce stays below 7 images/s on Ethernet and falls with the nodes", "3.4.2", last < min(7, one),
+               f"by messages, everything reduced by one worker: {one:.1f} images/s on one node, {last:.1f} on {n}. One session, chosen because it never "
+               f"scales: {told}"),
         judged("Distributed Allreduce's images per second fall with the nodes on InfiniBand too", "3.4.3", session[ib][0] > 1.05 * session[ib][1],
-               f"one session: {told}: level, since transfers take next to no time: what made it dip there grows faster than the number of nodes"),
-        judged("Distributed Allreduce is much worse than Parameter Server on InfiniBand too", "3.4", session[ib][1] < 0.5 * server,
-               f"one session {session[ib][1]:.1f}, server {server:.1f} images/s on {n} nodes; by messages alone a ring of {found.most} nodes has "
-               f"{found.messages[Key(ringx1, 'F+B', ib, found.most)]:.0f}, a server {found.messages[Key(SERVER, 'F+B', ib, found.most)]:.0f}", shape=True)]
+               f"by messages they rise. One session: {told}: level, since transfers take next to no time: what made it dip there grows faster than the "
+               "number of nodes"),
+        judged("Distributed Allreduce is much worse than Parameter Server on InfiniBand too", "3.4", max(ring, all_at_one) < 0.5 * server,
+               f"by messages, {found.most} nodes: a ring {ring:.0f} images/s, everything reduced by one worker {all_at_one:.0f}, a server {server:.0f}. One "
+               f"session {session[ib][1]:.1f}, server {found.terms[Key(SERVER, 'F+B', ib, n)]:.1f} on {n} nodes, so by its choice")]
 
 
 def _caffe2(found: Rates) -> list[Claim]:
@@ -332,25 +426,29 @@ def chapter4(lab: Lab) -> Part:
     lines += [Line(f"F+B, InfiniBand, batch 256, {a} to {b} nodes: saved", quoted, None, step[0][a] - step[0][b], unit="s/batch",
                    implementation=step[1][a] - step[1][b]) for (a, b), quoted in SAVED4.items()]
     lines.append(_met(found, SECONDS4, IMAGES4))
-    claims = [_within_a_quarter(figures), *_by_batch(found.messages, batches, nodes), *_by_nodes(found, batches, nodes)]
+    claims = [_chapter4_follows(found), *_by_batch(found.messages, batches, nodes), *_by_nodes(found, batches, nodes)]
     panels = [Panel(f"{'forward' if p == 'F' else 'training'}, {link}", "batch", "images/s", log="x", curves={
         f"{n} nodes": [(b, found.messages[Key(SERVER, p, link, n, b)]) for b in batches] for n in nodes}) for p in PASSES for link in LINKS]
     return Part("chapter4", "Parameter Server by batch and nodes (RQ2)", "chapter 4", lines, claims, panels, note=(
         "Formulas are calibrated on one node's figures alone; links full or half duplex or with a barrier, as each line says; "
-        "simulated links are full duplex. Drawn is what the messages give."))
+        "simulated links are full duplex. Drawn is what the messages give. Why formulas miss a figure by more than a quarter:\n\n" + _reasons(figures)))
 
 
-def _within_a_quarter(figures: Sequence[published.Figure]) -> Claim:
-    """How many quoted figures of several nodes the formulas meet, by messages and with the terms."""
-    missed = [f for f in figures if abs(f.error) > 0.25]
-    late = [f for f in figures if f.implemented is None or abs(f.implemented / f.quoted - 1) > 0.25]
+def _reasons(figures: Sequence[published.Figure]) -> str:
+    """Why formulas miss figures, as a list: each reason once."""
+    missed: dict[str, list[str]] = {}
+    for f in figures:
+        if abs(f.error) > 0.25 and f.what not in missed.setdefault(f.reason, []):
+            missed[f.reason].append(f.what)
+    return "\n".join(f"* {'; '.join(whats)}: {reason}" for reason, whats in missed.items())
+
+
+def _chapter4_follows(found: Rates) -> Claim:
+    """How many figures of chapter 4 are met; the part's note says why some are not."""
     other = {n: published.implemented("F+B", "Ethernet", 256, n, slow) for n, slow in ((8, published.SLOW), (16, published.SLOW), (32, 1.0))}
-    return judged(
-        "figures of several nodes follow from those of one, within 25 %", "chapter 4", len(missed) <= 0.25 * len(figures),
-        f"{len(figures) - len(missed)} of {len(figures)} do; the others: " + "; ".join(sorted({f"{f.what}: {f.reason}" for f in missed}))
-        + f". With the implementation's terms {len(figures) - len(late)} do; the others: " + "; ".join(sorted({f.what for f in late}))
-        + f". Were the slow machine in the runs of 8 and 16 nodes and not in that of 32, these would have {other[8]:.1f} s a batch, {256 / other[16]:.1f} and "
-        f"{256 / other[32]:.0f} images/s (quoted 9.7, 50.7, 111.5): which machines a run had is not stated", shape=True)
+    return _follow("figures of several nodes follow from those of one, within 25 %", "chapter 4", found, (SECONDS4, IMAGES4), _listed, (
+        f"Were the slow machine in the runs of 8 and 16 nodes on Ethernet and not in that of 32, these would have {other[8]:.1f} s a batch, "
+        f"{256 / other[16]:.1f} and {256 / other[32]:.0f} images/s (quoted 9.7, 50.7, 111.5): which machines a run had is not stated"))
 
 
 def _by_batch(images: Mapping[Key, float], batches: Sequence[int], nodes: Sequence[int]) -> list[Claim]:
@@ -431,7 +529,8 @@ def chapter5(lab: Lab) -> Part:
     """
     nodes = (4, 8, 16)
     strategies = (SERVER, "distributed-replicated", "distributed-allreduce-root", "collective-allreduce")
-    seen = runs(lab, [Key(s, "F+B", link, n, 128) for s in strategies for link in LINKS for n in nodes])
+    exchanging = (*strategies, "distributed-allreduce-ringx1", "distributed-allreduce-pscpu")
+    seen = runs(lab, [Key(s, "F+B", link, n, 128) for s in exchanging for link in LINKS for n in nodes if n == 16 or s in strategies])
 
     def sent(strategy: str, n: int, link: str = "Ethernet") -> dict[str, float]:
         """Bytes out of each node in a step."""
@@ -446,8 +545,9 @@ def chapter5(lab: Lab) -> Part:
               for s in (SERVER, "collective-allreduce") for link in LINKS for n, b in worker[s, link].items()]
     ring, server = busiest["collective-allreduce"], busiest[SERVER]
     looked = {link: seen[Key(SERVER, "F+B", link, 16, 128)].looked for link in LINKS}
-    at16 = {(s, link): rate(seen[Key(s, "F+B", link, 16, 128)]) for s in strategies for link in LINKS}
-    faster = {s: at16[s, "InfiniBand"] / at16[s, "Ethernet"] for s in strategies}
+    at16 = {(s, link): rate(seen[Key(s, "F+B", link, 16, 128)]) for s in exchanging for link in LINKS}
+    faster = {s: at16[s, "InfiniBand"] / at16[s, "Ethernet"] for s in exchanging}
+    mean = {n: server[n] * STEPS / float(seen[Key(SERVER, "F+B", "Ethernet", n, 128)].measured["seconds"]) for n in nodes}
     highest = {link: max(rates["server"]) for link, rates in looked.items()}
     slack = _slack(lab)
     claims = [
@@ -456,11 +556,17 @@ def chapter5(lab: Lab) -> Part:
         judged("a parameter server's grows linearly with it, its workers' stays", "5.4, RQ3",
                server[16] / server[4] > 0.9 * 16 / 4 and len(set(worker[SERVER, "Ethernet"].values())) == 1,
                ", ".join(f"{n}: {b / 1e6:.0f} MB" for n, b in server.items()), shape=True),
-        judged("InfiniBand raises a parameter server's traffic, which Ethernet's 125 MB/s hold down", "5.4, RQ3", highest["Ethernet"] < highest["InfiniBand"],
-               f"at most {highest['Ethernet'] / 1e6:.0f} MB/s in a tenth of the run on Ethernet, {highest['InfiniBand'] / 1e6:.0f} on InfiniBand", shape=True),
+        judged("InfiniBand raises a parameter server's traffic", "5.4, RQ3", highest["Ethernet"] < highest["InfiniBand"],
+               f"16 nodes: at most {highest['Ethernet'] / 1e6:.0f} MB/s in a tenth of the run on Ethernet, {highest['InfiniBand'] / 1e6:.0f} on InfiniBand: as "
+               "many bytes in less time", shape=True),
+        judged("on Ethernet a parameter server's traffic levels off at the link's rate", "5.4, RQ3", highest["Ethernet"] > 0.9 * published.LINKS["Ethernet"],
+               "out of the server " + ", ".join(f"{n} nodes: {b / 1e6:.0f}" for n, b in mean.items()) + f" MB/s on average, at most "
+               f"{highest['Ethernet'] / 1e6:.0f} in a tenth of the run of 16, of 125: with batches of 128 computing takes "
+               f"{published.alone('F+B', 128):.0f} s of a step, in which the link is idle; while it sends, its rate is the link's by assumption"),
         judged("all but Caffe2 and Collective Allreduce benefit from InfiniBand", "5.4.1",
-               all((faster[s] > 1.3) == (s != "collective-allreduce") for s in strategies),
-               ", ".join(f"{s} {x:.2f}" for s, x in faster.items()) + " times the images/s on 16 nodes", shape=True),
+               all((faster[s] > 1.3) == (s != "collective-allreduce") for s in exchanging),
+               ", ".join(f"{s} {x:.2f}" for s, x in faster.items()) + " times the images/s on 16 nodes: by messages Distributed Allreduce by one ring or by "
+               "PSCPU gains as little as Collective Allreduce"),
         *_memory(lines),
         untestable("Distributed Replicated takes 1 GB more when nodes double, Collective Allreduce 750 MB more with each batch", "5.4, RQ3",
                    "the frameworks' buffers, which are not described"),
@@ -470,7 +576,7 @@ def chapter5(lab: Lab) -> Part:
         judged("a slack of 0 is synchronous, no bound is asynchronous", "2", slack[0] == slack["bsp"] and slack[10**6] == slack["asp"],
                f"seconds of SSP with slack 0 and of BSP {slack[0]:.4g} and {slack['bsp']:.4g}; "
                f"without bound and of ASP {slack[10**6]:.4g} and {slack['asp']:.4g}"),
-        untestable("memory: Caffe2 below 1 GB, parameter server 10 GB, Collective Allreduce most", "5.4, RQ3",
+        untestable("memory: Caffe2 below 1 GB, parameter server 10 GB, Distributed Allreduce 11 GB, Collective Allreduce most", "5.4, RQ3",
                    "the frameworks' memory, not the algorithms'; ours is in the memory model: copies of the parameters and messages in flight"),
         untestable("processor use does not depend on the number of nodes", "5.4, RQ3", "of TensorFlow's and Caffe2's processes")]
     over_time = {f"{link}, {role}": [(i / 10, v / 1e6) for i, v in enumerate(rates[role])] for link, rates in looked.items() for role in ("server", "worker")}
@@ -484,18 +590,23 @@ def _memory(lines: list[Line]) -> list[Claim]:
     nodes = (4, 8, 16)
     ordered, summed = ({n: float(memory.server(PARAMETERS, workers=n, collects=collects).value) for n in nodes} for collects in (True, False))
     per_worker = float(memory.worker(PARAMETERS, 0.0, 128).value)
-    activations = float(sum(row.activation_bytes for row in nets.build("resnet50", (224, 224, 3), classes=1000).describe()))
-    passes = {p: float(memory.worker(PARAMETERS, activations, 128, forward_only=p == "F").value) for p in PASSES}
+    outputs = [float(row.activation_bytes) for row in nets.build("resnet50", (224, 224, 3), classes=1000).describe()]
+    trains = float(memory.worker(PARAMETERS, sum(outputs), 128).value)
+    passes = float(memory.worker(PARAMETERS, 0.0, 128, forward_only=True, buffers=2 * 128 * max(outputs)).value)
     lines += [Line(f"{SERVER}, {n} nodes: memory of the server's parameters and gradients", None, ordered[n] / 1e6, unit="MB", implementation=summed[n] / 1e6)
               for n in nodes]
+    lines += [Line(f"{SERVER}: memory of a worker, F+B, batch 128", 10, trains / 1e9, unit="GB"),
+              Line(f"{SERVER}: memory of a worker, F, batch 128", None, passes / 1e9, unit="GB")]
     return [
-        judged("memory does not depend on the number of nodes", "5.4, RQ3", len(set(summed.values())) == 1,
-               f"a worker's does not ({per_worker / 1e6:.0f} MB of parameters and gradients), nor a server's that adds gradients to one sum as they come, as "
-               f"TensorFlow's accumulators do ({summed[4] / 1e6:.0f} MB). Our own server's does, which adds in worker order, so that the order of arrival "
-               "changes no bit: " + ", ".join(f"{n} nodes {b / 1e6:.0f} MB" for n, b in ordered.items())
-               + ". To take them one by one in that order would not help: those that come early wait in the mailbox of the same process", shape=True),
-        judged("forward passes need much less memory than training", "5.4, RQ3", passes["F"] < 0.5 * passes["F+B"],
-               f"{passes['F'] / 1e9:.2f} and {passes['F+B'] / 1e9:.2f} GB of a worker by the memory model, batch 128", shape=True)]
+        judged("memory does not depend on the number of nodes", "5.4, RQ3", ordered[16] < 1.1 * ordered[4],
+               f"a worker's does not ({per_worker / 1e6:.0f} MB of parameters and gradients). Our server's does, which adds gradients in worker order, so that "
+               "the order of arrival changes no bit: " + ", ".join(f"{n} nodes {b / 1e6:.0f} MB" for n, b in ordered.items())
+               + ". To take them one by one in that order would not help: those that come early wait in the mailbox of the same process. One sum, as "
+               f"TensorFlow's accumulators have, would take {summed[4] / 1e6:.0f} MB for any number, but that term was chosen by this sentence"),
+        judged("forward passes need much less memory than training", "5.4, RQ3", passes < 0.5 * trains,
+               f"{passes / 1e9:.2f} and {trains / 1e9:.2f} GB of a worker, batch 128, by the memory model: parameters with the largest layer's input "
+               "and output, and parameters, gradients and every layer's output. The latter is twice the 10 GB quoted for a parameter server: the model counts "
+               "each output, also of layers that a framework computes in place", shape=True)]
 
 
 def _slack(lab: Lab) -> dict[str | int, float]:
@@ -506,10 +617,12 @@ def _slack(lab: Lab) -> dict[str | int, float]:
     return {key: float(seen.measured["seconds"]) for key, seen in zip(trials, lab.runs(list(trials.values())))}
 
 
-LEARN = """One node's figures predict those of many, if one knows whether links carry both directions at once: half duplex meets the ceiling of 20
-images/s, full duplex doubles it. Orders between architectures follow from bytes and from who sends them. What no messages give are properties of frameworks
-and machines, and a few terms do: Distributed Allreduce under one session, Caffe2's crowded processors, one slow machine, for which every step waits.
-That the thesis' 40 nodes were slower than its 32 looks like a property of the network, but need not be one:
-on InfiniBand too 40 nodes took 1.6 times as long to compute as one."""
+LEARN = f"""In chapter 4, where one strategy is measured by batch and nodes, one node's figures predict three quarters of those of several; in chapter 3,
+with batches of 32, they predict few: forward passes and Caffe2 above all are missed. Orders between architectures follow from bytes and from who sends
+them where the thesis finds servers behind a ring, and not where it finds Distributed Allreduce behind a server. What no messages give are properties of
+frameworks and machines. Terms describe some, and each was chosen or fitted by a figure that it then cannot test: half duplex has the ceiling of 20
+images/s, one session does not scale, crowded processors give Caffe2 on two nodes but not on 24, one slow machine gives training on 40 nodes but not
+on 32. That the thesis' 40 nodes were slower than its 32 looks like a property of the network, but need not be one: on InfiniBand too a step of 40
+nodes took {IN40 / ONE:.1f} times as long as one node's, and its transfers are a few percent of that."""
 
 DOCUMENT = Document(__doc__.split("\n")[0], (terms, chapter3, chapter4, chapter5), LEARN)

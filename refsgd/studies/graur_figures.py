@@ -33,7 +33,7 @@ CHAPTER3 = {Key(*key): seconds for key, seconds in {
     ("caffe2", "F", "InfiniBand", 24): 0.13, ("caffe2", "F+B", "Ethernet", 1): 2.0, ("caffe2", "F+B", "Ethernet", 2): 38.0,
     ("caffe2", "F+B", "Ethernet", 24): 2.15, ("caffe2", "F+B", "InfiniBand", 24): 2.15,
     ("collective-allreduce", "F", "Ethernet", 16): 0.1, ("collective-allreduce", "F+B", "Ethernet", 16): 0.55,
-    ("collective-allreduce", "F+B", "Ethernet", 24): 32 / 61, ("distributed-replicated", "F", "Ethernet", 16): 0.1,
+    ("collective-allreduce", "F+B", "Ethernet", 24): round(32 / 61, 3), ("distributed-replicated", "F", "Ethernet", 16): 0.1,
     ("distributed-replicated", "F+B", "Ethernet", 1): 8.8, ("distributed-replicated", "F+B", "Ethernet", 16): 1.5,
     (SERVER, "F", "Ethernet", 8): 1.0, (SERVER, "F", "Ethernet", 24): 1.0, ("parameter-server", "F", "Ethernet", 24): 1.0,
     (SERVER, "F+B", "Ethernet", 1): 8.8, (SERVER, "F+B", "Ethernet", 16): 1.5, (SERVER, "F", "InfiniBand", 16): 0.1,

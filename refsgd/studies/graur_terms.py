@@ -1,15 +1,19 @@
 """What the thesis' frameworks and cluster added to the messages of an algorithm, in as few terms as its figures ask for.
 
-Each term has one number or none; the number is fitted on one quoted figure, and tested on others.
+Each term has at most one number that is fitted, on one quoted figure, and is tested on others; the slow machine has a
+second, the number of nodes beyond which a run has it, which was chosen by another figure.  A term without a number was
+chosen by a figure too.  What a term was fitted on or chosen by tests nothing.
 
 * *One direction at a time* (strategies with a server; no number): half duplex, a server's link carries pushes or answers.
-* *A hidden ring* (Collective Allreduce; no number): the exchange goes on behind the backward pass.
+  Chosen by the ceiling of 20 images/s.
+* *A hidden ring* (Collective Allreduce; no number): the exchange goes on behind the backward pass.  Chosen by 0.55 s.
 * *A slow machine* (all): it computes 1.58 times as long as the others and is answered last, in runs of more than 16 nodes,
-  see `refsgd.theory.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.
+  see `refsgd.theory.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.  The 16 nodes
+  (`refsgd.theory.published.WITHOUT_SLOW`) were chosen by the 0.04 s that 24 nodes saved on InfiniBand.
 * *Crowded processors* (Caffe2): from two nodes on computing takes f times as long, since the exchange keeps all processors
   busy (section 5.4.4).  Fitted on the forward pass of two nodes, 10.2 s a batch: f = 2 * 10.2 / 0.5.
 * *One session* (Distributed Allreduce; no number): a controller drives one graph of all workers; assumed is the extreme,
-  that their shares and their transfers go one after the other: n C + 2 (n - 1) M/B a step.
+  that their shares and their transfers go one after the other: n C + 2 (n - 1) M/B a step.  Chosen by: never scales.
 * *Congestion* of n pushes into one port, which drops packets whose senders then wait: goodput B / (1 + k (n - 1)).  Fitted
   on 95.1 images/s of 40 nodes; it does not give their fall below 32, so no run has it.
 

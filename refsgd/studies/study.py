@@ -245,12 +245,14 @@ def untestable(says: str, where: str, why: str) -> Claim:
     return Claim(says, where, "not testable", why)
 
 
-def shown(value: Value) -> str:
+def shown(value: Value, exact: bool = False) -> str:
     """A value as a cell of a table: three significant digits, empty for None.
 
     Parameters
     ----------
     value : float, str or None
+    exact : bool
+        With up to six digits: a document's own figure.
 
     Returns
     -------
@@ -260,6 +262,8 @@ def shown(value: Value) -> str:
         return ""
     if isinstance(value, str):
         return value
+    if exact:
+        return f"{value:,.6g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -277,7 +281,7 @@ def cells(part: Part) -> tuple[list[str], list[list[str]]]:
     names = ("paper", "formula", "simulated", "implementation", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
     rows = [[line.what + (f" [{line.unit}]" if line.unit else ""),
-             *(shown(getattr(line, name)) + _within(line, name) for name in used)] for line in part.lines]
+             *(shown(getattr(line, name), name == "paper") + _within(line, name) for name in used)] for line in part.lines]
     return ["", *used], rows
 
 

@@ -88,6 +88,16 @@ def test_a_preset_is_its_flags(capsys):
     assert main(["run", "--preset", "nothing"]) == 2 and "distributed-replicated" in capsys.readouterr().err
 
 
+#: what does not hold by messages
+BY_MESSAGES = {
+    "figures of several nodes with batches of 32 follow from those of one, within 25 %", "Parameter Server gains nothing beyond 8 nodes on Ethernet",
+    "a ceiling of about 20 images/s on Ethernet", "Distributed Replicated stays below Parameter Server on InfiniBand",
+    "Distributed Allreduce never scales, with one ring", "Distributed Allreduce stays below 7 images/s on Ethernet and falls with the nodes",
+    "Distributed Allreduce's images per second fall with the nodes on InfiniBand too",
+    "Distributed Allreduce is much worse than Parameter Server on InfiniBand too", "memory does not depend on the number of nodes",
+    "on Ethernet a parameter server's traffic levels off at the link's rate", "all but Caffe2 and Collective Allreduce benefit from InfiniBand"}
+
+
 @pytest.fixture(scope="module")
 def study(quick):
     return quick("graur2019")
@@ -97,14 +107,26 @@ def study(quick):
 def test_every_verdict(study):
     found = {claim.says: claim.verdict for claim in study.claims}
     wrong = {says for says, verdict in found.items() if verdict == "does not hold"}
-    # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; work that is done in turn is level, it does not fall
-    assert wrong == {"Distributed Allreduce's images per second fall with the nodes on InfiniBand too", "and 40 nodes are slower than 32 with training",
-                     "the best number of nodes on Ethernet with training is 32"}
-    for says in ("Distributed Allreduce never scales, with one ring", "Distributed Allreduce is much worse than Parameter Server on InfiniBand too",
-                 "Caffe2 takes 19 times as long on two nodes as on one", "the network makes no difference to Caffe2",
-                 "memory does not depend on the number of nodes", "the best number of nodes on Ethernet for forward passes is 16, more yield little",
+    # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; the others fail by messages, and a term chosen by them tests nothing
+    assert wrong == {"and 40 nodes are slower than 32 with training", "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
+    assert found["Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "not testable"
+    for says in ("Caffe2 takes 19 times as long on two nodes as on one", "the network makes no difference to Caffe2",
+                 "the best number of nodes on Ethernet for forward passes is 16, more yield little",
                  "up to batches of 64 training on Ethernet gains next to nothing beyond 16 nodes"):
         assert found[says] == "holds in shape", says  # with a term or beside one: no figure on which it was fitted
+
+
+@pytest.mark.slow
+def test_a_figure_is_counted_once_and_misses_are_listed(study):
+    """Both of an experiment's figures, seconds and images per second, are one; the slow machine's row counts its successes and failures."""
+    experiments = {key for key in (*SECONDS4, *IMAGES4) if key.nodes > 1}
+    assert [line for line in study.part("chapter4").lines if f"one of each experiment, of {len(experiments)}" in line.what]
+    tested = [line for line in study.part("terms").lines if line.what.startswith("a slow machine, tested on")]
+    met = [sum(abs(value / line.paper - 1) <= 0.25 for line in tested for value in [getattr(line, name)]) for name in ("formula", "implementation")]
+    (told,) = [line for line in study.part("terms").lines if line.what.startswith("a slow machine: of these")]
+    assert len(tested) == sum(key.nodes > published.WITHOUT_SLOW for key in experiments)
+    assert [told.formula, told.implementation] == met and met[1] < len(tested)
+    assert max(len(claim.because) for claim in study.claims) < 1000
 
 
 @pytest.mark.slow
