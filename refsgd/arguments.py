@@ -98,7 +98,7 @@ def check_length(steps: Any, epochs: Any) -> None:
 
 
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse options that an algorithm does not have, or that are no numbers where it wants one.
+    """Refuse options that an algorithm does not have, or whose values are not of the type that it wants: a number, a whole number, True or False.
 
     Parameters
     ----------
@@ -122,9 +122,10 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
             raise Usage(f"{name} has no option {option!r}; expected " + (f"some of {', '.join(known)}" if known else "none")
                         + (f"; did you mean {near[0]}?" if near else ""))
         kinds = set(typing.get_args(known[option].annotation)) or {known[option].annotation}
-        wanted = Real if float in kinds else Integral if int in kinds else object
-        if not isinstance(value, wanted) and type(value) not in kinds:
-            raise Usage(f"{option} {value!r} of type {type(value).__name__}; expected a {'number' if wanted is Real else 'whole number'}")
+        wanted, words = ((Real, "a number") if float in kinds else (Integral, "a whole number") if int in kinds
+                         else (bool, "True or False") if bool in kinds else (object, ""))
+        if type(value) not in kinds and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not object)):
+            raise Usage(f"{option} {value!r} of type {type(value).__name__}; expected {words}")
 
 
 def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:

@@ -10,7 +10,9 @@ References
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017: W on a ring.
 Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, appendix A: exponential graphs.
 Ying et al., "Exponential graph is provably efficient for decentralized deep training", NeurIPS 2021.
-Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004, section 4: Metropolis weights.
+Xiao, Boyd and Lall, "A scheme for robust distributed sensor fusion based on average consensus", IPSN 2005:
+Metropolis weights.  Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004, section 4: local-degree
+weights, 1 / max(d_i, d_j).
 Steger and Wormald, "Generating random regular graphs quickly", 1999.
 """
 
@@ -71,8 +73,8 @@ def torus(n: int, columns: int | None = None) -> Graph:
     list of list of int
     """
     _check(n)
-    width = columns or max(k for k in range(1, math.isqrt(n) + 1) if n % k == 0)
-    if n % width:
+    width = max(k for k in range(1, math.isqrt(n) + 1) if n % k == 0) if columns is None else columns
+    if width < 1 or n % width:
         raise ValueError(f"torus of {n} nodes in {width} columns; expected a divisor of {n}")
 
     def beside(i: int) -> set[int]:

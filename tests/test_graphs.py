@@ -134,6 +134,7 @@ def test_a_wrong_matrix_is_seen():
 @pytest.mark.parametrize("call,words", [
     (lambda: graphs.ring(0), "graph of 0 nodes; expected at least 1"),
     (lambda: graphs.torus(6, 4), "torus of 6 nodes in 4 columns; expected a divisor of 6"),
+    (lambda: graphs.torus(6, 0), "torus of 6 nodes in 0 columns; expected a divisor of 6"),
     (lambda: graphs.bipartite_ring(5), "bipartite ring of 5 nodes; expected an even number"),
     (lambda: graphs.bipartite(1), "graph of 1 nodes; expected at least 2"),
     (lambda: random_regular(5, 3), "degree 3; expected"),

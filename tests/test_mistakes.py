@@ -66,6 +66,7 @@ def test_without_a_mistake_it_runs():
     ({"lr": "0.1"}, "lr '0.1' of type str; expected a number"),
     ({"period": "2"}, "period '2' of type str; expected a whole number"),
     ({"period": 1.5}, "period 1.5 of type float; expected a whole number"),
+    ({"period": True}, "period True of type bool; expected a whole number"),
     ({"perod": 2}, "own has no option 'perod'; expected some of period; did you mean period?"),
     ({"worker": 2}, "own has no option 'worker'; expected some of period; did you mean workers?"),
     ({"machine": "laptop"}, "machine 'laptop'; expected a refsgd.Machine"),
@@ -75,6 +76,29 @@ def test_wrong_arguments(arguments, expected):
     with pytest.raises(Usage) as error:
         run(**arguments)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(("algorithm", "option", "value", "expected"), [
+    ("hogwild", "atomic", "no", "atomic 'no' of type str; expected True or False"),
+    ("downpour", "adagrad", "false", "adagrad 'false' of type str; expected True or False"),
+    ("dgc", "masking", "no", "masking 'no' of type str; expected True or False"),
+    ("dc-asgd", "adaptive", 3, "adaptive 3 of type int; expected True or False"),
+    ("dc-asgd", "compensation", True, "compensation True of type bool; expected a number"),
+    ("ssp", "staleness", 2.5, "staleness 2.5; expected a whole number of clocks >= 0, or inf"),
+    ("consgd", "staleness", 0.5, "staleness 0.5; expected a whole number of clocks >= 0, or inf"),
+    ("dynsgd", "staleness", 2.5, "staleness 2.5; expected a whole number of clocks >= 0, or inf"),
+    ("ssp", "staleness", float("nan"), "staleness nan; expected a whole number of clocks >= 0, or inf"),
+])
+def test_options_of_the_wrong_kind(algorithm, option, value, expected):
+    with pytest.raises(ValueError) as error:
+        run(algorithm, **{option: value})
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_options_of_the_right_kind():
+    assert run("hogwild", atomic=False).options["atomic"] is False
+    for s in (2, 2.0, float("inf")):
+        assert run("ssp", staleness=s).measured["updates"] == 4
 
 
 @pytest.mark.parametrize("fault", ["slow worker 1 at step 3 by 4", Fault("slow", "worker1", 3, 4.0)])

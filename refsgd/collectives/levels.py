@@ -38,7 +38,9 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array, per_node: in
     ndarray, (d,)
         The sum, the same bits on every rank.
     """
-    g = per_node or factors(len(peers))[0]
+    g = factors(len(peers))[0] if per_node is None else per_node
+    if g < 1:
+        raise ValueError(f"per_node {g}; expected at least 1")
     node, seat = divmod(me, g)
     mates = peers[node * g : (node + 1) * g]
     if seat:
@@ -70,7 +72,10 @@ def torus_allreduce(me: int, peers: Sequence[str], x: Array, columns: int | None
     ndarray, (d,)
         The sum, the same bits on every rank.
     """
-    width = columns or factors(len(peers))[0]
+    n = len(peers)
+    width = factors(n)[0] if columns is None else columns
+    if width < 1 or n % width:
+        raise ValueError(f"torus of {n} ranks in {width} columns; expected a divisor of {n}")
     y, x_ = divmod(me, width)
     row, column = peers[y * width : (y + 1) * width], peers[x_::width]
     chunk = yield from reduce_scatter(x_, row, x)

@@ -67,6 +67,8 @@ def chunks(d: int, count: int) -> list[slice]:
     >>> chunks(7, 3)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
     """
+    if count < 1:
+        raise ValueError(f"a vector cut into {count} parts; expected at least 1")
     edges = [d * k // count for k in range(count + 1)]
     return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 

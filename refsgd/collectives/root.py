@@ -132,7 +132,7 @@ def pscpu_allreduce(me: int, peers: Sequence[str], x: Array, slices: int | None 
         The sum, the same bits on every rank.
     """
     n = len(peers)
-    part = [x[cut] for cut in chunks(x.size, slices or n)]
+    part = [x[cut] for cut in chunks(x.size, n if slices is None else slices)]
     others = [(me + j) % n for j in range(1, n)]  # no two ranks begin with the same root
     for root in others:
         for slice_ in part[root::n]:

@@ -154,3 +154,16 @@ def test_long_vectors_on_a_slow_network_do_not_deadlock():
     machine = Machine(compute="exponential(1)", latency=1.0, bandwidth=100.0)
     for name in ALLREDUCE:
         check_all_ranks_have_the_same_bits(ALLREDUCE[name], 6, d=997, machine=machine)
+
+
+@pytest.mark.parametrize("n, name, options, words", [
+    (6, "torus", {"columns": 4}, "torus of 6 ranks in 4 columns; expected a divisor of 6"),
+    (6, "torus", {"columns": 0}, "in 0 columns; expected a divisor"),
+    (6, "torus", {"columns": -2}, "in -2 columns; expected a divisor"), (4, "hierarchical", {"per_node": 0}, "per_node 0; expected at least 1"),
+    (4, "hierarchical", {"per_node": -1}, "per_node -1; expected at least 1"), (4, "pscpu", {"slices": 0}, "cut into 0 parts; expected at least 1"),
+    (4, "pscpu", {"slices": -1}, "cut into -1 parts"), (4, "rings", {"count": 0}, "cut into 0 parts"),
+    (4, "double-tree", {"pieces": 0}, "cut into 0 parts")])
+def test_a_division_that_is_none_is_refused_in_one_line(n, name, options, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        together(ALLREDUCE[name], [np.arange(8.0)] * n, **options)
+    assert "\n" not in str(refused.value)
