@@ -247,7 +247,7 @@ class Load:
 
 @dataclass(slots=True)
 class Add:
-    """Add `delta` to one part of a cell; priced as an update.
+    """Add `delta` to one part of a cell; takes the part's share of the time of an update of the whole cell.
 
     ``atomic=False`` reads and writes in two steps, between which others may write: their additions are lost.
 
@@ -280,8 +280,10 @@ Program = Generator[Effect, Any, R]
 class RunEnded(Exception):
     """Raised in a responder at its `Recv` when every main program has returned and nothing is under way.
 
-    After a death which the run survives also in a main program that has it in its source: a server that counts on pushes of the dead puts its loop into
-    ``with suppress(RunEnded)`` and, once nobody is left who could send, returns what it has.  One that must know who died lists `Died` in its `Recv`.
+    After a death which the run survives also in a main program whose own function names `RunEnded`: a server that counts on pushes of the dead puts its
+    loop into ``with suppress(RunEnded)`` and, once nobody is left who could send, returns what it has.  One that must know who died lists `Died` in its
+    `Recv`.  A run survives a death if each of its servers' main programs that receives (without servers: each main program) names one of the two.  What
+    counts is the text of the function whose generator the `Node` is given: a name in a helper that it calls, even by `yield from`, does not count.
     """
 
 
@@ -317,7 +319,7 @@ class Died(NamedTuple):
 
 
 def payload_bytes(body: Any) -> int:
-    """Bytes of a message that count: its arrays and numpy scalars (not Python ints, floats, bools, None).
+    """Bytes of a message that count: its arrays and numpy scalars, also in tuples (not Python ints, floats, bools, None, strings).
 
     Parameters
     ----------
@@ -332,9 +334,15 @@ def payload_bytes(body: Any) -> int:
     --------
     >>> payload_bytes((np.zeros(10, np.float32), 3, np.float32(0.5)))
     44
+    >>> payload_bytes(((np.zeros(10, np.float32), 3), (np.zeros(10, np.float32),)))
+    80
     """
     total = 0
     for value in body:
         if type(value) is not int:  # the commonest field by far
-            total += getattr(value, "nbytes", 0)
+            size = getattr(value, "nbytes", None)
+            if size is not None:
+                total += size
+            elif isinstance(value, tuple):
+                total += payload_bytes(value)
     return total

@@ -16,13 +16,17 @@ from refsgd.machine import Draws, Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import quadratic
-from refsgd.runtimes import simulator
+from refsgd.runtimes import processes, simulator
 from refsgd.runtimes.simulator import Deadlock, ForgottenYield, RunFailed, Simulator, rare_full_collections, simulate
 from refsgd.trace import Event, thin
 
 
 class Note(NamedTuple):
     body: np.ndarray
+
+
+class Layers(NamedTuple):
+    parts: tuple
 
 
 HUNDRED = np.zeros(25, np.float32)  # 100 bytes
@@ -74,6 +78,22 @@ def test_the_incoming_link_serves_heads_in_order_of_their_arrival_not_of_the_sen
              "server0": Node(receiver(2, 0))}
     trace = simulate(nodes, Machine(compute="fixed(3)", bandwidth=50)).trace
     assert [e.data["src"] for e in trace.of("receive", "server0")] == ["worker2", "worker0"]
+
+
+@pytest.mark.parametrize("parts, nbytes", [
+    ((np.zeros(10, np.float32), np.zeros(10, np.float32)), 80), (((np.zeros(10, np.float32), 3), np.float32(1), ("text", None)), 44), ((1, 2.5), 0),
+    ((Note(HUNDRED),), 100)])
+def test_arrays_in_tuples_count_and_take_time(parts, nbytes):
+    def send():
+        yield Send("b", Layers(parts))
+
+    def take():
+        yield Recv(Layers)
+
+    for trace in (simulate({"a": Node(send()), "b": Node(take())}, Machine(latency=0.0, bandwidth=100.0)).trace,
+                  processes.run(lambda: {"a": Node(send()), "b": Node(take())}, None, 0, transport="shm").trace):
+        assert [e.data["bytes"] for e in trace.events if e.kind in ("send", "receive")] == [nbytes] * 2
+    assert simulate({"a": Node(send()), "b": Node(take())}, Machine(latency=0.0, bandwidth=100.0)).trace.seconds == pytest.approx(nbytes / 100)
 
 
 def test_collocated_nodes_do_not_use_the_network():

@@ -65,7 +65,7 @@ from refsgd.runtimes.faults import Fault, Plan, can_be_ended, gives_up
 from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes.processors import Processors
-from refsgd.runtimes.programs import blame, freeze, line_of, no_effect
+from refsgd.runtimes.programs import blame, freeze, line_of, no_effect, share_of
 from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield, rare_full_collections
 from refsgd.runtimes.transport import Transport
 from refsgd.runtimes.wire import WireError
@@ -486,7 +486,7 @@ class Driver:
             return part
         if kind is Add:
             freeze((effect.delta,))
-            due = self._occupy(task, self._duration(task, "update")) if self.paced else self.now
+            due = self._occupy(task, self._duration(task, "update") * share_of(effect)) if self.paced else self.now
             self._at(due, RESUME, self.rank[task.node], self._finish_add, task, due, effect, cells.before(effect))
             return _BLOCKED
         raise no_effect(task.node, task.program, effect)

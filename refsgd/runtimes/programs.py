@@ -72,6 +72,21 @@ def add_to(effect: Add, seen: Any) -> None:
     effect.cell.x[part] = (effect.cell.x[part] if effect.atomic else seen) + effect.delta
 
 
+def share_of(effect: Add) -> float:
+    """What an `Add` takes of the time of an update: its part's share of the cell.
+
+    Parameters
+    ----------
+    effect : Add
+
+    Returns
+    -------
+    float
+        In [0, 1]; 0 for an empty part.
+    """
+    return effect.cell.x[effect.cell.cut[effect.part]].size / max(1, effect.cell.x.size)
+
+
 def innermost(program: Any) -> Any:
     """The generator that is suspended at a primitive effect, below every ``yield from``.
 

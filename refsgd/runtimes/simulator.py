@@ -35,7 +35,7 @@ from refsgd.effects import (
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes.processors import Processors
-from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, line_of, no_effect, no_message, perform, unread, where
+from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, line_of, no_effect, no_message, perform, share_of, unread, where
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
@@ -311,7 +311,7 @@ class Simulator:
         elif kind is Add:
             freeze((effect.delta,))
             seen = effect.cell.x[effect.cell.cut[effect.part]].copy()
-            self._occupy(process, self._duration(process, "update"), self._finish_add, effect, seen)
+            self._occupy(process, self._duration(process, "update") * share_of(effect), self._finish_add, effect, seen)
         else:
             raise no_effect(process.node, process.program, effect)
 

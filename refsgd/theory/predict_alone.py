@@ -38,7 +38,7 @@ def hogwild(c: Setting) -> Figures:
     -------
     dict of str to Prediction
     """
-    adds = int(c.options.get("parts", 8)) + 1  # each addition to a cell takes an update's time
+    adds = 2  # updates' times: an addition takes its part's share of one, and the counter is a cell of one part
     step = alone(c, adds)
     out = figures(c, step, free(c, step, own=adds), c.steps, 0.0)
     out |= clocks(c, math.inf, math.inf, "no bound but the length of the run")

@@ -39,7 +39,7 @@ SUPERLINEAR = "two nodes took less than half of what one took: that one node was
 CONGESTION = "throughput falls beyond 32 nodes: a step took 25 s longer than links and one node's time say, as it did over InfiniBand"
 CONSTANT = "a step took 74 to 80 s on 8, 16 and 32 nodes alike: 25 s beyond one node's, which do not grow with n and so are not the link's"
 BARRIER = "the barrier before computing was not there"
-FRAMEWORK = "beyond the link: at 56 Gbps the model is within 10 % of perfect scaling; computing itself took 1.3 to 1.6 times as long"
+FRAMEWORK = "beyond the link: at 56 Gbps the model is within 10 % of perfect scaling; computing itself took 1.3 to 1.4 times as long"
 
 
 @dataclass(frozen=True)

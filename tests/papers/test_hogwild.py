@@ -11,8 +11,10 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
 from refsgd.problems import Problem, quadratic
 from refsgd.result import final_parameters
+from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.simulator import simulate
+from refsgd.theory.predict import predict
 from tests.strategies import machines, seeds
 
 
@@ -94,3 +96,15 @@ def test_real_processes_share_the_vector_and_replay(runtime, tmp_path):
 def test_momentum_is_refused():
     with pytest.raises(ValueError, match="momentum 0.9; expected 0"):
         hogwild.hogwild(quadratic(), 2, 1, SGD(0.1, 0.9))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8, 30])
+def test_a_step_takes_the_time_of_an_update_however_many_parts_it_is_added_in(parts):
+    """A part takes its share of an update, an empty one nothing; the counter, a cell of its own, takes one more."""
+    machine = Machine(compute="fixed(0.02)", update="fixed(0.001)")
+    trace = simulate(hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine).trace
+    assert trace.seconds == pytest.approx(10 * (0.02 + 0.001 + 0.001))
+    predicted = predict("hogwild", machine, workers=4, nbytes=40, steps=10, options={"parts": parts})
+    assert predicted["seconds"].kind == "exact" and predicted["seconds"].value == pytest.approx(trace.seconds)
+    real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine, 0, transport="shm").trace
+    assert real.seconds == pytest.approx(trace.seconds, rel=0.5) and real.seconds >= trace.seconds * 0.999
