@@ -26,10 +26,10 @@ the schedule and the choices
 
 What differs from the paper
 ---------------------------
-A peer averages once per gradient, as in algorithm 1; implementations let a communication thread go at its own pace.
-Only active peers choose a neighbour, which is the paper's remedy against deadlock.  A passive peer without a
-neighbour (one worker) still trains.  The update is plain Python, since nothing may come between reading x and writing
-it; the machine's time for an update is therefore not charged.
+An active peer averages once per gradient, as every peer of algorithm 1, a passive one only when asked; implementations
+let a communication thread go at its own pace.  Only active peers choose a neighbour, which is the paper's remedy
+against deadlock.  A passive peer without a neighbour (one worker) still trains.  The update is plain Python, since
+nothing may come between reading x and writing it; the machine's time for an update is therefore not charged.
 
 References
 ----------
@@ -48,6 +48,8 @@ from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 from refsgd.graphs import Graph
+
+BIPARTITE = "bipartite", "star", "ring or bipartite-ring (even n)", "torus (even sides)"
 
 
 class Ask(NamedTuple):
@@ -142,12 +144,12 @@ def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str
     sgd : SGD
     graph : str
         A bipartite one of `refsgd.graphs.GRAPHS`: "bipartite" (every even rank with every odd one, any n), "star"
-        (any n), "ring" (even n).  The side of rank 0 is passive, the other one active.
+        (any n), "ring" or "bipartite-ring" (even n), "torus" (even sides).  The side of rank 0 is passive, the other one active.
     """
-    near = graph_of(graph, workers)
+    near = graph_of(graph, workers, BIPARTITE)
     side = sides(near)
     if side is None:
-        raise ValueError(f"graph {graph!r} of {workers} peers has an odd cycle; expected a bipartite graph: bipartite, star, even ring")
+        raise ValueError(f"graph {graph!r} of {workers} peers has an odd cycle; expected a bipartite graph: {', '.join(BIPARTITE)}")
     names, deployment = peers(workers), {}
     for rank, me in enumerate(names):
         replica, passive = Replica(problem.x0), [names[j] for j in near[rank]] if side[rank] else []

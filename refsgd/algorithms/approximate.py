@@ -23,8 +23,9 @@ ASP's; what the filter holds back is at most limit |x_j| an entry | clock gap: u
 of own pushes | aggregation: each push is applied alone | deterministic: given the order of arrival
 
 What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one isolates
-the centres until the end.  The last push flushes, so both copies end equal, to rounding; half of the result is read
-from each.  A copy's version counts the pushes that it knows of, own and remote: staleness means the same on both.
+the centres until the end.  The last push flushes, so both copies end equal, to rounding; after a death it never comes
+and they differ.  Half of the result is read from each.  A copy's version counts the pushes that it knows of, own and
+remote: staleness means the same on both.
 
 What differs from the paper
 ---------------------------

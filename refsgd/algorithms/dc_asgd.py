@@ -83,7 +83,7 @@ def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, comp
 
 
 def dc_asgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
-            compensation: float = 0.04, adaptive: bool = False) -> Deployment:
+            compensation: float | None = None, adaptive: bool = False) -> Deployment:
     """Deploy DC-ASGD.
 
     Parameters
@@ -96,11 +96,12 @@ def dc_asgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int
     sgd : SGD
     rotated : bool
         Worker i begins with server i: where every worker's node has a server.
-    compensation : float
-        lambda >= 0; 0 is ASP.
+    compensation : float, optional
+        lambda >= 0, by default the paper's: 0.04, adaptive 2; 0 is ASP.
     adaptive : bool
-        Divide lambda by the root of a moving average of g * g; then the paper's lambda is 2.
+        Divide lambda by the root of a moving average of g * g.
     """
+    compensation = (2.0 if adaptive else 0.04) if compensation is None else compensation
     if not 0 <= compensation < float("inf"):
         raise ValueError(f"compensation {compensation}; expected a finite number >= 0")
     ws, ss = names(workers, servers)

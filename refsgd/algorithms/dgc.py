@@ -26,7 +26,8 @@ What differs from the paper
 One vector instead of a mask per tensor; an exact k, by default of 1 % where the paper ends at 0.1 %, on smaller
 nets; no clipping, no warm-up of the sparsity, no Nesterov momentum.  Each gradient is weighed by its images before
 it is accumulated, so ragged shares add up to the mean of all images.  Weight decay is part of the gradient, and so
-it is compressed too.
+it is compressed too.  Choosing the k largest takes no virtual time here; the paper estimates their threshold from
+a sample, because an exact choice is slow.
 
 References
 ----------
@@ -66,13 +67,14 @@ def peer(rank: int, group: Sequence[str], problem: Objective, steps: int, sgd: S
     """Gradient, compress, gather, update; returns the replica, shape (d,), the same on every peer."""
     x, state = problem.x0, Residual(np.zeros_like(problem.x0), np.zeros_like(problem.x0))
     plain = replace(sgd, momentum=0.0, weight_decay=0.0)  # both have acted before compression
+    no_velocity = plain.start(x)  # `step` hands it back as it is
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, x, rank, t)
         share, whole = weights([problem.images(i, t) for i in range(len(group))])
         g = (g + np.float32(sgd.weight_decay) * x) * np.float32(share[rank]) / np.float32(whole)
         sent, state = deep_gradient(state, g, sgd.momentum, ratio, masking)
         messages = yield from all_gather(rank, group, sent)
-        x, _ = yield Compute(plain.step, x, x, sum_of_sparse(messages, x), t, kind="update")
+        x, _ = yield Compute(plain.step, x, no_velocity, sum_of_sparse(messages, x), t, kind="update")
         yield Mark("update", slice=0, version=t, reads=((group[rank], t),), t=t, x=x)
         yield Mark("clock", t=t)
     return x

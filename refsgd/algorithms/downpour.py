@@ -91,7 +91,7 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
             x, version = yield from fetch(order, servers, t)
         g: Array = yield Compute(problem.gradient, x, rank, t)
         accrued, reads = accrued + g, [*reads, version]
-        x = x - sgd.rate(t * workers) * g
+        x = x - sgd.rate(workers * -(-t // push_every)) * g  # g is in push ceil(t / push_every); all workers' earlier pushes are updates
         if pushes_at(t, steps, push_every):
             for server in order:
                 yield Send(server, Accrued(accrued[cut[server]], tuple(read[server] for read in reads)))

@@ -4,10 +4,10 @@ The peers sit on a graph with a mixing matrix W: symmetric, W_ij >= 0 and 0 wher
 columns sum to 1.  So averaging keeps the mean of all replicas, and it brings them together by the second largest
 absolute eigenvalue of W per round; one minus it, the *spectral gap*, says how well a graph agrees.
 
-Peer i, combine then adapt (`order="cta"`, the paper's)::
+Peer i, loosely combine then adapt (`order="cta"`, the paper's)::
 
     send x to the neighbours
-    g = gradient at x on its share                            # while the replicas travel
+    g = gradient at x on its share                            # at the own x, while the replicas travel
     x = update(sum_j W_ij x_j, g)
 
 Peer i, adapt then combine (`order="atc"`)::
@@ -28,8 +28,11 @@ graph: any connected one | deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------
-`atc` is not in it (it is what the code of Assran et al. runs under this name).  Sums are taken as differences to the
-first replica in rank order, so that equal replicas stay equal bit for bit.
+`atc` is not in it (it is what the code of Assran et al. runs under this name).  `cta` is so called loosely: Cattivelli
+and Sayed's combine-then-adapt takes the gradient at the combined point, algorithm 1 at the own replica, which Tu and
+Sayed call the consensus strategy and BlueFog adapt-with-combine.  Weight decay, which is not in algorithm 1, acts where
+g is applied, in `cta` on the average.  Sums are taken as differences to the first replica in rank order, so that equal
+replicas stay equal bit for bit, and outside a Compute: they take no virtual time.
 
 References
 ----------
@@ -37,6 +40,8 @@ Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 
 algorithm 1.
 Cattivelli and Sayed, "Diffusion LMS strategies for distributed estimation", IEEE Trans. Signal Processing 58, 2010:
 adapt-then-combine against combine-then-adapt.
+Tu and Sayed, "Diffusion strategies outperform consensus strategies for distributed estimation over adaptive networks",
+IEEE Trans. Signal Processing 60, 2012 (arXiv:1205.3993): both against the consensus strategy.
 """
 
 from __future__ import annotations
@@ -125,7 +130,7 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
     graph : str
         A key of `refsgd.graphs.GRAPHS`.
     order : {"cta", "atc"}
-        Combine then adapt, or adapt then combine.
+        The paper's order, loosely called combine then adapt, or adapt then combine.
     """
     if order not in ("cta", "atc"):
         raise ValueError(f"order {order!r}; expected cta or atc")

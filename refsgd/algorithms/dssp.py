@@ -92,7 +92,8 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, lower
             granted[w] = max(0, granted[w] - 1)
             if clock[w] > slowest + bound[w]:
                 yield Mark("block", worker=w)
-        for w in [w for w in clock if w in waiting and clock[w] <= slowest + bound[w]]:
+        ready = [w for w in clock if w in waiting and clock[w] <= slowest + bound[w]]
+        for w in ready:
             waiting.remove(w)
             yield Send(w, Model(x, version))
     return x

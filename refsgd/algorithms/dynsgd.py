@@ -72,9 +72,11 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, stale
             waiting.add(w)
         slowest = min(clock.values(), default=steps)
         mean = {c: m for c, m in mean.items() if c >= slowest}
+        images = {c: b for c, b in images.items() if c >= slowest}
         if clock.get(w, 0) > slowest + staleness:
             yield Mark("block", worker=w)
-        for w in [w for w in clock if w in waiting and clock[w] <= slowest + staleness]:
+        ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]
+        for w in ready:
             waiting.remove(w)
             yield Send(w, Model(x, version))
     return x
@@ -97,8 +99,8 @@ def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     """
-    if not staleness >= 0:
-        raise ValueError(f"staleness {staleness}; expected a number of clocks >= 0, or inf")
+    if not staleness >= 0 or staleness % 1 > 0:  # inf % 1 is NaN
+        raise ValueError(f"staleness {staleness}; expected a whole number of clocks >= 0, or inf")
     ws, ss = names(workers, servers)
     deployment = {w: Node(worker(i, ss, problem, steps, rotated)) for i, w in enumerate(ws)}
     for k, (s, cut) in enumerate(zip(ss, slices(problem.x0.size, servers), strict=True)):

@@ -162,6 +162,5 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
     rounds = -(-steps // period)
     for k, (s, cut) in enumerate(zip(ss, slices(problem.x0.size, servers), strict=True)):
         x = problem.x0[cut]
-        together = sync_server(k, ws, x, rounds)
-        deployment[s] = Node(together if mode == "sync" else async_server(k, x, rounds * workers))
+        deployment[s] = Node(sync_server(k, ws, x, rounds) if mode == "sync" else async_server(k, x, rounds * workers))
     return deployment

@@ -12,8 +12,12 @@ a read and a write, and what others write between the two is lost.
 Quick facts
 -----------
 synchronous: no | centralised: shared memory, no server | roles: n workers, one vector in `parts` parts | messages,
-bytes: none | staleness: unbounded, mean about n - 1 | clock gap: unbounded | momentum: none | aggregation: each
-step is added alone | deterministic: given the order of accesses, if atomic
+bytes: none | staleness: unbounded, mean about n - 1 where additions take no time | clock gap: unbounded | momentum: none |
+aggregation: each step is added alone | deterministic: given the order of accesses, if atomic
+
+Updates are counted in a cell that is read first and raised by another access.  Where additions take time, as those of
+real processes do, two workers can read the same number: versions then repeat, and staleness, which is their difference,
+comes out too small.
 
 What differs from the paper
 ---------------------------

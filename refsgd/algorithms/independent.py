@@ -31,6 +31,8 @@ entropy models", NIPS 2009, the mixture weight method: learning without communic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
@@ -48,10 +50,10 @@ def peers(workers: int) -> list[str]:
     return [f"peer{i}" for i in range(workers)]
 
 
-def graph_of(name: str, workers: int) -> Graph:
-    """The neighbours of every rank in a graph of `refsgd.graphs`; one peer has none in any graph."""
+def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
+    """The neighbours of every rank in a graph of `refsgd.graphs`; one peer has none in any graph.  `known` names what may be asked for."""
     if name not in GRAPHS:
-        raise ValueError(f"graph {name!r}; expected one of {', '.join(GRAPHS)}")
+        raise ValueError(f"graph {name!r}; expected one of {', '.join(known)}")
     return [[]] if workers == 1 else GRAPHS[name](workers)
 
 

@@ -1,7 +1,7 @@
 """What the algorithms with parameter servers share: two messages, and the worker that pushes and waits.
 
 The parameters are cut into K slices, one per server (Li et al., OSDI 2014).  BSP, ASP and SSP have the same
-worker: they differ only in *when a server answers*.
+worker; the servers differ in what is one update (BSP: the mean of all; ASP, SSP: each push) and in when they answer.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ Without the stash the backward pass uses an x that its forward pass has not seen
 
 Quick facts
 -----------
-synchronous: GPipe only | deterministic: yes | centralised: no | roles: K stages | messages: one each way per cut and batch | bytes: twice a cut's activations |
-idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends if messages there and back fit into an update | staleness: GPipe 0, PipeDream K - 1 - k at stage k,
-with vertical sync K - 1 | momentum: at each stage | aggregation: mean over rows | in flight: GPipe m, PipeDream K - k
+synchronous: GPipe only | deterministic: yes | centralised: no | roles: K stages | messages: one each way per cut and micro-batch (GPipe) or batch | bytes:
+twice a cut's activations | idle: GPipe (K - 1)/(m + K - 1), PipeDream only at both ends if messages there and back fit into an update | staleness: GPipe 0,
+PipeDream K - 1 - k at stage k, with vertical sync K - 1 | momentum: at each stage | aggregation: mean over rows | in flight: GPipe m, PipeDream K - k
 
 What differs from the papers
 ----------------------------
@@ -133,7 +133,7 @@ def pipedream_stage(k: int, chain: Chain, batches: int, sgd: SGD, vertical: bool
     """One forward, one backward; returns the stage's parameters.  Version t is after t updates."""
     depth, ahead = len(chain.stages), 0
     x = chain.stages[k].x0
-    v, stash = sgd.start(x), {0: x}  # versions that a batch in flight may need
+    v, stash = sgd.start(x), {0: x}  # versions that a batch in flight may need: K - k, with vertical sync K
     flight: dict[int, tuple[int, Array, Array | None]] = {}  # batch -> version of its forward pass, what to keep
     for b in range(batches):
         while ahead < min(b + depth - k, batches):
@@ -143,7 +143,7 @@ def pipedream_stage(k: int, chain: Chain, batches: int, sgd: SGD, vertical: bool
         read, a, d = flight.pop(b)
         g = yield from backward(k, chain, stash[read], a, d)
         x, v = yield Compute(sgd.step, x, v, g, b, kind="update")
-        stash = {version: old for version, old in stash.items() if version > b + 1 - depth} | {b + 1: x}
+        stash = {version: old for version, old in stash.items() if version > b + 1 - depth + (0 if vertical else k)} | {b + 1: x}
         yield Mark("update", slice=k, version=b, reads=((f"stage{k}", read),), t=b, x=x)
     return x
 

@@ -20,7 +20,8 @@ With t' beyond the last step it is BSP; with t' = 0 it is local SGD.
 
 What differs from the paper
 ---------------------------
-The switch is where the learning rate is first lowered there; here it is an option in steps.  The first phase averages
+The switch is where the learning rate is first lowered there; here it is an option in steps, by default 46: two passes
+over the 1,437 training digits with 4 workers of 16 images, 23 steps each.  The first phase averages
 replicas after each step, as the authors' code does, not gradients: the same for plain SGD and for the mean of the
 replicas with momentum, but after the switch every peer goes on with a velocity of its own.  The hierarchical variant
 (an inner and an outer period) is not built.

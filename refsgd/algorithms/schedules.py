@@ -159,6 +159,11 @@ def lasso(a: Matrix, b: Matrix, penalty: float, workers: int, steps: int, *, pol
         raise ValueError(f"policy {policy!r}; expected round-robin, random or priority")
     if not (1 <= width <= a.shape[1] and rho >= 0 and eps > 0):
         raise ValueError(f"width {width}, rho {rho}, eps {eps}; expected width in 1..{a.shape[1]}, rho >= 0, eps > 0")
+    if not 0 <= penalty < float("inf"):
+        raise ValueError(f"penalty {penalty}; expected a finite number >= 0")
+    gram = a.T @ a
+    if not np.allclose(norms := np.sqrt(np.diag(gram)), 1):  # else x[block] + z is not where the minimum is
+        raise ValueError(f"columns of norms {norms.min():.3g} to {norms.max():.3g}; expected norm 1: a / np.linalg.norm(a, axis=0)")
     ws, (server,) = names(workers, 1)
     deployment = {w: Node(worker(a[rows], b[rows], steps)) for w, rows in zip(ws, slices(len(b), workers), strict=True)}
-    return {**deployment, server: Node(scheduler(ws, a.T @ a, penalty, steps, policy, width, rho, eps))}
+    return {**deployment, server: Node(scheduler(ws, gram, penalty, steps, policy, width, rho, eps))}

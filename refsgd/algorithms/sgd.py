@@ -6,8 +6,12 @@ In the form of PyTorch::
     v <- momentum * v + g
     x <- x - lr(t) * v
 
-where t counts the updates of this copy of the parameters.  All scalars are float32, so that slicing the
-vector over servers never changes a bit.
+where t counts the updates of this copy of the parameters.  The rule is elementwise, so slicing the vector over servers
+never changes a bit; scalars are float32, so that nothing is promoted.
+
+Weight decay is that of the x to which g is applied, as in PyTorch's optimiser, even where g was taken at another x:
+at parameter servers, in D-PSGD (`cta`), AD-PSGD, pair averaging, SGP and PipeDream.  EASGD, Hogwild! and DGC add it to
+g where g was taken.
 
 References
 ----------

@@ -48,7 +48,7 @@ from refsgd.algorithms.independent import graph_of, peers
 from refsgd.algorithms.parameter_server import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
-from refsgd.graphs import Graph, one_peer_exponential
+from refsgd.graphs import GRAPHS, Graph, one_peer_exponential
 
 
 class Part(NamedTuple):
@@ -103,7 +103,7 @@ def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = 
     """
     names = peers(workers)
     if graph != "one-peer-exponential":
-        fixed = graph_of(graph, workers)
+        fixed = graph_of(graph, workers, ("one-peer-exponential", *GRAPHS))
 
     def out(t: int) -> Graph:
         return one_peer_exponential(workers, t) if graph == "one-peer-exponential" else fixed

@@ -26,9 +26,9 @@ it is part of, so staleness is not 0.
 
 What differs from the paper
 ---------------------------
-The paper's n is our `splitting`, its lambda our number of workers.  Its rate lr / n is the caller's choice.  The
-gradients of one update are added in worker order.  The last update takes what is left, fewer than c if need be,
-so every gradient is used once.
+The paper's n, as in the name n-softsync, is our `splitting`; its lambda is our number of workers, n elsewhere in this
+file.  Its rate, lr / splitting (about the mean staleness), is the caller's choice.  The gradients of one update are
+added in worker order.  The last update takes what is left, fewer than c if need be, so every gradient is used once.
 
 References
 ----------
@@ -50,16 +50,20 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv
 def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, size: int) -> Program[Array]:
     """Step slice k with the mean of `size` gradients at a time, answer each push at once; returns the slice."""
     v, version, kept = sgd.start(x), 0, list[tuple[str, Push]]()
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
-        for left in reversed(range(pushes)):
+    for left in reversed(range(pushes)):
+        w = None
+        with suppress(RunEnded):  # raised after a death, when nobody sends any more: the last update takes what is left
             w, push = yield Recv(Push)
             kept.append((w, push))
-            if len(kept) == size or not left:
-                kept.sort(key=lambda pair: workers.index(pair[0]))
-                x, v = yield Compute(bsp.update, sgd, x, v, [push for _, push in kept], version, "mean", kind="update")
-                yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
-                version, kept = version + 1, []
-            yield Send(w, Model(x, version))
+        last = w is None or not left
+        if len(kept) == size or (last and kept):
+            kept.sort(key=lambda pair: workers.index(pair[0]))
+            x, v = yield Compute(bsp.update, sgd, x, v, [push for _, push in kept], version, "mean", kind="update")
+            yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
+            version, kept = version + 1, []
+        if w is None:
+            break
+        yield Send(w, Model(x, version))
     return x
 
 

@@ -80,7 +80,8 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, stale
         slowest = min(clock.values(), default=steps)
         if clock.get(w, 0) > slowest + staleness:
             yield Mark("block", worker=w)
-        for w in [w for w in clock if w in waiting and clock[w] <= slowest + staleness]:
+        ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]
+        for w in ready:
             waiting.remove(w)
             yield Send(w, Model(x, version))
     return x
@@ -134,8 +135,9 @@ def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: i
         x = np.concatenate([sum((mine[t][cut[s]] for t in range(row[s].own, c)), start=row[s].x) for s in servers])
         g: Array = yield Compute(problem.gradient, x, rank, c)
         for s in servers:
-            yield Send(s, Push(g[cut[s]], problem.images(rank, c), row[s].version + c - row[s].own))
-        mine[c] = -sgd.rate(c * workers) * g
+            known = row[s].version + c - row[s].own  # updates that x contains: the row's and own later ones
+            yield Send(s, Push(g[cut[s]], problem.images(rank, c), known))
+        mine[c] = -sgd.rate(c * workers) * g  # the rate that the server has when all workers have completed c clocks
         yield Mark("clock", t=c)
     return x
 
@@ -159,17 +161,15 @@ def ssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
     refresh : {"fresh", "lazy", "eager"}
         When a worker gets a new model.
     """
-    if not staleness >= 0:
-        raise ValueError(f"staleness {staleness}; expected a number of clocks >= 0, or inf")
+    if not staleness >= 0 or staleness % 1 > 0:  # inf % 1 is NaN
+        raise ValueError(f"staleness {staleness}; expected a whole number of clocks >= 0, or inf")
     if refresh not in ("fresh", "lazy", "eager"):
         raise ValueError(f"refresh {refresh!r}; expected fresh, lazy or eager")
     ws, ss = names(workers, servers)
-    deployment = {}
-    for i, w in enumerate(ws):
-        caching = cache_worker(i, ss, problem, steps, sgd, staleness, workers, refresh == "eager")
-        deployment[w] = Node(worker(i, ss, problem, steps, rotated) if refresh == "fresh" else caching)
+    fresh, eager = refresh == "fresh", refresh == "eager"
+    deployment = {w: Node(worker(i, ss, problem, steps, rotated) if fresh else
+                          cache_worker(i, ss, problem, steps, sgd, staleness, workers, eager)) for i, w in enumerate(ws)}
     for k, (s, cut) in enumerate(zip(ss, slices(problem.x0.size, servers), strict=True)):
         x = problem.x0[cut]
-        rows = row_server(k, ws, x, steps, sgd, refresh == "eager")
-        deployment[s] = Node(server(k, ws, x, steps, sgd, staleness) if refresh == "fresh" else rows)
+        deployment[s] = Node(server(k, ws, x, steps, sgd, staleness) if fresh else row_server(k, ws, x, steps, sgd, eager))
     return deployment

@@ -79,16 +79,20 @@ def server(k: int, workers: Sequence[str], x: Array, pushes: int, sgd: SGD, size
     """Step slice k with the mean of `size` divided gradients at a time; returns the slice."""
     v, version, kept = sgd.start(x), 0, list[tuple[str, Push]]()
     moments = np.zeros_like(x), np.zeros_like(x), np.ones_like(x)
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
-        for left in reversed(range(pushes)):
+    for left in reversed(range(pushes)):
+        w = None
+        with suppress(RunEnded):  # raised after a death, when nobody sends any more: the last update takes what is left
             w, push = yield Recv(Push)
             kept.append((w, push))
-            if len(kept) == size or not left:
-                kept.sort(key=lambda pair: workers.index(pair[0]))
-                x, v, moments = yield Compute(update, sgd, x, v, moments, [push for _, push in kept], version, rule, kind="update")
-                yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
-                version, kept = version + 1, []
-            yield Send(w, Model(x, version))
+        last = w is None or not left
+        if len(kept) == size or (last and kept):
+            kept.sort(key=lambda pair: workers.index(pair[0]))
+            x, v, moments = yield Compute(update, sgd, x, v, moments, [push for _, push in kept], version, rule, kind="update")
+            yield Mark("update", slice=k, version=version, reads=tuple((w, push.version) for w, push in kept), x=x)
+            version, kept = version + 1, []
+        if w is None:
+            break
+        yield Send(w, Model(x, version))
     return x
 
 

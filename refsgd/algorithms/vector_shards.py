@@ -137,7 +137,7 @@ def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Pr
         commands = [] if collecting else [Begin, Dot, Combine]
         src, message = yield Recv(Piece, Fetch, Stop, *commands)
         match message:
-            case Begin(evaluation):
+            case Begin(evaluation):  # from now on the number of the running evaluation
                 pieces, collecting = {}, True
                 yield Mark("update", slice=k, version=evaluation, reads=(), x=register[X])
                 yield Send(src, message)

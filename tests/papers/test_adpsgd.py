@@ -1,5 +1,6 @@
 """What is claimed of AD-PSGD: Lian et al., ICML 2018, algorithm 1 and section 3."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from refsgd.algorithms.adpsgd import Answer, Ask, Replica
 from refsgd.algorithms.independent import peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Choose, Compute, Died, Mark, Node, Recv, Send
+from refsgd.graphs import GRAPHS
 from refsgd.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters
@@ -291,3 +293,16 @@ def test_pair_averaging_is_not_adpsgd():
     problem = quadratic(d=5, workers=4, noise=1.0, dtype=np.float64)
     with pytest.raises(AssertionError, match="by nothing else"):
         conserve(pair_averaging.pair_averaging(problem, 4, 20, SGD(0.25)), MACHINE, 0, lr=0.25)
+
+
+def test_an_unknown_graph_is_answered_with_graphs_that_are_accepted():
+    problem = integer_gradients(workers=4)
+    with pytest.raises(ValueError) as refusal:
+        adpsgd.adpsgd(problem, 4, 1, SGD(0.1), graph="circle")
+    assert str(refusal.value) == "graph 'circle'; expected one of bipartite, star, ring or bipartite-ring (even n), torus (even sides)"
+    accepted = []
+    for graph in GRAPHS:
+        with suppress(ValueError):
+            assert adpsgd.adpsgd(problem, 4, 1, SGD(0.1), graph=graph)
+            accepted.append(graph)
+    assert set(accepted) == {"bipartite", "star", "ring", "bipartite-ring", "torus"}

@@ -14,7 +14,7 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import LOCKSTEP, curved, final, recorded
+from tests.watching import LOCKSTEP, RANDOM, curved, final, recorded
 
 sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 6)}
 
@@ -155,3 +155,11 @@ def test_every_schedule_of_a_small_case_follows_algorithm_2(workers):
 def test_a_wrong_compensation_is_named(compensation):
     with pytest.raises(ValueError, match="expected"):
         dc_asgd.dc_asgd(curved(), 4, 1, SGD(0.1), compensation=compensation)
+
+
+@pytest.mark.parametrize("adaptive, lambda0", [(False, 0.04), (True, 2.0)])
+def test_the_default_lambda_is_the_papers_for_the_variant(adaptive, lambda0):
+    """Zheng et al., section 6: 0.04 for DC-ASGD-c, 2 for DC-ASGD-a; those of the other variant give other parameters."""
+    found, same, other = (final(dc_asgd.dc_asgd(curved(), 4, 6, SGD(0.1), adaptive=adaptive, **options), RANDOM) for options in (
+        {}, {"compensation": lambda0}, {"compensation": 2.04 - lambda0}))
+    assert np.array_equal(found, same) and not np.array_equal(found, other)

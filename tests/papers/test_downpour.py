@@ -95,7 +95,7 @@ def test_a_lost_accrual_is_caught():
 
 @given(machine=machines, seed=seeds, fetch_every=st.integers(1, 4))
 def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
-    """x = fetched - lr sum of local gradients since; the schedule counts the servers' updates, n for each iteration."""
+    """x = fetched - lr sum of local gradients since; the schedule counts the servers' updates, n for each push."""
     problem, seen = recorded(curved())
     sgd = SGD(0.1, schedule=StepDecay(12, 0.5))
     simulate(downpour.downpour(problem, 4, 9, sgd, 2, push_every=2, fetch_every=fetch_every), machine, seed)
@@ -103,7 +103,14 @@ def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
     for (rank, t), (x, _) in mine.items():
         if t % fetch_every:
             before, g = mine[rank, t - 1]
-            assert np.array_equal(x, before - sgd.rate(4 * (t - 1)) * g)
+            assert np.array_equal(x, before - sgd.rate(4 * (t // 2)) * g)
+
+
+@pytest.mark.parametrize("push_every", [1, 2, 3, 5])
+def test_the_local_copy_and_the_servers_step_at_one_rate(push_every):
+    """Dean et al., algorithm 7.1: one alpha.  A lone worker's own steps are those of the servers, whatever the schedule."""
+    run = simulate(downpour.downpour(curved(workers=1), 1, 11, SGD(0.1, schedule=StepDecay(1, 0.7)), push_every=push_every, fetch_every=100))
+    assert np.allclose(run.values["worker0"], run.values["server0"], rtol=1e-5)
 
 
 def test_adagrad_divides_by_the_root_of_all_squares():

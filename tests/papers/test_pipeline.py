@@ -13,7 +13,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
 from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import explore
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import Deadlock, Simulator, simulate
 from refsgd.theory import pipeline as formulas
 from tests.strategies import machines, seeds
 
@@ -164,6 +164,18 @@ def test_pipedream_uses_one_version_per_stage_and_batch_with_at_most_k_minus_k_i
     hold_one_version_and_few_in_flight(depth, machine=machine, vertical=vertical)
 
 
+@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_stage_keeps_the_versions_that_batches_in_flight_need(depth, vertical):
+    """K - k at stage k, none but the newest at the last one; with vertical sync K everywhere."""
+    deployment, most = pipedream(mlp(depth), 8, SGD(0.5), vertical=vertical), {}
+    for _ in Simulator(deployment):
+        for name, node in deployment.items():
+            if node.main.gi_frame is not None:
+                most[name] = max(most.get(name, 0), len(node.main.gi_frame.f_locals.get("stash", ())))
+    assert most == {f"stage{k}": depth - k * (not vertical) for k in range(depth)}
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_pipedream_works_at_the_rate_of_one_stage(depth):
     """One batch per t_f + t_b in steady state; filling and draining happen once, not once a batch."""
@@ -219,7 +231,7 @@ def test_without_stashing_the_mixed_versions_are_caught(monkeypatch):
 ])
 def test_too_many_or_too_few_batches_in_flight_are_caught(monkeypatch, right, wrong):
     monkeypatch.setattr(pipeline, "pipedream_stage", wrong_stage("pipedream_stage", right, wrong))
-    with pytest.raises((AssertionError, Deadlock)):
+    with pytest.raises((AssertionError, Deadlock, KeyError)):  # KeyError: the version of a batch too many is stashed no more
         hold_one_version_and_few_in_flight(3)
 
 
@@ -233,3 +245,10 @@ def test_a_mean_of_means_is_caught_where_micro_batches_are_unequal(monkeypatch):
 def test_a_wrong_number_of_micro_batches_is_named():
     with pytest.raises(ValueError, match="micro 0; expected at least 1"):
         gpipe(mlp(2), 1, SGD(0.1), micro=0)
+
+
+@pytest.mark.parametrize("deploy, each_way", [(lambda: gpipe(mlp(3, 4), 5, SGD(0.1), micro=4), 4 * 5), (lambda: pipedream(mlp(3), 5, SGD(0.1)), 5)])
+def test_a_message_goes_each_way_per_cut_and_micro_batch_or_batch(deploy, each_way):
+    trace = simulate(deploy()).trace
+    assert trace.messages == 2 * 2 * each_way
+    assert "messages: one each way per cut and micro-batch (GPipe) or batch" in " ".join(pipeline.__doc__.split())

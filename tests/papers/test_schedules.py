@@ -210,3 +210,19 @@ def test_bytes_and_messages():
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         lasso(SPARSE, TARGET, 0.1, 2, 1, **options)
+
+
+@pytest.mark.parametrize("a, penalty, words", [
+    (SPARSE, -0.1, "penalty -0.1; expected a finite number >= 0"), (SPARSE, float("nan"), "penalty nan; expected"),
+    (SPARSE, float("inf"), "penalty inf; expected"),
+    (2 * SPARSE, 0.1, "columns of norms 2 to 2; expected norm 1"),
+    (SPARSE * np.linspace(1, 1.5, 24), 0.1, "columns of norms 1 to 1.5; expected norm 1")])
+def test_a_problem_that_the_steps_do_not_fit_is_refused_in_one_line(a, penalty, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        lasso(a, TARGET, penalty, 2, 1)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_penalty_and_in_float32_it_runs():
+    """Columns that have norm 1 to float32's rounding are good enough."""
+    lasso(SPARSE.astype(np.float32), TARGET, 0.0, 2, 1)

@@ -247,3 +247,8 @@ def test_a_wrong_push_is_caught_where_degrees_differ(monkeypatch, wrong):
 def test_an_unknown_graph_is_named():
     with pytest.raises(ValueError, match="graph 'exponential-growth'; expected one of"):
         sgp.sgp(integer_gradients(), 4, 1, SGD(0.1), graph="exponential-growth")
+
+
+def test_an_unknown_graph_is_answered_with_all_that_are_known():
+    with pytest.raises(ValueError, match="graph 'circle'; expected one of one-peer-exponential, ring, torus, complete, exponential, bipartite"):
+        sgp.sgp(quadratic(workers=4), 4, 1, SGD(0.1), graph="circle")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refsgd
 from refsgd.algorithms import asp, bsp, softsync
 from refsgd.algorithms.parameter_server import Model, Push, names, worker
 from refsgd.algorithms.sgd import SGD, StepDecay
@@ -14,6 +15,7 @@ from refsgd.problems import integer_gradients
 from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
+from refsgd.testing import ledger
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, ragged
 
@@ -149,3 +151,20 @@ def test_every_schedule_of_a_small_case(workers):
 def test_a_wrong_splitting_is_named(splitting):
     with pytest.raises(ValueError, match="expected 1 to 4"):
         softsync.softsync(curved(), 4, 1, SGD(0.1), splitting=splitting)
+
+
+@pytest.mark.parametrize("algorithm", ["softsync", "staleness-aware"])
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_after_a_death_the_last_update_takes_what_is_left(algorithm, runtime):
+    """15 gradients of three workers and 2 of the dead one, 4 at a time."""
+    run = refsgd.run(algorithm, data="quadratic", workers=4, servers=2, steps=5, splitting=1, machine=Machine(compute="fixed(0.02)"), runtime=runtime,
+                     faults="kill worker 1 at step 2", on_death="continue")
+    for k in range(2):
+        assert [len(e.data["reads"]) for e in run.trace.marks("update") if e.data["slice"] == k] == [4, 4, 4, 4, 1]
+    ledger(run)
+
+
+def test_after_a_death_nothing_is_applied_where_nothing_is_left():
+    run = refsgd.run("softsync", data="quadratic", workers=4, steps=4, splitting=2, machine=Machine(compute="fixed(0.02)"),
+                     faults="kill worker 1 at step 2", on_death="continue")
+    assert [len(e.data["reads"]) for e in run.trace.marks("update")] == [2] * 7
