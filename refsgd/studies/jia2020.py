@@ -246,11 +246,11 @@ def figure7(lab: Lab) -> Part:
     -------
     Part
     """
-    steps, seeds = 60 if lab.quick else 200, range(lab.seed, lab.seed + (1 if lab.quick else 5))
+    steps, seeds = 60 if lab.quick else 150, range(lab.seed, lab.seed + (1 if lab.quick else 5))
     what = {**real(lab), **({} if lab.quick else {"lr": 0.08}), "servers": 4, "steps": steps, "machine": machine("lognormal(3,0.5)")}
     curves = _curves(lab, seeds, what)
     slower = {**what, "lr": 0.375 * what["lr"]}
-    lines = _accuracies(curves) + _gentle(_curves(lab, seeds[:3], slower, ("async",), (4, 12)), slower["lr"])
+    lines = _accuracies(curves) + _gentle(_curves(lab, seeds[:3], slower, ("async",), (4, 12), looks=0), slower["lr"])
     passes = lab.each({(mode, n): _pass(mode, n, what["machine"], lab.seed) for mode in ALGORITHM for n in WORKERS})
     timing, later, bars = _passes(passes)
     panels = [Panel(f"{mode}, mean of seeds", "share of the run", "test accuracy", {f"{n} workers": mean_curve(curves[mode, n]) for n in WORKERS})
@@ -264,9 +264,9 @@ def figure7(lab: Lab) -> Part:
 
 
 def _curves(lab: Lab, seeds: Sequence[int], arguments: dict[str, Any], modes: Sequence[str] = tuple(ALGORITHM),
-            workers: Sequence[int] = WORKERS) -> Curves:
+            workers: Sequence[int] = WORKERS, looks: int = 6) -> Curves:
     """Curves by mode and number of workers, one for each seed."""
-    seen = lab.each({(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed, "looks": 6})
+    seen = lab.each({(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed, "looks": looks})
                      for mode in modes for n in workers for seed in seeds})
     return {(mode, n): [seen[mode, n, seed].curve for seed in seeds] for mode in modes for n in workers}
 
@@ -401,7 +401,7 @@ def figure9(lab: Lab) -> Part:
     -------
     Part
     """
-    base = {**real(lab), "workers": 4, "steps": 40 if lab.quick else 200, "seed": lab.seed, "machine": machine("fixed(3)")}
+    base = {**real(lab), "workers": 4, "steps": 40 if lab.quick else 100, "seed": lab.seed, "machine": machine("fixed(3)")}
     seen = lab.each({(m, k): Trial(ALGORITHM[m], {**base, "servers": k}) for m in ALGORITHM for k in (4, 8)})
     same = seen["sync", 4].the_result.parameters_sha256 == seen["sync", 8].the_result.parameters_sha256
     apart = abs(seen["async", 4].accuracy - seen["async", 8].accuracy)
