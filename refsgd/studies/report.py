@@ -152,12 +152,13 @@ def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
 
 
 def _ticks(panel: Panel, ax: Axes) -> None:
-    """Marks at the x values where they are few, plain numbers on logarithmic axes."""
+    """Marks at the x values where they are few whole numbers, plain numbers on logarithmic axes."""
     xs = sorted({x for points in panel.curves.values() for x, _ in points})
     ys = [y for points in panel.curves.values() for _, y in points]
     if "x" in panel.log:
         ax.set_xscale("log")
-    if "x" in panel.log or (len(xs) <= 8 and min(b - a for a, b in zip(xs, xs[1:])) > 0.05 * (xs[-1] - xs[0])):
+    few = len(xs) <= 8 and all(float(x).is_integer() for x in xs)
+    if "x" in panel.log or (few and min(b - a for a, b in zip(xs, xs[1:])) > 0.05 * (xs[-1] - xs[0])):
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
         ax.minorticks_off()
     if "y" in panel.log:
