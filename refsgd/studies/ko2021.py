@@ -199,10 +199,9 @@ def _interval(found: Sequence[float]) -> tuple[float, float]:
 
 def _difference(found: Sequence[float], other: Sequence[float], among: int = 1) -> tuple[float, float]:
     """Mean difference on the same seeds and half width of its interval, of 95 % for `among` differences together."""
-    differences = _minus(found, other)
-    mean, n = float(np.mean(differences)), len(differences)
-    if n > 2:
-        return mean, float(scipy.special.stdtrit(n - 1, 1 - 0.025 / among) * np.std(differences, ddof=1) / math.sqrt(n))
+    mean, half = interval(_minus(found, other), among)
+    if len(found) > 2:
+        return mean, half
     return mean, float(scipy.special.ndtri(1 - 0.025 / among)) * math.hypot(*(_interval(x)[1] / 1.96 for x in (found, other)))
 
 

@@ -162,20 +162,22 @@ def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = Fa
     return Claim(says, where, verdict, because)
 
 
-def interval(found: Sequence[float]) -> tuple[float, float]:
+def interval(found: Sequence[float], among: int = 1) -> tuple[float, float]:
     """Mean and half width of its 95 % interval: Student's t over the seeds.
 
     Parameters
     ----------
     found : sequence of float
         One figure for each seed.
+    among : int
+        So many intervals hold together with 95 % (Bonferroni).
 
     Returns
     -------
     float, float
         Not a number as half width of fewer than three.
     """
-    half = float(scipy.special.stdtrit(len(found) - 1, 0.975) * np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 2 else math.nan
+    half = float(scipy.special.stdtrit(len(found) - 1, 1 - 0.025 / among) * np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 2 else math.nan
     return float(np.mean(found)), half
 
 
