@@ -15,11 +15,12 @@ import numpy as np
 
 from refsgd import theory
 from refsgd.algorithms import CATALOGUE
-from refsgd.arguments import Usage, options_of
+from refsgd.arguments import Usage, check_speeds, options_of
 from refsgd.experiment import has_servers
 from refsgd.machine import Machine
 from refsgd.theory import memory, stability
 from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.units import written
 
 
 class Candidate(NamedTuple):
@@ -196,6 +197,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     for name, value in (("parameters", parameters), ("workers", workers), ("batch", batch), ("images", images), ("servers", servers)):
         if value < 1:
             raise Usage(f"{name} {value}; expected at least 1")
+    check_speeds(machine, workers)
     if memory_limit is not None and not memory_limit > 0:
         raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
     if staleness_limit is not None and not staleness_limit >= 0:
@@ -321,7 +323,7 @@ def _flags(machine: Machine) -> str:
     """The machine's numbers as flags of the command line."""
     said = {"compute": f"'{machine.compute}'", "latency": f"{machine.latency:g}",
             "bandwidth": f"{machine.bandwidth:g}" if np.isfinite(machine.bandwidth) else "", "update": f"'{machine.update}'" if machine.update else "",
-            "speeds": ",".join(f"{v:g}" for v in machine.speeds)}
+            "speeds": written(machine.speeds)}
     return " ".join(f"--{name} {value}" for name, value in said.items() if value)
 
 

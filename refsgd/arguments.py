@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from refsgd.effects import Deployment, Node
+from refsgd.machine import Machine
 from refsgd.problems import Problem
+from refsgd.units import written
 
 
 class Usage(ValueError):
@@ -95,6 +97,26 @@ def check_length(steps: Any, epochs: Any) -> None:
         check_whole(0, steps=steps)
     if epochs is not None and not (isinstance(epochs, Real) and 0 <= float(epochs) < float("inf")):
         raise Usage(f"epochs {epochs!r}; expected a number >= 0")
+
+
+def check_speeds(machine: Machine, workers: int) -> None:
+    """Refuse a machine that gives speeds to more or fewer workers than there are.
+
+    Parameters
+    ----------
+    machine : Machine
+    workers : int
+        Of the run.
+
+    Raises
+    ------
+    Usage
+    """
+    given = len(machine.speeds)
+    if given not in (0, workers):
+        wanted = written([machine.speed(f"worker{i}") for i in range(workers)])
+        raise Usage(f"speeds {written(machine.speeds)} are of {given} workers, and there {'is 1' if workers == 1 else f'are {workers}'}; "
+                    f"expected a speed for each, such as {wanted}, or workers {given}")
 
 
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any], others: Iterable[str] = ()) -> None:

@@ -150,6 +150,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
             near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=1)
             raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else ""))
     experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
+    machine = arguments.get("machine") or DEFAULT_MACHINE
     rows = []
     for number, experiment in enumerate(experiments):
         if runtime != "simulator" and not number:
@@ -168,6 +169,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     second = None
     if hard and experiments:
         say("the same algorithms where they part")
-        second = compare(chosen, runtime="simulator", options=options, **{**arguments, **HARD})
-    return Comparison(experiments[0].machine if experiments else DEFAULT_MACHINE, runtime,
+        second = compare(chosen, runtime="simulator", options=options,
+                         **{**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])})
+    return Comparison(machine, runtime,
                       experiments[0].seed if experiments else 0, rows, second)

@@ -9,7 +9,18 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
-from refsgd.arguments import Usage, check_deployment, check_function, check_length, check_numbers, check_options, check_problem, check_whole, options_of
+from refsgd.arguments import (
+    Usage,
+    check_deployment,
+    check_function,
+    check_length,
+    check_numbers,
+    check_options,
+    check_problem,
+    check_speeds,
+    check_whole,
+    options_of,
+)
 from refsgd.effects import Deployment
 from refsgd.machine import Machine
 from refsgd.phantom import phantom
@@ -288,7 +299,6 @@ def prepare(
     Experiment
     """
     name, function = deployment_function(algorithm)
-    workers = 1 if name == "sequential" else workers
     check_whole(1, workers=workers, servers=servers)
     check_whole(0, seed=seed)
     check_length(steps, epochs)
@@ -297,6 +307,10 @@ def prepare(
     machine = DEFAULT_MACHINE if machine is None else machine
     if not isinstance(machine, Machine):
         raise Usage(f"machine {machine!r}; expected a refsgd.Machine: refsgd.machine.load_machine reads a preset or a file")
+    if name != "sequential" or len(machine.speeds) != 1:
+        check_speeds(machine, workers)
+    if name == "sequential":
+        workers, machine = 1, machine.for_workers(1)
     _check_texts(schedule=schedule)
     own = problem is not None
     if problem is None:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # which loads scipy.special when it is first asked for: a fifth of a second that many runs do not need
 
+from refsgd import units
+
 Samples = npt.NDArray[np.float64]
 
 
@@ -106,6 +108,15 @@ FAMILIES: dict[str, _Family] = {
 }
 
 
+#: what each law is called and takes, a line each
+LAWS = (*(family.help for family in FAMILIES.values()), "empirical(t1,t2,...): one of these observed durations, each equally likely")
+
+
+def _in_seconds(family: str, count: int) -> int:
+    """How many of a law's `count` parameters are times; they come first."""
+    return {"uniform": 2, "shifted": 2, "normal": 2, "empirical": count}.get(family, 1)
+
+
 def _normal_variance(m: float, s: float) -> float:
     a = m / s
     first = FAMILIES["normal"].mean(m, s)
@@ -145,38 +156,35 @@ class Law:
             return
         known = FAMILIES.get(self.family)
         if known is None:
-            raise ValueError(f"law {self.family!r} is unknown; expected one of {', '.join(FAMILIES)}")
+            raise ValueError(f"law {self.family!r} is unknown; expected one of {', '.join(FAMILIES)}, empirical")
         bad = not all(map(math.isfinite, self.parameters)) or len(self.parameters) != len(known.parameters)
         if bad or not known.check(*self.parameters):
             raise ValueError(f"law {self} is outside its domain; expected {known.help}")
 
     @classmethod
     def parse(cls, text: str) -> Law:
-        """Read ``name(number,...)``; a bare number is ``fixed``.  Raises ValueError naming what was expected.
+        """Read ``name(number,...)``; a bare time is ``fixed``.  Raises ValueError naming what was expected.
 
         Parameters
         ----------
         text : str
-            E.g. ``"exponential(0.02)"``.
+            E.g. ``"exponential(0.02)"``, ``"exponential(20ms)"`` or ``"158ms"``: a time without a unit is in seconds.
 
         Returns
         -------
         Law
         """
-        text = text.strip()
+        call = re.fullmatch(r"\s*([A-Za-z]+)\s*\(([^()]*)\)\s*", text)
+        family, parts = (call[1].lower(), call[2].split(",")) if call else ("fixed", [text])
         try:
-            return cls("fixed", (float(text),))
-        except ValueError as error:
-            if "outside" in str(error):
-                raise
-        match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", text)
-        if not match:
-            raise ValueError(f"law {text!r} not understood; expected e.g. exponential(0.02) or fixed(0.02)")
-        try:
-            numbers = tuple(float(part) for part in match[2].split(","))
+            timed = _in_seconds(family, len(parts))
+            numbers = tuple(units.seconds(part) if i < timed else float(part) for i, part in enumerate(parts))
         except ValueError:
-            raise ValueError(f"law {text!r}: expected numbers between the brackets, e.g. exponential(0.02)") from None
-        return cls(match[1], numbers)
+            if call is None:
+                raise ValueError(f"law {text.strip()!r} not understood; expected e.g. exponential(0.02), 20ms or 0.02") from None
+            known = f" of {FAMILIES[family].help}" if family in FAMILIES else ""
+            raise ValueError(f"law {text.strip()!r}: expected numbers between the brackets{known}; times may carry a unit, as 20ms") from None
+        return cls(family, numbers)
 
     def __str__(self) -> str:
         return f"{self.family}({','.join(f'{p:g}' for p in self.parameters)})"
@@ -244,8 +252,8 @@ class Law:
         """
         if factor == 1:
             return self
-        in_seconds = {"uniform": 2, "shifted": 2, "normal": 2, "empirical": len(self.parameters)}.get(self.family, 1)
-        return Law(self.family, tuple(p * factor if i < in_seconds else p for i, p in enumerate(self.parameters)))
+        timed = _in_seconds(self.family, len(self.parameters))
+        return Law(self.family, tuple(p * factor if i < timed else p for i, p in enumerate(self.parameters)))
 
 
 def as_law(name: str, value: Any) -> Law | None:

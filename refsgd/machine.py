@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from refsgd import units
 from refsgd.laws import Law, Samples, as_law, is_number
 
 
@@ -41,16 +42,16 @@ class Machine:
     ----------
     compute : Law, str or None
         Seconds of one gradient; None: nothing is paced, real processes run as fast as they can.
-    latency : float
-        Seconds until the first byte of a message arrives, >= 0.
-    bandwidth : float
-        Bytes per second of each node's link, each direction; > 0, may be infinite.
+    latency : float or str
+        Seconds until the first byte of a message arrives, >= 0; or text such as ``"25us"``.
+    bandwidth : float or str
+        Bytes per second of each node's link, each direction; > 0, may be infinite; or text such as ``"10Gbps"`` or ``"1.25GB/s"``.
     update : float or Law or str
         Seconds of one update at a server (or of a worker's own), >= 0.
     reduction : float
         Seconds per byte that is reduced in a collective (gamma), >= 0.
-    speeds : tuple of float
-        Speed of worker i relative to the law, e.g. (1, 1, 4); missing ones are 1.
+    speeds : tuple of float or str
+        Speed of each worker relative to the law, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
     collocated : bool
         Server k lives on the node of worker k mod n; what they say to each other never enters the network.
     cores : int or None
@@ -61,7 +62,7 @@ class Machine:
 
     Examples
     --------
-    >>> Machine(compute="exponential(0.02)", latency=0.001).compute.mean
+    >>> Machine(compute="exponential(20ms)", latency="1ms").compute.mean
     0.02
     """
 
@@ -79,6 +80,12 @@ class Machine:
         for name in ("compute", "update"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if name == "update" and is_number(value) and value == 0 else as_law(name, value))
+        for name, read in (("latency", units.seconds), ("bandwidth", units.bytes_per_second), ("speeds", units.speeds)):
+            if isinstance(value := getattr(self, name), str):
+                try:
+                    object.__setattr__(self, name, read(value))
+                except ValueError as error:
+                    raise ValueError(f"{name} {error}") from None
         for name, expected in (("latency", "a finite number of seconds >= 0"), ("bandwidth", "a number of bytes/s > 0 (inf: unlimited)"),
                                ("reduction", "a number of s/byte >= 0")):
             if not is_number(value := getattr(self, name)):
@@ -89,7 +96,7 @@ class Machine:
             raise ValueError(f"bandwidth {self.bandwidth} bytes/s; expected a number > 0 (inf: unlimited)")
         if not self.reduction >= 0:
             raise ValueError(f"reduction {self.reduction} s/byte; expected a number >= 0")
-        speeds = None if isinstance(self.speeds, str) or not isinstance(self.speeds, Iterable) else tuple(self.speeds)
+        speeds = tuple(self.speeds) if isinstance(self.speeds, Iterable) else None
         if speeds is None or not all(map(is_number, speeds)) or any(not s > 0 or math.isinf(s) for s in speeds):
             raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
         object.__setattr__(self, "speeds", tuple(map(float, speeds)))
@@ -186,6 +193,19 @@ class Machine:
         """
         return replace(self, **changes)
 
+    def for_workers(self, workers: int) -> Machine:
+        """The same machine with a speed for each of so many workers, if it has any: further ones are 1.
+
+        Parameters
+        ----------
+        workers : int
+
+        Returns
+        -------
+        Machine
+        """
+        return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers]) if self.speeds else self
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
         out = asdict(self)
@@ -239,7 +259,7 @@ class Machine:
         if self.reduction:
             parts.append(f"reduction {self.reduction:g} s/byte")
         if self.speeds:
-            parts.append(f"speeds {','.join(f'{s:g}' for s in self.speeds)}")
+            parts.append(f"speeds {units.written(self.speeds)}")
         if self.collocated:
             parts.append("servers collocated")
         if self.cores is not None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from refsgd.arguments import Usage, check_numbers, check_whole, options_of
 from refsgd.experiment import DEFAULT_MACHINE, Algorithm, deployment_function, predict
+from refsgd.machine import Machine
+from refsgd.units import bytes_per_second, seconds
 
 #: what can be swept, and how the value reaches `predict`
 QUANTITIES = ("workers", "servers", "batch", "bandwidth", "latency", "staleness")
@@ -44,7 +46,7 @@ class Sweep:
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``workers=1,2,4``.
+    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``bandwidth=1Gbps,10Gbps``.
 
     Parameters
     ----------
@@ -58,14 +60,15 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
     name, _, rest = text.partition("=")
     if name not in QUANTITIES:
         raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")
+    read = {"latency": seconds, "bandwidth": bytes_per_second}.get(name, float)
     try:
         if "," in rest or ":" not in rest:
-            return name, tuple(float(v) for v in rest.split(","))
-        low, high, *step = (float(v) for v in rest.split(":"))
+            return name, tuple(read(v) for v in rest.split(","))
+        low, high, *step = (read(v) for v in rest.split(":"))
         if not math.isfinite(low - high) or low == high or (step and not step[0] > 0) or len(step) > 1:
             raise ValueError
     except ValueError:
-        raise Usage(f"sweep {text!r} not understood; expected e.g. workers=1:64, workers=2:16:2 or bandwidth=1e6,1e7,1e8") from None
+        raise Usage(f"sweep {text!r} not understood; expected e.g. workers=1:64, workers=2:16:2 or bandwidth=1Gbps,10Gbps") from None
     if high < low:
         raise Usage(f"sweep {text!r} goes down; expected the smaller end first, e.g. {name}={high:g}:{low:g}")
     return name, _points(low, high, step[0] if step else None, name in ("workers", "servers", "batch", "staleness"))
@@ -135,6 +138,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
             machine = given.get("machine") or DEFAULT_MACHINE
             if quantity in ("latency", "bandwidth"):
                 given["machine"] = machine.with_(**{quantity: value})
+            elif quantity == "workers":
+                given |= {"workers": int(value), "machine": machine.for_workers(int(value)) if isinstance(machine, Machine) else machine}
             elif quantity != "staleness" or "staleness" in options_of(function):
                 given[quantity] = int(value)
             try:

@@ -61,11 +61,12 @@ WRONG = [
     ('{"ram": 1}', "unknown keys ['ram'] of a machine; expected some of ['bandwidth', "),
     ('{"machine": 3}', "a machine is 3 of type int; expected an object with some of ['bandwidth', "),
     ('{"machine": null}', "a machine is None of type NoneType; expected an object"),
-    ('{"latency": "a"}', "latency 'a' of type str; expected a finite number of seconds >= 0"),
+    ('{"latency": "a"}', "latency 'a' not understood; expected seconds, or a number with s, ms, us or ns, such as 20ms"),
     ('{"latency": null}', "latency None of type NoneType; expected a finite number"),
     ('{"latency": true}', "latency True of type bool; expected a finite number"),
     ('{"latency": NaN}', "latency nan s; expected a finite number"),
-    ('{"bandwidth": "5e7"}', "bandwidth '5e7' of type str; expected a number of bytes/s > 0"),
+    ('{"bandwidth": "5e7 bytes"}', "bandwidth '5e7 bytes' not understood; expected bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as 10Gbps"),
+    ('{"bandwidth": [5e7]}', "bandwidth [50000000.0] of type list; expected a number of bytes/s > 0"),
     ('{"reduction": "x"}', "reduction 'x' of type str; expected a number of s/byte >= 0"),
     ('{"cores": "2"}', "cores '2' of type str; expected a whole number, at least 1, or None"),
     ('{"cores": 1.5}', "cores 1.5 of type float; expected a whole number"),
@@ -74,7 +75,7 @@ WRONG = [
     ('{"collocated": "no"}', "collocated 'no' of type str; expected True or False"),
     ('{"duplex": 3}', "duplex 3; expected full or half"),
     ('{"speeds": 3}', "speeds 3; expected finite numbers > 0, such as (1, 1, 4)"),
-    ('{"speeds": "1,2,1,1"}', "speeds '1,2,1,1'; expected finite numbers > 0"),
+    ('{"speeds": "1,2,0x1"}', "speeds '1,2,0x1'; expected numbers separated by commas"),
     ('{"speeds": [1, "2"]}', "speeds [1, '2']; expected finite numbers > 0"),
     ('{"compute": true}', "compute True of type bool; expected a law such as 'exponential(0.02)', a number of seconds, or None"),
     ('{"compute": [1]}', "compute [1] of type list; expected a law such as"),
@@ -101,7 +102,7 @@ def test_what_is_neither_a_machine_file_nor_a_preset_is_refused():
 
 
 @pytest.mark.parametrize(("field", "expected"), [
-    ({"latency": "0.1"}, "latency '0.1' of type str; expected a finite number"), ({"latency": True}, "latency True of type bool"),
+    ({"latency": "0.1m"}, "latency '0.1m' not understood; expected seconds"), ({"latency": True}, "latency True of type bool"),
     ({"bandwidth": None}, "bandwidth None of type NoneType"), ({"cores": True}, "cores True of type bool; expected"),
     ({"collocated": 1}, "collocated 1 of type int; expected True or False"), ({"compute": (0.1,)}, "compute (0.1,) of type tuple; expected a law")])
 def test_a_machine_of_wrong_kinds_is_refused_in_python(field, expected):

@@ -11,11 +11,12 @@ from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from refsgd.cli.options import machine_of
+from refsgd.cli.options import links_and_speeds, machine_of, typed
 from refsgd.cli.outputs import write
 from refsgd.experiment import Usage
-from refsgd.laws import FAMILIES
+from refsgd.laws import LAWS
 from refsgd.machine import PRESETS
+from refsgd.units import nbytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,12 +48,9 @@ def add(commands: Any) -> None:
     where.add_argument("--rate", type=float, metavar="FLOP/S", help="of one worker: with FLOPs it gives the time of a gradient (three forward passes)")
     where.add_argument("--spread", type=float, default=0.1, metavar="CV", help="coefficient of variation of that time (default 0.1)")
     where.add_argument("--machine", metavar="FILE|PRESET", help=f"a machine file, or one of {', '.join(PRESETS)}")
-    where.add_argument("--compute", metavar="LAW", help="seconds of one gradient instead of --rate: " + "; ".join(f.help for f in FAMILIES.values()))
-    where.add_argument("--latency", type=float, metavar="SECONDS", help="of a message (0 unless --machine says otherwise)")
-    where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S", help="of each link and direction (unlimited unless --machine says otherwise)")
-    where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
-    where.add_argument("--speeds", metavar="1,1,4", help="speed of each worker relative to the law")
-    p.add_argument("--memory", type=float, metavar="BYTES", help="of a node: strategies that need more are out")
+    where.add_argument("--compute", metavar="LAW", help="time of one gradient instead of --rate, e.g. 158ms or lognormal(158ms,0.1): " + "; ".join(LAWS))
+    links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
+    p.add_argument("--memory", type=typed(nbytes), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are out")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are out")
     p.add_argument("--json", metavar="PATH", help="write the advice as JSON; - for standard output and nothing else")
     p.set_defaults(do=do, collocated=False, cores=None)
@@ -142,6 +140,7 @@ def _described(args: argparse.Namespace) -> str:
     if args.machine is None:
         return ""
     said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update", "speeds")}
+    said["slow"] = ",".join(args.slow) if args.slow else None
     return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in said.items() if value is not None)
 
 

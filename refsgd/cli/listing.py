@@ -9,7 +9,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
 from refsgd.cli.options import first_line, flag
-from refsgd.laws import FAMILIES
+from refsgd.laws import LAWS
 from refsgd.machine import PRESETS
 
 
@@ -37,5 +37,5 @@ def do(args: argparse.Namespace) -> None:
     for name, how in ARCHITECTURES.items():
         print(f"  {name:{width}} {how.algorithm}: {how.says}")
     print("laws of a compute time")
-    for family in FAMILIES.values():
-        print("  " + family.help)
+    for law in LAWS:
+        print("  " + law)

@@ -15,9 +15,10 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
 from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage
-from refsgd.laws import FAMILIES, Law
+from refsgd.laws import LAWS
 from refsgd.machine import PRESETS, Machine, load_machine
 from refsgd.performing import RUNTIMES
+from refsgd.units import slowed
 
 DEFAULT_WORKERS = 4
 
@@ -78,14 +79,10 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the flags below change it")
     where.add_argument("--compute", metavar="LAW",
-                       help=f"seconds of one gradient, default {DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
-                       "Laws: " + "; ".join(f.help for f in FAMILIES.values()))
-    where.add_argument("--latency", type=float, metavar="SECONDS",
-                       help=f"until the first byte arrives (default {DEFAULT_MACHINE.latency:g}; 0 with --compute)")
-    where.add_argument("--bandwidth", type=float, metavar="BYTES_PER_S",
-                       help=f"of each link and direction (default {DEFAULT_MACHINE.bandwidth:g}; unlimited with --compute)")
-    where.add_argument("--update", metavar="LAW", help="seconds of one update (default 0)")
-    where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one number for each")
+                       help=f"time of one gradient, e.g. 158ms or exponential(20ms), default {DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
+                       "Laws: " + "; ".join(LAWS))
+    links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
+                     f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
     where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
     where.add_argument("--cores", type=int, metavar="C", help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")
@@ -93,6 +90,45 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     out.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
     out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def typed(read: Callable[[str], float]) -> Callable[[str], float]:
+    """What argparse calls to read an option: an error says what `read` expected.
+
+    Parameters
+    ----------
+    read : callable
+        Of a text; raises ValueError.
+
+    Returns
+    -------
+    callable
+    """
+    def option(text: str) -> float:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return option
+
+
+def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
+    """The options of a machine but for its gradients; times, rates and speeds are read by `refsgd.units`.
+
+    Parameters
+    ----------
+    where : argparse group
+        To which they are added.
+    latency, bandwidth : str
+        What holds where they are not given.
+    """
+    where.add_argument("--latency", metavar="TIME", help=f"until a message's first byte arrives: seconds, or as 25us, 1ms ({latency})")
+    where.add_argument("--bandwidth", metavar="RATE", help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
+    where.add_argument("--update", metavar="LAW", help="time of one update, e.g. 2ms (default 0)")
+    where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one for each; 15x1,0.5: fifteen at 1, one at 0.5")
+    where.add_argument("--slow", metavar="W=SPEED", action="append",
+                       help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or separated by commas")
 
 
 def flag(name: str) -> str:
@@ -263,34 +299,18 @@ def machine_of(args: argparse.Namespace) -> Machine:
 def _described(args: argparse.Namespace) -> Machine:
     said: dict[str, Any] = {}
     if args.compute is not None:
-        said["compute"] = None if args.compute == "none" else Law.parse(args.compute)
-    for name in ("latency", "bandwidth", "cores"):
+        said["compute"] = None if args.compute == "none" else args.compute
+    for name in ("latency", "bandwidth", "update", "speeds", "cores"):
         if getattr(args, name) is not None:
             said[name] = getattr(args, name)
-    if args.update is not None:
-        said["update"] = Law.parse(args.update)
-    if args.speeds is not None:
-        try:
-            said["speeds"] = tuple(float(s) for s in args.speeds.split(","))
-        except ValueError:
-            raise Usage(f"speeds {args.speeds!r}; expected numbers separated by commas, e.g. 1,1,4") from None
-        _check_count(args, len(said["speeds"]))
     if args.collocated:
         said["collocated"] = True
-    if args.machine is not None:
-        return load_machine(args.machine).with_(**said)
-    return Machine(**said) if args.compute is not None else DEFAULT_MACHINE.with_(**said)
-
-
-def _check_count(args: argparse.Namespace, speeds: int) -> None:
-    """Refuse speeds of fewer or more workers than there are, where that is known: a sweep may vary their number."""
-    alone = getattr(args, "algorithm", "") == "sequential"
-    workers = 1 if alone else args.workers
-    if alone and speeds != 1:
-        raise Usage(f"speeds {args.speeds} are of {speeds} workers, and sequential has one; expected one speed: --speeds {args.speeds.split(',')[0]}")
-    if workers is not None and speeds != workers and not getattr(args, "sweep", None):
-        raise Usage(f"speeds {args.speeds} are of {speeds} workers, and there are {workers}; expected a speed for each: --workers {speeds}, or "
-                    f"--speeds {','.join([*args.speeds.split(','), *['1'] * workers][:workers])}")
+    base = load_machine(args.machine) if args.machine is not None else Machine() if args.compute is not None else DEFAULT_MACHINE
+    machine = base.with_(**said)
+    if not args.slow:
+        return machine
+    workers = None if getattr(args, "sweep", None) else args.workers  # a sweep may vary their number
+    return machine.with_(speeds=slowed(args.slow, machine.speeds, workers))
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
@@ -339,7 +359,7 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
     dict of str to object
         Keyword arguments.
     """
-    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "collocated", "cores")
+    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "collocated", "cores")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
             if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}
