@@ -152,6 +152,7 @@ class Run(Directive):
         if name in CATALOGUE:
             own = values_of(o.get("options", ""))
             workers = 1 if name == "sequential" else o.get("workers", 3)
+            machine = machine.for_workers(workers)
             experiment = prepare(name, quadratic(d=10, workers=workers, noise=0.1), workers=workers, steps=o.get("steps", 4), lr=o.get("lr", 0.1),
                                  momentum=o.get("momentum", 0.0), servers=o.get("servers", 1), machine=machine, seed=o.get("seed", 0), **own)
             title = " ".join([name, *(f"{k}={v}" for k, v in own.items())])
@@ -332,7 +333,7 @@ class Check(Run):
         """A table of predicted and simulated figures."""
         name, o = self.name_of_algorithm(), self.options
         workers = 1 if name == "sequential" else o.get("workers", 4)
-        steps, machine, own = o.get("steps", 1000), machine_of(CLUSTER, o.get("machine", "")), values_of(o.get("options", ""))
+        steps, machine, own = o.get("steps", 1000), machine_of(CLUSTER, o.get("machine", "")).for_workers(workers), values_of(o.get("options", ""))
         problem = quadratic(d=o.get("dimension", 1000), workers=workers)
         experiment = prepare(name, problem, workers=workers, servers=o.get("servers", 1), steps=steps, lr=o.get("lr", 0.001), machine=machine,
                              seed=o.get("seed", 0), **own)

@@ -24,7 +24,7 @@ MACHINES = {
 @pytest.mark.parametrize("algorithm", ["asp", "bsp"])
 @pytest.mark.parametrize(("workers", "steps"), [(1, 4), (5, 300), (8, 3), (3, 0)])
 def test_it_is_the_simulator_bit_for_bit(name, algorithm, workers, steps):
-    machine = MACHINES[name]
+    machine = MACHINES[name].for_workers(workers)
     trace = perform(prepare(algorithm, phantom(1000), workers=workers, steps=steps, machine=machine, seed=5), "simulator").trace
     found = parameter_server(machine, workers, steps, 4000, seed=5, synchronous=algorithm == "bsp")
     assert found.seconds == trace.seconds
