@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,6 @@ from refsgd.units import nbytes
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from refsgd.advice import Strategy
 
@@ -31,10 +32,9 @@ WIDTH = 100  #: of what is printed where there is no terminal
 
 def add(commands: Any) -> None:
     """Its options."""
-    p = commands.add_parser("advise", help="which strategy fits a model and a cluster", description="Ranks strategies by the predicted time "
-                            "of a pass over the data, with idleness, staleness, bytes and memory; says where the ranking changes, what "
-                            "studies found of accuracy, what is not known, and the command that tries each. Everything is a formula or a "
-                            "study's verdict.")
+    p = commands.add_parser("advise", help="which strategy fits a model and a cluster", description="Compares strategies, by kind, with synchronous "
+                            "allreduce: predicted time of a pass over the data, idleness, staleness, bytes and memory. Recommends one; says where "
+                            "another becomes the fastest, what studies found of accuracy, what is not known, and which command tries each.")
     model = p.add_argument_group("model")
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
     model.add_argument("--image", default="224,224,3", metavar="H,W,C", help="size of the net's images (default 224,224,3)")
@@ -52,6 +52,8 @@ def add(commands: Any) -> None:
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
     p.add_argument("--memory", type=typed(nbytes), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are out")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are out")
+    p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
+                   help="exchange gradients during the backward pass, in buckets of 25 MB, where --net says how large each layer is (default)")
     p.add_argument("--json", metavar="PATH", help="write the advice as JSON; - for standard output and nothing else")
     p.set_defaults(do=do, collocated=False, cores=None)
 
@@ -75,12 +77,12 @@ def whole(text: str) -> int:
         raise
 
 
-def _model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
-    """Parameters, FLOPs of an image's forward pass, bytes of its activations."""
+def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, list[tuple[int, float]]]:
+    """The model in words; parameters; FLOPs of an image's forward pass, bytes of its activations; parameters and FLOPs of each layer."""
     if args.net is None:
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
-        return args.parameters, args.flops, 0.0
+        return f"{args.parameters:,} parameters ({_size(4 * args.parameters)})", args.parameters, args.flops, 0.0, []
     for name in ("parameters", "flops"):
         if (value := getattr(args, name)) is not None:
             raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: a net's sizes are known")
@@ -88,11 +90,14 @@ def _model_of(args: argparse.Namespace) -> tuple[int, float | None, float]:
 
     try:
         shape = tuple(int(part) for part in args.image.split(","))
-        net = nets.build(args.net, shape, classes=1000 if prod(shape[:2]) > 4096 else 10)
+        classes = 1000 if prod(shape[:2]) > 4096 else 10
+        net = nets.build(args.net, shape, classes=classes)
     except ValueError as error:
         raise Usage(f"{error}") from None
     rows = net.describe()
-    return net.parameters, float(sum(row.flops for row in rows)), float(sum(row.activation_bytes for row in rows))
+    return (f"{args.net} for {'x'.join(map(str, shape))} images of {classes} classes: {net.parameters:,} parameters ({_size(4 * net.parameters)})",
+            net.parameters, float(sum(row.flops for row in rows)), float(sum(row.activation_bytes for row in rows)),
+            [(row.parameters, float(row.flops)) for row in rows])
 
 
 def do(args: argparse.Namespace) -> None:
@@ -101,7 +106,7 @@ def do(args: argparse.Namespace) -> None:
 
     from refsgd.advice import PAGES, advise
 
-    parameters, flops, activations = _model_of(args)
+    model, parameters, flops, activations, layers = _model_of(args)
     if args.compute is not None and args.rate is not None:
         raise Usage(f"--rate {args.rate:g} and --compute {args.compute}; expected one of the two: each gives the time of a gradient")
     if args.compute is None and args.rate is not None:
@@ -112,66 +117,116 @@ def do(args: argparse.Namespace) -> None:
         args.compute = f"lognormal({3 * flops * args.batch / args.rate:g},{args.spread:g})"
     elif args.compute is None and args.machine is None:
         raise Usage("no time of a gradient; expected --rate FLOP/S (with --net or --flops), --compute LAW or --machine FILE")
-    found = advise(machine_of(args), parameters=parameters, workers=args.workers, batch=args.batch, images=args.images, servers=args.servers,
-                   activations=activations, memory_limit=args.memory, staleness_limit=args.max_staleness, described=_described(args))
+    late = threading.Timer(2.0, lambda: print("refsgd: still comparing strategies; some formulas are Monte Carlo", file=sys.stderr))
+    if args.json != "-":
+        late.start()
+    try:
+        found = advise(machine_of(args), parameters=parameters, workers=args.workers, batch=args.batch, images=args.images, servers=args.servers,
+                       activations=activations, memory_limit=args.memory, staleness_limit=args.max_staleness,
+                       layers=layers if args.overlap else (), described=_described(args))
+    finally:
+        late.cancel()
     write(args.json, found.to_json())
     if args.json == "-":
         return
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(f"{parameters:,} parameters, {args.workers} workers, batch {args.batch}; {found.machine}", highlight=False)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
+    _paragraph(console, f"{model}; {args.workers} workers, batch {args.batch}; {found.machine}")
+    if found.baseline is not None:
+        _paragraph(console, "\n" + found.recommendation)
+        _paragraph(console, "\n" + _overlap(args, [s for s in found.strategies if s.overlapped]))
     fitting = [s for s in found.strategies if not s.rejected]
     findings = list(dict.fromkeys(e for s in fitting for e in s.evidence))
-    if fitting:
-        console.print(_ranking(fitting, findings))
-        _listed(console, f"How to read it (more in {PAGES['ranking']})", _legend(args.images))
-    stable = ", ".join(f"{s.name} {s.rate:.2f}" for s in fitting if s.rate is not None and s.rate < 1)
-    _listed(console, "Out of the question here", [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected])
+    if found.baseline is not None:
+        spared = _tables(console, fitting, found.baseline, findings)
+        _listed(console, f"How to read it (more in {PAGES['ranking']})", _legend(args.images, found.baseline.name, spared))
+    stable = ", ".join(f"{s.name} {s.rate:.2f}" for s in fitting if s.rate is not None and s.rate < 1 and not s.variant)
+    _listed(console, "What does not fit", [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected])
     _listed(console, "The fastest, or within 2 % of it, all else as it is", found.crossings)
     _listed(console, "Largest stable learning rate on a quadratic, relative to fresh gradients", [stable] if stable else [])
     _listed(console, "What studies found of accuracy when workers are added",
            [f"{LETTERS[i]}  {e}: docs/studies/{e.split()[0]}" for i, e in enumerate(findings)])
     _listed(console, "What is not known", found.unknown)
-    _listed(console, "Try them (messages and times only; with a real --net and --data they train)",
-           [text for s in found.tries for text in (f"{s.name}: {s.page}", *broken(s.command))])
+    _listed(console, "Try them (messages and times only; with a real --net and --data they train)", [
+        text for s in found.tries for text in (
+            f"{s.name}: {s.page}", *broken(s.command, console.width - 8), *([f"  this run: {s.note}"] if s.note else []),
+            f"  in PyTorch: {s.pytorch or 'nothing built in'}")])
+
+
+def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
+    """Whose exchange overlaps with the backward pass, or why none does."""
+    if args.net is None:
+        return "Overlap is not applied, since only --net says how large each layer is: computing and exchange add up."
+    if not args.overlap:
+        return "Overlap is not applied (--no-overlap): computing and exchange add up."
+    if not overlapped:
+        return "Overlapping exchange and backward pass would make nothing faster here."
+    return (f"Overlap: {', '.join(dict.fromkeys(s.algorithm for s in overlapped))} exchange gradients in buckets of 25 MB during the backward "
+            "pass. For asp and ssp no such formula exists: their computing and exchange add up. --no-overlap turns it off.")
 
 
 def _described(args: argparse.Namespace) -> str:
-    """The flags that describe the machine; "" where its numbers say all that was given."""
+    """The flags that describe the machine but for its speeds; "" where its numbers say all that was given."""
     if args.machine is None:
         return ""
-    said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update", "speeds")}
-    said["slow"] = ",".join(args.slow) if args.slow else None
+    said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update")}
     return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in said.items() if value is not None)
 
 
-def _ranking(strategies: Sequence[Strategy], findings: Sequence[str]) -> Table:
-    """The table of those that fit; `findings` are referred to by letters."""
-    from rich import box
-    from rich.table import Table
+TITLES = {"one model": "One model, synchronous", "stale gradients": "Stale gradients", "compressed": "Compressed gradients",
+          "replicas": "Replicas, one for each worker"}
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("strategy", "pass, s", "idle", "stale", "sent", "memory", "model", "waits for", "see"):
-        table.add_column(name + " ", justify="left" if name in ("strategy", "model", "waits for", "see") else "right", no_wrap=True)
-    for s in strategies:
-        table.add_row(s.name, f"{MARKS[s.kind]}{s.seconds:.4g} ", f"{s.idle:.0%} ", "" if s.staleness is None else f"{s.staleness:.1f} ",
-                      "" if s.bytes is None else _size(s.bytes) + " ", _size(s.memory) + " ", s.group.split()[0], s.binding,
-                      "".join(sorted(LETTERS[findings.index(e)] for e in s.evidence)))
-    return table
+#: columns that are left out where they do not all fit, the first to go first
+SPARE = ("waits for", "memory", "stale", "sent", "see")
 
 
-def _legend(images: int) -> list[str]:
-    """What the columns are."""
+def _tables(console: Console, strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str]) -> list[str]:
+    """Print a table with a section for each group; variants under the strategy they vary; `findings` are referred to by letters.  Columns left out."""
+    columns: dict[str, Callable[[Strategy], str]] = {
+        "strategy": lambda s: f"  {s.variant}" if s.variant else s.name, "pass, s": lambda s: f"{MARKS[s.kind]}{s.seconds:.4g}",
+        "factor": lambda s: f"x{s.factor:.2f}" if s.factor < 10 else f"x{s.factor:.0f}", "idle": lambda s: "" if s.idle is None else f"{s.idle:.0%}",
+        "stale": lambda s: "" if s.staleness is None else f"{s.staleness:.1f}", "sent": lambda s: "" if s.bytes is None else _size(s.bytes),
+        "memory": lambda s: _size(s.memory), "waits for": lambda s: s.binding,
+        "see": lambda s: "".join(sorted(LETTERS[findings.index(e)] for e in s.evidence))}
+    rows = [{name: cell(s) for name, cell in columns.items()} for s in strategies]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    for name in SPARE:
+        if sum(widths.values()) + 2 * len(widths) > console.width:
+            del widths[name]
+
+    def line(cells: Mapping[str, str]) -> str:
+        left = ("strategy", "waits for", "see")
+        return "  ".join(cells[name].ljust(w) if name in left else cells[name].rjust(w) for name, w in widths.items()).rstrip()
+
+    console.print("\n" + line({name: name for name in columns}), highlight=False, soft_wrap=True)
+    for group, title in TITLES.items():
+        own = [s for s in strategies if s.group == group]
+        if own:
+            console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
+        for s in (s for s in own if not s.variant):
+            for each in (s, *(v for v in own if v.variant and v.name == f"{s.name}, {v.variant}")):
+                console.print(line(rows[strategies.index(each)]), style="bold" if each is base else "", markup=False, highlight=False, soft_wrap=True)
+    return [name for name in columns if name not in widths]
+
+
+def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
+    """What the columns are, and which there would be on a wider terminal."""
     from refsgd.advice import PAGES
 
-    return [f"pass: of {images:,} images, at the images a second of all workers together ({PAGES['seconds']}); "
-            "~ approximation, ? bound, else exact",
-            "model: one (all gradients are of the newest), compressed, stale, replicas (each worker trains its own); a pass teaches "
-            "equally much only within one kind",
-            "idle: share of what the workers could compute but wait, or compute for nothing; a run of equal steps reports more where "
-            f"speeds differ, since the fast end early ({PAGES['idle']})",
+    return [f"pass: {images:,} images in equal shares, until the last worker has ended ({PAGES['links']}); ~ approximation, ? bound, else exact",
+            f"factor: of {base} with equal work; a pass teaches equally much only within one kind, so compare passes only there",
+            "without ...: the cluster without its slowest workers; work by speed: batches in proportion to speed",
+            f"idle: share of worker time not spent computing gradients, averaged over workers; a worker that ends early is idle until the "
+            f"last one ends ({PAGES['idle']})",
             f"stale: updates between a gradient's reading and its use, on average ({PAGES['staleness']})",
-            f"sent: in an iteration, by all nodes together ({PAGES['bytes']}); memory: of the fullest node, without a framework's own",
-            "waits for: the largest part of an iteration besides computing; K: servers, K=n: one on each worker's node"]
+            f"sent: per iteration, by all nodes together ({PAGES['bytes']}); memory: of the fullest node, without the framework's own",
+            "waits for: the largest cause of idleness; K: servers, K=n: one on each worker's node",
+            *([f"{', '.join(spared)}: left out at this width; a wider terminal shows them"] if spared else [])]
+
+
+def _paragraph(console: Console, text: str) -> None:
+    """Text folded at the width of the console; a newline before it stays."""
+    console.print("\n" * text.startswith("\n") + "\n".join(wrap(text.strip(), console.width, break_on_hyphens=False)),
+                  markup=False, highlight=False, soft_wrap=True)
 
 
 def _listed(console: Console, title: str, lines: Sequence[str]) -> None:
@@ -179,7 +234,8 @@ def _listed(console: Console, title: str, lines: Sequence[str]) -> None:
     if lines:
         console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
         for line in lines:
-            folded = [line] if line.startswith(" ") else wrap(line, console.width - 4, subsequent_indent="  ", break_on_hyphens=False)
+            folded = [line] if line.startswith(("  refsgd ", "   ")) else wrap(
+                line, console.width - 4, subsequent_indent="    " if line.startswith(" ") else "  ", break_on_hyphens=False)
             console.print(*("  " + part for part in folded), sep="\n", markup=False, highlight=False, soft_wrap=True)
 
 

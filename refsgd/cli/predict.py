@@ -54,8 +54,18 @@ def do(args: argparse.Namespace) -> None:
 
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(f"{args.algorithm} on: {machine_of(args)}", highlight=False)
+        console.print(_trained(experiment.problem.describe), highlight=False)
         console.print(prediction_table(predictions, missing))
     write(args.json, json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
+
+
+def _trained(problem: dict[str, Any]) -> str:
+    """What is trained, for images of which size: a net has other parameters for other images."""
+    from refsgd.data import NAMES, load
+
+    shape = "x".join(map(str, load(problem["data"]).train_images.shape[1:])) if problem["data"] in NAMES else ""
+    return (problem["net"] + (f" for {shape} images ({problem['data']})" if shape else "")
+            + f": {problem['parameters']:,} parameters, {problem['bytes']:,} bytes")
 
 
 def draw_sweep(args: argparse.Namespace) -> None:

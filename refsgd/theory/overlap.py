@@ -16,7 +16,7 @@ IPCCC 2020, Fig. 4: the wait that remains.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
 
@@ -271,17 +271,80 @@ def of_net(parameters: Sequence[int], flops: Sequence[float], *, batch: int, spe
     {'serial': 0.371, 'first-come': 0.24, 'priority': 0.197, 'buckets': 0.237}
     """
     check_count("batch", batch)
-    if len(parameters) != len(flops) or not speed > 0 or not bandwidth > 0:
-        raise DomainError(f"{len(parameters)} parameter counts, {len(flops)} FLOPs, speed {speed}, bandwidth {bandwidth}; "
-                          "the formula assumes one of each for every layer, and both rates > 0")
-    forward, nbytes = list[float](), list[float]()
-    for count, work in zip(parameters, flops):
-        if (count and (not nbytes or nbytes[-1])) or not nbytes:
-            forward.append(0.0)
-            nbytes.append(0.0)
-        forward[-1] += batch * work / speed
-        nbytes[-1] += 4.0 * count
-    backward, exchange = [2 * f for f in forward], [2 * (latency + m / bandwidth) for m in nbytes]
+    if not speed > 0 or not bandwidth > 0:
+        raise DomainError(f"speed {speed}, bandwidth {bandwidth}; the formula assumes rates > 0")
+    work, nbytes = layered(parameters, flops)
+    forward, backward = [batch * f / speed for f in work], [2 * batch * f / speed for f in work]
+    exchange = [2 * (latency + m / bandwidth) for m in nbytes]
     return {"serial": serial(forward, backward, exchange), "first-come": first_come(forward, backward, exchange),
             "priority": priority(forward, backward, exchange),
-            "buckets": buckets(forward, backward, nbytes, fuse(nbytes, bucket), latency, bandwidth)}
+            "buckets": bucketed(parameters, flops, 3 * math.fsum(forward), lambda m: 2 * (latency + m / bandwidth), bucket)}
+
+
+def layered(parameters: Sequence[int], flops: Sequence[float]) -> tuple[list[float], list[float]]:
+    """FLOPs and bytes of a net's layers; a layer without parameters counts with the one before it.
+
+    Parameters
+    ----------
+    parameters : sequence of int
+        Of each layer, from the input on.
+    flops : sequence of float
+        Of each layer's forward pass.
+
+    Returns
+    -------
+    (list of float, list of float)
+        FLOPs and bytes (float32) of each layer with parameters.
+
+    Examples
+    --------
+    >>> layered([10, 0, 5], [100.0, 1.0, 50.0])
+    ([101.0, 50.0], [40.0, 20.0])
+    """
+    if len(parameters) != len(flops):
+        raise DomainError(f"{len(parameters)} parameter counts, {len(flops)} FLOPs; the formula assumes one of each for every layer")
+    work, nbytes = list[float](), list[float]()
+    for count, each in zip(parameters, flops):
+        if (count and (not nbytes or nbytes[-1])) or not nbytes:
+            work.append(0.0)
+            nbytes.append(0.0)
+        work[-1] += each
+        nbytes[-1] += 4.0 * count
+    return work, nbytes
+
+
+def bucketed(parameters: Sequence[int], flops: Sequence[float], seconds: float, exchange: Callable[[float], float],
+             bucket: float = 25e6) -> Prediction:
+    """Iteration of a net whose gradients are exchanged bucket by bucket during the backward pass, as PyTorch's DDP does.
+
+    The forward pass takes a third of the compute time and the backward pass the rest, divided among layers by FLOPs.
+
+    Parameters
+    ----------
+    parameters : sequence of int
+        Of each layer, from the input on.
+    flops : sequence of float
+        Of each layer's forward pass.
+    seconds : float
+        Compute time of one gradient.
+    exchange : callable
+        Seconds that the exchange of a number of bytes takes.
+    bucket : float
+        Bytes from which on a bucket is sent.
+
+    Returns
+    -------
+    Prediction
+        Seconds per iteration.
+
+    Examples
+    --------
+    The second layer's exchange is hidden behind the first layer's backward pass, the first layer's is not:
+
+    >>> bucketed([1, 1], [1.0, 1.0], 3.0, lambda m: 0.5, bucket=4).value
+    3.5
+    """
+    work, nbytes = layered(parameters, flops)
+    sizes = fuse(nbytes, bucket)
+    forward = [seconds / 3 * f / math.fsum(work) for f in merge(work, sizes)]
+    return first_come(forward, [2 * f for f in forward], [exchange(m) for m in merge(nbytes, sizes)])

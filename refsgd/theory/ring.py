@@ -110,6 +110,7 @@ class _Clock:
     """When each rank is ready and its links are free, in many replicas at once."""
 
     def __init__(self, n: int, replicas: int, chunk: float, link: Link) -> None:
+        self.before = np.roll(np.arange(n), 1)
         self.n, self.latency, self.wire, self.add = n, link.latency, link.wire(chunk), link.reduction * chunk
         self.ready, self.outgoing, self.incoming = (np.zeros((replicas, n)) for _ in range(3))
 
@@ -118,7 +119,7 @@ class _Clock:
         for step in range(2 * (self.n - 1)):
             start = np.maximum(self.ready, self.outgoing)
             self.outgoing = start + self.wire
-            self.incoming = np.maximum(np.roll(start, 1, axis=1) + self.latency, self.incoming) + self.wire
+            self.incoming = np.maximum(start[:, self.before] + self.latency, self.incoming) + self.wire
             self.ready = np.maximum(self.ready, self.incoming)
             if step < self.n - 1:
                 self.ready += self.add
