@@ -85,7 +85,7 @@ PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results", "stale
          "bytes": "docs/howto/results", "ranking": "tutorials/14-which-strategy"}
 
 #: figures of a strategy by the names of their closed forms
-SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds_per_iteration", "staleness": "staleness_mean", "bytes": "bytes_per_iteration"}
+SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds", "idle": "idle_ratio", "staleness": "staleness_mean", "bytes": "bytes_per_iteration"}
 
 
 @dataclass(frozen=True)
@@ -422,6 +422,7 @@ def _strategy(c: Candidate, case: _Case) -> Strategy | None:
     time, used, tau, run_idle = _time(c, case, figures, steps), _used(c, case), value("staleness_mean"), value("idle_ratio")
     idle = None if run_idle is None else max(1 - (1 - run_idle) * time.gain, 0.0)
     formulas = {name: "; ".join(filter(None, (figures[key].formula, figures[key].source))) for name, key in SHOWN.items() if key in figures}
+    formulas["seconds"] += "; an iteration: " + figures["seconds_per_iteration"].formula
     if time.gain > 1:
         formulas["seconds"] += "; overlapped: sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j) of buckets"
     if used < 1:

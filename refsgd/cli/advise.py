@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MARKS = {"exact": "", "approximation": "~", "bound": "?"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WIDTH = 100  #: of what is printed where there is no terminal
+PATIENCE = 2.0  #: seconds after which a line says that it takes longer
 
 
 def add(commands: Any) -> None:
@@ -82,7 +83,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
     if args.net is None:
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
-        return f"{args.parameters:,} parameters ({_size(4 * args.parameters)})", args.parameters, args.flops, 0.0, []
+        return f"{args.parameters:,} parameters, {4 * args.parameters:,} bytes", args.parameters, args.flops, 0.0, []
     for name in ("parameters", "flops"):
         if (value := getattr(args, name)) is not None:
             raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: a net's sizes are known")
@@ -95,7 +96,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
     except ValueError as error:
         raise Usage(f"{error}") from None
     rows = net.describe()
-    return (f"{args.net} for {'x'.join(map(str, shape))} images of {classes} classes: {net.parameters:,} parameters ({_size(4 * net.parameters)})",
+    return (f"{args.net} for {'x'.join(map(str, shape))} images, {classes} classes: {net.parameters:,} parameters, {4 * net.parameters:,} bytes",
             net.parameters, float(sum(row.flops for row in rows)), float(sum(row.activation_bytes for row in rows)),
             [(row.parameters, float(row.flops)) for row in rows])
 
@@ -117,7 +118,7 @@ def do(args: argparse.Namespace) -> None:
         args.compute = f"lognormal({3 * flops * args.batch / args.rate:g},{args.spread:g})"
     elif args.compute is None and args.machine is None:
         raise Usage("no time of a gradient; expected --rate FLOP/S (with --net or --flops), --compute LAW or --machine FILE")
-    late = threading.Timer(2.0, lambda: print("refsgd: still comparing strategies; some formulas are Monte Carlo", file=sys.stderr))
+    late = threading.Timer(PATIENCE, lambda: print("refsgd: still comparing strategies; some formulas are Monte Carlo", file=sys.stderr))
     if args.json != "-":
         late.start()
     try:
