@@ -64,8 +64,8 @@ def _trained(problem: dict[str, Any]) -> str:
     from refsgd.data import NAMES, load
 
     shape = "x".join(map(str, load(problem["data"]).train_images.shape[1:])) if problem["data"] in NAMES else ""
-    return (problem["net"] + (f" for {shape} images ({problem['data']})" if shape else "")
-            + f": {problem['parameters']:,} parameters, {problem['bytes']:,} bytes")
+    images = f" for {shape} images ({problem['data']})" if shape else ""
+    return f"{problem['net']}{images}: {problem['parameters']:,} parameters, {problem['bytes']:,} bytes"
 
 
 def draw_sweep(args: argparse.Namespace) -> None:
