@@ -61,11 +61,11 @@ COSTS = {"stale gradients": "it applies stale gradients", "compressed": "it dela
 #: whose exchange can begin during the backward pass: that of whole gradients, for which all workers wait
 OVERLAPPING = ("bsp", "allreduce", "dgc")
 
-_DDP = ("torch.nn.parallel.DistributedDataParallel (DDP); exchanges buckets of bucket_cap_mb=25 MB during the backward pass; "
-        "ddp.no_sync() accumulates gradients for a larger batch")
-#: what PyTorch has for it, by algorithm; what is missing has nothing built in
+#: what PyTorch has for it, by algorithm; for others it has nothing built in
 PYTORCH = {
-    "allreduce": _DDP, "bsp": _DDP + "; the same gradients, by allreduce",
+    "allreduce": "torch.nn.parallel.DistributedDataParallel (DDP), which exchanges buckets of bucket_cap_mb=25 MB during the backward pass; "
+                 "for larger batches accumulate gradients under ddp.no_sync()",
+    "bsp": "DistributedDataParallel (DDP) computes the same, with allreduce instead of servers",
     "dgc": "ddp.register_comm_hook(PowerSGDState(...), powerSGD_hook), from torch.distributed.algorithms.ddp_comm_hooks; low rank instead "
            "of the largest entries",
     "local-sgd": "torch.distributed.optim.PostLocalSGDOptimizer with PeriodicModelAverager(period={period}), and post_localSGD_hook on DDP"}
@@ -176,7 +176,7 @@ class Advice:
         What `factor` refers to: the fastest allreduce that fits, with equal work for all workers; if none fits, the fastest
         of the first group that has any.
     tries : tuple of Strategy
-        The fastest that fits of each of `TRIES`, and the baseline's variants; by group.
+        What is recommended, the baseline and its variants, and the fastest that fits of each of `TRIES`; by group.
     recommendation : str
         Two sentences: what to start with, and what another kind of strategy would gain at which risk; "" if nothing fits.
     crossings : tuple of str
@@ -208,10 +208,15 @@ def _fastest(some: Sequence[Strategy], gain: float = GAIN) -> Strategy | None:
     return next((s for s in some if s.seconds <= gain * least), None)
 
 
-def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
+def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
+    """What to start with: the baseline, unless another of its group is at least 5 % faster."""
     even = not any(s.variant for s in fitting)  # else a backup drops the slow worker's gradients again and again
     same = [s for s in fitting if s.group == base.group and (even or s.algorithm != "backup-workers")]
-    best = _fastest([base, *same], 1.05) or base
+    return _fastest([base, *same], 1.05) or base
+
+
+def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
+    best = _recommended(fitting, base)
     start = f"Start with {best.name}: {best.seconds:.4g} s a pass (" + ("the baseline)" if best is base else f"x{best.factor:.2f} of {base.name})")
     start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
@@ -290,20 +295,21 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     fits = [s for s in found if not s.rejected]
     base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
+    fits.sort(key=lambda s: s is not base)  # which is preferred to what ties with it
     tries = [t for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))]
     varied = [c for c in candidates if _name(c, plain) in {s.name for s in tries} | {base.name if base else ""}]
-    for case in _variants(plain):
-        found += judged(varied, case)
-    for k, s in enumerate(found):
-        found[k] = replace(s, factor=s.seconds / base.seconds if base else 1.0)
-    found.sort(key=lambda s: (bool(s.rejected), list(GROUPS).index(s.group)))
-    fits = [s for s in found if not s.rejected]
-    names = {s.name for s in tries} | ({f"{base.name}, {case.variant}" for case in _variants(plain)} if base else set())
-    ranked = tuple(sorted(found, key=lambda s: (bool(s.rejected), list(GROUPS).index(s.group), s.seconds)))
+    variants = _variants(plain)
+    found += [s for case in variants for s in judged(varied, case)]
+    found = [replace(s, factor=s.seconds / base.seconds if base else 1.0) for s in found]
+    fits, names = [s for s in found if not s.rejected], {s.name for s in tries}
+    base = next((s for s in fits if base and s.name == base.name), None)
+    if base:
+        names |= {base.name, _recommended(fits, base).name, *(f"{base.name}, {case.variant}" for case in variants)}
+    order = list(GROUPS)
+    ranked = tuple(sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds)))
+    tried = tuple(sorted((s for s in ranked if s.name in names), key=lambda s: (order.index(s.group), bool(s.variant))))
     unknown = UNKNOWN if layers else (*UNKNOWN, "whether your backward pass hides its exchange: times here add computing and exchange")
-    return Advice(machine, ranked, next((s for s in fits if base and s.name == base.name), None),
-                  tuple(sorted((s for s in ranked if s.name in names), key=lambda s: (list(GROUPS).index(s.group), bool(s.variant)))),
-                  _recommendation(fits, base) if base else "",
+    return Advice(machine, ranked, base, tried, _recommendation(fits, base) if base else "",
                   tuple(_crossings(plain, [c for c in candidates if _name(c, plain) in {s.name for s in fits}])), unknown)
 
 

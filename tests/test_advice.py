@@ -173,6 +173,14 @@ def test_a_slow_node_is_dropped_or_given_less_work():
     assert {s.name for s in found.tries} == {s.name for s in found.strategies}
 
 
+def test_what_is_recommended_is_among_the_tries():
+    """With 10 ms of latency a ring of 16 loses to servers on all nodes, which has work by speed in the recommendation then."""
+    found = advise(Machine(compute="fixed(0.16)", latency=0.01, bandwidth=1.25e9, speeds=(1,) * 14 + (0.5, 0.4)), parameters=25_557_032, workers=16,
+                   candidates=FAST)
+    best = re.match(r"Start with (.*?): ", found.recommendation)[1]
+    assert best == "bsp K=n, work by speed" and best in [s.name for s in found.tries] and found.baseline in found.tries
+
+
 def test_several_slow_nodes_are_dropped_together_and_none_where_all_are_alike(everything):
     found = advise(CLUSTER.with_(speeds=(1, 0.5, 0.5, 0.8)), parameters=1000, workers=4, candidates=FAST[3:4])
     assert {s.variant for s in found.strategies} == {"", "without the 2 slowest", "work by speed"}
@@ -227,7 +235,7 @@ def test_the_recommendation_is_two_sentences(everything):
     fastest = min((s for s in everything.strategies if s.group != "one model"), key=lambda s: s.seconds)
     assert first.startswith(f"Start with {everything.baseline.name}: ") and first.endswith("newest parameters")
     assert second.startswith(fastest.name) and "may teach less" in second and second.count(". ") == 0
-    alone = advise(Machine(compute="fixed(0.2)"), parameters=1000, workers=4, candidates=[*FAST])
+    alone = advise(Machine(compute="fixed(0.2)"), parameters=1000, workers=4, candidates=FAST)
     assert alone.recommendation.endswith("nothing to gain for a loss of accuracy.")
 
 
