@@ -446,15 +446,13 @@ def _strategy(c: Candidate, case: _Case) -> Strategy | None:
 def _binding(figures: dict[str, Any], time: _Time) -> str:
     """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
     step: Prediction = figures["seconds_per_iteration"]
-    if "idle_by_cause" in figures and time.gain == 1:
-        shares = dict(figures["idle_by_cause"].terms)
-    else:
-        shares = {k: v / step.value * time.gain for k, v in step.terms.items() if not k.startswith(("compute", "standard error"))}
+    causes = {k: v for k, v in step.terms.items() if not k.startswith(("compute", "standard error"))}
+    whole = step.value / time.gain
     if time.gain > 1:
-        computing = step.terms["compute E[T]"]
-        shares = {"transfer": time.exposed, "straggling": step.value / time.gain - time.exposed - computing - step.terms.get("update", 0.0)}
-        shares = {k: v * time.gain / step.value for k, v in shares.items()}
-    return max(shares, key=lambda k: shares[k]) if shares and max(shares.values()) > 0.02 else "nothing"
+        causes = {"transfer": time.exposed, "straggling": whole - time.exposed - step.terms["compute E[T]"] - step.terms.get("update", 0.0)}
+    elif "idle_by_cause" in figures:
+        causes, whole = dict(figures["idle_by_cause"].terms), 1.0
+    return max(causes, key=lambda k: causes[k]) if causes and max(causes.values()) > 0.02 * whole else "nothing"
 
 
 def _note(case: _Case, time: _Time, run_idle: float | None) -> str:
@@ -486,7 +484,7 @@ def _piling(c: Candidate, case: _Case) -> str:
         return ""
     own = np.asarray(case.speeds) / law.mean
     busiest = c.options["p"] * 4 * case.parameters / case.machine.bandwidth * max(own.max(), (own.sum() - own.min()) / (case.workers - 1))
-    return f"messages pile up: links would be busy {busiest:.3g} times as long as there is time" if busiest >= 1 else ""
+    return f"messages pile up: the busiest link would have to carry {busiest:.3g} times its bandwidth" if busiest >= 1 else ""
 
 
 def _memory(c: Candidate, case: _Case) -> float:
@@ -522,9 +520,9 @@ def _flags(machine: Machine) -> str:
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
     why = [s.rejected] if s.rejected else []
     if memory_limit is not None and s.memory > memory_limit:
-        why.append(f"needs {s.memory / 1e9:.2f} GB of memory, {memory_limit / 1e9:.2f} are there")
+        why.append(f"needs {s.memory / 1e9:.2f} GB of memory, {memory_limit / 1e9:.2f} GB available")
     if staleness_limit is not None and (s.staleness is None or s.staleness > staleness_limit):
-        why.append("its staleness is not known" if s.staleness is None else f"mean staleness {s.staleness:.1f} updates, at most {staleness_limit:g} wanted")
+        why.append("its staleness is not known" if s.staleness is None else f"mean staleness {s.staleness:.1f} updates, at most {staleness_limit:g} allowed")
     return replace(s, rejected="; ".join(why))
 
 

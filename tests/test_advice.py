@@ -265,7 +265,7 @@ def test_pages_exist(everything):
 def test_limits_reject_and_say_why():
     found = advise(CLUSTER, **SIZES, candidates=FAST, staleness_limit=2.0)
     out = {s.name: s.rejected for s in found.strategies if s.rejected}
-    assert list(out) == ["asp K=1"] and "at most 2 wanted" in out["asp K=1"] and found.tries
+    assert list(out) == ["asp K=1"] and "at most 2 allowed" in out["asp K=1"] and found.tries
     assert found.strategies[-1].name == "asp K=1"
     assert all(s.rejected for s in advise(CLUSTER, **SIZES, candidates=FAST, memory_limit=1e6).strategies)
 

@@ -51,8 +51,8 @@ def add(commands: Any) -> None:
     where.add_argument("--machine", metavar="FILE|PRESET", help=f"a machine file, or one of {', '.join(PRESETS)}")
     where.add_argument("--compute", metavar="LAW", help="time of one gradient instead of --rate, e.g. 158ms or lognormal(158ms,0.1): " + "; ".join(LAWS))
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
-    p.add_argument("--memory", type=typed(nbytes), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are out")
-    p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are out")
+    p.add_argument("--memory", type=typed(nbytes), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are rejected")
+    p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are rejected")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                    help="exchange gradients during the backward pass, in buckets of 25 MB, where --net says how large each layer is (default)")
     p.add_argument("--json", metavar="PATH", help="write the advice as JSON; - for standard output and nothing else")
