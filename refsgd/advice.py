@@ -40,6 +40,7 @@ class Evidence(NamedTuple):
     part: str
     says: str
     when: str  #: what was kept equal while workers were added
+    against: bool = True  #: whether it speaks against the strategy
 
 
 #: what is considered; of strategies that tie, an earlier one is preferred
@@ -75,7 +76,7 @@ TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), (
 
 STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers", "equal updates of each worker")
 DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers", "equal passes over the images in all")
-FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers", "equal passes over the images in all")
+FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers", "equal passes over the images in all", False)
 #: what studies found of an algorithm's accuracy
 EVIDENCE: dict[str, tuple[Evidence, ...]] = {
     "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,), "gosgd": (DRIFT,)}
@@ -222,9 +223,9 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
     if other is None:
         return start + " No strategy of another kind is faster here, so there is nothing to gain for a loss of accuracy."
-    name = other.name + "," * bool(other.variant)
-    return (f"{start} {name} takes {other.seconds:.4g} s (x{other.factor:.2f}), but {COSTS[other.group]}, so a pass may teach less: "
-            "compare the accuracies reached in equal time before you switch.")
+    name, found = other.name + "," * bool(other.variant), [f", as {e.study} {e.part} found" for e in EVIDENCE.get(other.algorithm, ()) if e.against]
+    return (f"{start} {name} takes {other.seconds:.4g} s (x{other.factor:.2f}), but {COSTS[other.group]}, so a pass may teach less"
+            f"{''.join(found[:1])}: compare the accuracies reached in equal time before you switch.")
 
 
 UNKNOWN = (
