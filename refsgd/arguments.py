@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Deployment, Node
 from refsgd.machine import Machine
 from refsgd.problems import Problem
@@ -39,6 +40,94 @@ def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Paramet
     hints = typing.get_type_hints(function)
     return {name: p.replace(annotation=hints.get(name, p.annotation))
             for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def plain(name: str) -> str:
+    """A name without what is easily mistaken: case, hyphens, underscores.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    str
+    """
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Which of these names was perhaps meant.
+
+    Parameters
+    ----------
+    given : str
+    names : iterable of str
+
+    Returns
+    -------
+    str
+        Empty where none is near.
+    """
+    known = {plain(name): name for name in names}
+    near = difflib.get_close_matches(plain(given), known, n=1)
+    return known[near[0]] if near else ""
+
+
+def suggestion(given: str, names: Iterable[str]) -> str:
+    """The end of an error: "; did you mean ...?".
+
+    Parameters
+    ----------
+    given : str
+    names : iterable of str
+
+    Returns
+    -------
+    str
+        Empty where none is near.
+    """
+    near = nearest(given, names)
+    return f"; did you mean {near}?" if near else ""
+
+
+def catalogued(name: Any) -> str:
+    """An algorithm's name in the catalogue, from one in letters of any case and with or without hyphens.
+
+    Parameters
+    ----------
+    name : object
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    Usage
+        If there is none.
+    """
+    for known in CATALOGUE if isinstance(name, str) else ():
+        if plain(known) == plain(name):
+            return known
+    raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}" + suggestion(str(name), CATALOGUE))
+
+
+def elsewhere(option: str) -> str:
+    """Which algorithms have an option, as the end of an error about one that does not.
+
+    Parameters
+    ----------
+    option : str
+        As in Python.
+
+    Returns
+    -------
+    str
+        Empty where none has it.
+    """
+    owners = [name for name, function in CATALOGUE.items() if option in options_of(function)]
+    return f"{', '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
 
 
 def check_whole(least: int, **values: Any) -> None:
@@ -95,8 +184,8 @@ def check_length(steps: Any, epochs: Any) -> None:
         raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
     if steps is not None:
         check_whole(0, steps=steps)
-    if epochs is not None and not (isinstance(epochs, Real) and 0 <= float(epochs) < float("inf")):
-        raise Usage(f"epochs {epochs!r}; expected a number >= 0")
+    if epochs is not None and not (isinstance(epochs, Real) and 0 < float(epochs) < float("inf")):
+        raise Usage(f"epochs {epochs!r}; expected a number > 0 (steps may be 0)")
 
 
 def check_speeds(machine: Machine, workers: int) -> None:
@@ -140,9 +229,9 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
     known = options_of(function)
     for option, value in options.items():
         if option not in known:
-            near = difflib.get_close_matches(option, [*known, *others], n=1)
+            other = elsewhere(option)
             raise Usage(f"{name} has no option {option!r}; expected " + (f"some of {', '.join(known)}" if known else "none")
-                        + (f"; did you mean {near[0]}?" if near else ""))
+                        + (f"; {other}" if other else suggestion(option, [*known, *others])))
         kinds = set(typing.get_args(known[option].annotation)) or {known[option].annotation}
         wanted, words = ((Real, "a number") if float in kinds else (Integral, "a whole number") if int in kinds
                          else (bool, "True or False") if bool in kinds else (object, ""))

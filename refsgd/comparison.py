@@ -14,7 +14,7 @@ from refsgd.experiment import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment
 from refsgd.machine import Machine
 from refsgd.performing import LOCAL_RUNTIMES, perform
 from refsgd.result import Result, predicted_to_json
-from refsgd.running import warn_if_slow
+from refsgd.running import announce, check_processes, warn_if_slow
 from refsgd.version import __version__
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -116,7 +116,7 @@ class Comparison:
 
 def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, hard: bool = False,
-            **arguments: Any) -> Comparison:
+            say: Say | None = None, **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
 
     Parameters
@@ -131,6 +131,8 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
         Told what starts.
     hard : bool
         Also simulate the same algorithms where they part (`HARD`).
+    say : callable, optional
+        As `run`.
     **arguments
         As `run`.
 
@@ -142,7 +144,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
     if hard and arguments.get("problem") is not None:
         raise Usage("hard with a problem of your own; expected data and net, which can be dealt out by label to more workers")
-    say = progress or (lambda text: None)
+    step = progress or (lambda text: None)
     chosen = [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
     own, names = options or {}, [deployment_function(a)[0] for a in chosen]
     for name in own:
@@ -151,11 +153,15 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
             raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else ""))
     experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
     machine = arguments.get("machine") or DEFAULT_MACHINE
+    for experiment in experiments if runtime != "simulator" else ():
+        check_processes(experiment, runtime)
+    if say and experiments:
+        announce(experiments, ["simulator", *["simulator"] * hard, *[runtime] * (runtime != "simulator")], say)
     rows = []
     for number, experiment in enumerate(experiments):
         if runtime != "simulator" and not number:
             warn_if_slow(experiment)
-        say(f"{experiment.name}: simulating")
+        step(f"{experiment.name}: simulating")
         measured = None
         try:
             simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
@@ -163,12 +169,12 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
             rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()), None, None, str(error)))
             continue
         if runtime != "simulator":
-            say(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
+            step(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
     second = None
     if hard and experiments:
-        say("the same algorithms where they part")
+        step("the same algorithms where they part")
         second = compare(chosen, runtime="simulator", options=options,
                          **{**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])})
     return Comparison(machine, runtime,

@@ -11,6 +11,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.arguments import (
     Usage,
+    catalogued,
     check_deployment,
     check_function,
     check_length,
@@ -20,6 +21,7 @@ from refsgd.arguments import (
     check_speeds,
     check_whole,
     options_of,
+    suggestion,
 )
 from refsgd.effects import Deployment
 from refsgd.machine import Machine
@@ -51,9 +53,8 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
     """
     if callable(algorithm):
         return getattr(algorithm, "__name__", "algorithm"), algorithm
-    if not isinstance(algorithm, str) or algorithm not in CATALOGUE:
-        raise Usage(f"algorithm {algorithm!r} is unknown; expected one of {', '.join(CATALOGUE)}")
-    return algorithm, CATALOGUE[algorithm]
+    name = catalogued(algorithm)
+    return name, CATALOGUE[name]
 
 
 def has_servers(function: Callable[..., Deployment]) -> bool:
@@ -113,15 +114,35 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
     from refsgd.nn import nets
 
     if data.partition(":")[0] not in NAMES:
-        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, or none with --net phantom:P")
-    if net.partition(":")[0] not in nets.NAMES:
-        raise Usage(f"net {net!r} is unknown; expected one of {', '.join(nets.NAMES)}, or phantom:P")
+        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, or none with --net phantom:P"
+                    + suggestion(data, NAMES))
+    check_net(net, ", or phantom:P for P parameters in name only")
     dataset = load(data)
     try:
         built = nets.build(net, dataset.train_images.shape[1:])
     except ValueError as error:
         raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
     return classification(dataset, built, workers, batch, seed, shards == "by-label")
+
+
+def check_net(name: str, others: str = "") -> None:
+    """Refuse a net that there is not.
+
+    Parameters
+    ----------
+    name : str
+    others : str
+        What is expected beside the names of nets.
+
+    Raises
+    ------
+    Usage
+    """
+    from refsgd.nn.nets import NAMES
+
+    base = name.partition(":")[0]
+    if base not in NAMES:
+        raise Usage(f"net {name!r} is unknown; expected one of {', '.join(NAMES)}{others}" + suggestion(base, NAMES))
 
 
 def _parameters(net: str) -> int:
@@ -320,13 +341,13 @@ def prepare(
         problem = own_problem(problem, name, workers)
     if steps is None:
         epochs = DEFAULT_EPOCHS if epochs is None else epochs
-        steps = max(round(epochs * problem.describe.get("steps_per_epoch", 100)), 1 if epochs else 0)
+        steps = max(round(epochs * problem.describe.get("steps_per_epoch", 100)), 1)
     try:
         sgd = SGD(lr, momentum, weight_decay, parse_schedule(schedule))
     except ValueError as error:
         raise Usage(str(error)) from None
     arguments = None
-    if algorithm in CATALOGUE and not own:
+    if not callable(algorithm) and not own:
         arguments = {"workers": workers, "servers": servers, "steps": steps, "batch": batch, "data": data, "net": net, "lr": lr,
                      "momentum": momentum, "weight_decay": weight_decay, "schedule": schedule, "shards": shards,
                      "machine": machine.to_json(), "seed": seed, **options}

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,14 @@ from refsgd.version import __version__
 
 __all__ = ["replay", "run"]
 
+PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}  #: each takes about 0.1 s of a core to start
+STEP, LONG = 2e-4, 30.0  #: seconds of the effects of one iteration in virtual time; seconds of a run that is announced
+
 
 def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = "simulator", record: str | Path | None = None,
         faults: Iterable[str | Fault] | str | Fault = (), on_death: str = "stop", checkpoint: str | Path | None = None,
         checkpoint_every: float = 1.0, resume: str | Path | None = None, monitor: bool = False, looks: int = LOOKS,
-        **arguments: Any) -> Result:
+        say: Say | None = None, **arguments: Any) -> Result:
     """Train with one algorithm and return everything that was seen.
 
     Parameters
@@ -83,6 +86,8 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     looks : int
         How often at most parameters along the way are looked at, after the run: the rows of `Result.history`, which has its end besides.
         Looking takes longer than learning where a run is short and the test images are many.
+    say : callable, optional
+        Told beforehand, in a line, about how long the run takes, if that is longer than half a minute.
     **options
         The algorithm's own, e.g. ``staleness=3``.
 
@@ -118,6 +123,10 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     except ValueError as error:
         raise Usage(str(error)) from None
     check_together(runtime, saves=saves, record=record is not None, planned=bool(faults), on_death=on_death, monitor=monitor)
+    if runtime in PROCESS_BYTES:
+        check_processes(experiment, runtime)
+    if say and start is None:
+        announce([experiment], [runtime], say)
     if runtime != "simulator":
         warn_if_slow(experiment)
     watch = Monitor() if monitor else None
@@ -366,6 +375,81 @@ def with_parameters(run: Run, problem: Problem) -> Run:
     return Run(run.trace, {holders[0]: problem.x0})
 
 
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_processes(experiment: Experiment, runtime: str) -> None:
+    """Refuse more processes than this machine starts within about half a minute, or has memory for.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    runtime : {"processes", "tcp"}
+
+    Raises
+    ------
+    Usage
+    """
+    import psutil
+
+    processes = len(set(experiment.machine.hosts(experiment.deploy()).values()))
+    cores, free = usable_cores(), psutil.virtual_memory().available
+    most = min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime])
+    if processes > most:
+        raise Usage(f"{processes} processes on {cores} cores and {free / 1e9:.1f} GB of free memory; expected at most {most} here: "
+                    "use fewer workers, or the simulator")
+
+
+def gradient_seconds(problem: Problem) -> float:
+    """Seconds of one gradient on one core of this machine, apart from a first one, which may be compiled; the mean of a few.
+
+    Parameters
+    ----------
+    problem : Problem
+
+    Returns
+    -------
+    float
+    """
+    problem.gradient(problem.x0, 0, 0)
+    count, started = 0, time.perf_counter()
+    while count < 3 and (not count or time.perf_counter() - started < 0.5):
+        problem.gradient(problem.x0, 0, count)
+        count += 1
+    return (time.perf_counter() - started) / count
+
+
+def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
+    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced processes, and looks at what was learned.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        At least one.
+    runtimes : sequence of str
+        Each is run in all of these.
+    say : callable
+        Told one line.
+    """
+    problem, total = experiments[0].problem, 0.0
+    real = gradient_seconds(problem)
+    looks = 0.0
+    if images := problem.describe.get("evaluated"):  # forwards, a third of a gradient
+        looks = (2 + min(LOOKS, max(4, 60_000 // images))) * images * real / (3 * problem.describe["batch"])
+    for e in experiments:
+        at_once = min(usable_cores(), e.workers)
+        law, slowest = e.machine.compute, min(e.machine.speeds, default=1.0)
+        paced = law.mean / slowest + 2 * (e.machine.latency + 4 * problem.x0.size / e.machine.bandwidth) if law else 0.0
+        for runtime in runtimes:
+            virtual = e.steps * e.workers * (real + STEP)
+            total += looks + (virtual if runtime == "simulator" else e.steps * max(paced, e.workers * real / at_once))
+    if total > LONG:
+        about, what = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min", f"{len(experiments)} runs" if len(experiments) > 1 else "the run"
+        say(f"{what} will take about {about}: a gradient takes {real * 1e3:.3g} ms here")
+
+
 def warn_if_slow(experiment: Experiment, say: Say | None = None) -> None:
     """Warn before a paced run whose real computing cannot keep up with its drawn durations, or is drawn too short.
 
@@ -382,14 +466,8 @@ def warn_if_slow(experiment: Experiment, say: Say | None = None) -> None:
     if 0 < law.mean < 0.002:
         say(f"mean compute time {law.mean * 1e3:g} ms: below 2 ms real processes are late by a few percent; "
             "choose a longer one or the simulator")
-    gradient, x = experiment.problem.gradient, experiment.problem.x0
-    gradient(x, 0, 0)
-    started = time.perf_counter()
-    for t in range(3):
-        gradient(x, 0, t)
-    real = (time.perf_counter() - started) / 3
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    real, cores = gradient_seconds(experiment.problem), usable_cores()
     if experiment.workers * real > 0.8 * cores * law.mean:
-        say(f"{experiment.workers} workers with {real * 1e3:.1f} ms of real computing on {cores} cores cannot keep a drawn mean of "
-            f"{law.mean * 1e3:g} ms; expected at most {0.8 * cores * law.mean / experiment.workers * 1e3:.1f} ms: use a longer "
+        say(f"{experiment.workers} workers with {real * 1e3:.3g} ms of real computing on {cores} cores cannot keep a drawn mean of "
+            f"{law.mean * 1e3:g} ms; expected at most {0.8 * cores * law.mean / experiment.workers * 1e3:.3g} ms: use a longer "
             "--compute, fewer workers or the simulator")

@@ -20,6 +20,7 @@ import refsgd
 from refsgd.calibration import Calibration
 from refsgd.cli import main
 from refsgd.comparison import DEFAULT_ALGORITHMS
+from refsgd.laws import FAMILIES
 from refsgd.machine import Machine
 from refsgd.result import Result
 
@@ -76,11 +77,65 @@ def refuse(capsys, *arguments):
     (["run", "bsp", *SMALL, "--json", "nowhere/x.json"], "there is no folder nowhere"),
     (["compare", "--algorithms", "bsp,nope"], "algorithm 'nope' is unknown"),
     (["predict", "bsp", "--compute", "none"], "no formula covers"),
-    ([], "COMMAND"),
+    (["ssp"], "ssp is an algorithm; did you mean: refsgd run ssp"),
+    (["AD-PSGD", "--workers", "4"], "adpsgd is an algorithm; did you mean: refsgd run adpsgd"),
+    (["run", "ssp", *SMALL, "--stalness", "3"], "run ssp has no option --stalness; did you mean --staleness?"),
+    (["run", "bsp", *SMALL, "--staleness=3"], "run bsp has no option --staleness; ssp, consgd, dynsgd have it"),
+    (["run", "bsp", *SMALL, "--stalness", "3"], "run bsp has no option --stalness; did you mean --staleness? ssp, consgd, dynsgd have it"),
+    (["compare", "--algoritms", "bsp"], "compare has no option --algoritms; did you mean --algorithms?"),
+    (["run", "bsp", "-x"], "run bsp has no option -x; see refsgd run bsp --help"),
+    (["run", "bsp", "--net", "resnet-50"], "or phantom:P for P parameters in name only; did you mean resnet50?"),
+    (["advise", "--net", "bert", "--rate", "1e12"], "vgg16, or --parameters and --flops"),
+    (["run", "bsp", "--data", "Fashion_MNIST"], "did you mean fashion-mnist?"),
+    (["run", "bsp", "--epochs", "0"], "epochs 0.0; expected a number > 0 (steps may be 0)"),
+    (["run", "bsp", *SMALL, "--runtime", "processes", "--workers", "100000"], "100001 processes on "),
 ])
 def test_wrong_use_is_one_line_and_exit_code_2(capsys, arguments, expected):
     code, line = refuse(capsys, *arguments)
     assert code == 2 and expected in line and line.startswith("refsgd: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["help", "run"], ["help", "run", "SSP"]])
+def test_no_command_and_help_show_the_help(capsys, arguments):
+    assert main(arguments) == 0
+    shown, error = capsys.readouterr()
+    assert main([*arguments[1:], "--help"]) == 0
+    assert shown == capsys.readouterr().out and "usage: refsgd" in shown and error == ""
+
+
+@pytest.mark.parametrize("command", ["run", "predict"])
+def test_an_algorithm_is_known_in_any_case_and_with_or_without_hyphens(capsys, command):
+    found = []
+    for name in ("staleness-aware", "StalenessAware", "STALENESS_AWARE"):
+        assert main([command, name, *SMALL, "--json", "-"]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] == found[2]
+
+
+def test_zero_steps_are_a_run(capsys):
+    assert main(["run", "bsp", "--data", "quadratic", "--steps", "0", "--quiet", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["updates"] == 0
+
+
+def test_help_and_list_name_every_law(capsys):
+    for arguments in (["run", "bsp", "--help"], ["advise", "--help"], ["list"]):
+        assert main(arguments) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(f"{name}(" in shown for name in (*FAMILIES, "empirical")), arguments
+
+
+@pytest.mark.parametrize("command", [["run", "bsp", "--data", "quadratic"],
+                                     ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator", "--data", "quadratic"]])
+def test_a_long_run_is_announced_in_a_pipe_too_and_a_short_one_is_not(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: 0.5)
+    monkeypatch.chdir(tmp_path)
+    for steps, announced in ((2, False), (40, True)):
+        for quiet in ([], ["--quiet"]):
+            assert main([*command, "--steps", str(steps), "--json", "-", *quiet]) == 0
+            lines = capsys.readouterr().err.splitlines()
+            runs, about = (1, "80 s") if command[0] == "run" else (2, "3 min")
+            text = f"refsgd: {'the run' if runs == 1 else '2 runs'} will take about {about}: a gradient takes 500 ms here"
+            assert lines == ([text] if announced and not quiet else [])
 
 
 @pytest.mark.parametrize(("text", "expected"), [("def f(: pass", "SyntaxError"), ("f = absent", "NameError: name 'absent'")])

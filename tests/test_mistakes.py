@@ -62,11 +62,17 @@ def test_without_a_mistake_it_runs():
     ({"faults": [Fault("kill", 1, 1)]}, "Fault(kind='kill', node=1, step=1, amount=0.0, to=''); expected one of kill, "),
     ({"faults": [Fault("kill", "worker1", "1")]}, "step='1', amount=0.0, to=''); expected one of kill, "),
     ({"steps": 2.5}, "steps 2.5 of type float; expected a whole number, at least 0"),
-    ({"steps": None, "epochs": "1"}, "epochs '1'; expected a number >= 0"),
+    ({"steps": None, "epochs": "1"}, "epochs '1'; expected a number > 0 (steps may be 0)"),
+    ({"steps": None, "epochs": 0}, "epochs 0; expected a number > 0"),
     ({"lr": "0.1"}, "lr '0.1' of type str; expected a number"),
     ({"period": "2"}, "period '2' of type str; expected a whole number"),
     ({"period": 1.5}, "period 1.5 of type float; expected a whole number"),
     ({"period": True}, "period True of type bool; expected a whole number"),
+    ({"algorithm": "bsp", "staleness": 3}, "bsp has no option 'staleness'; expected some of aggregation; ssp, consgd, dynsgd have it"),
+    ({"algorithm": "sspp"}, "algorithm 'sspp' is unknown; expected one of sequential, bsp, "),
+    ({"algorithm": "sspp"}, "; did you mean ssp?"),
+    ({"algorithm": 3}, "algorithm 3 is unknown; expected one of"),
+    ({"runtime": "processes", "workers": 100_000, "problem": quadratic(d=4, workers=100_000)}, "processes on "),
     ({"perod": 2}, "own has no option 'perod'; expected some of period; did you mean period?"),
     ({"worker": 2}, "own has no option 'worker'; expected some of period; did you mean workers?"),
     ({"machine": "laptop"}, "machine 'laptop'; expected a refsgd.Machine"),
@@ -75,6 +81,19 @@ def test_without_a_mistake_it_runs():
 def test_wrong_arguments(arguments, expected):
     with pytest.raises(Usage) as error:
         run(**arguments)
+    assert expected in str(error.value)
+
+
+def test_algorithms_are_known_in_any_case_and_with_or_without_hyphens():
+    for name in ("AD-PSGD", "ad_psgd", "AdPsgd"):
+        assert run(name).algorithm == "adpsgd"
+    assert refsgd.Stepper("SSP", workers=2, steps=1).name.startswith("ssp")
+
+
+@pytest.mark.parametrize(("net", "expected"), [("resnet-50", "did you mean resnet50?"), ("bert", "vgg16, or phantom:P")])
+def test_a_net_that_there_is_not(net, expected):
+    with pytest.raises(Usage) as error:
+        refsgd.run("bsp", net=net)
     assert expected in str(error.value)
 
 
@@ -344,7 +363,6 @@ def test_images_per_second_are_of_the_images_that_there_are():
 
 def test_a_small_part_of_an_epoch_is_a_step():
     assert refsgd.run("bsp", data="digits", net="softmax", epochs=0.001).steps == 1
-    assert refsgd.run("bsp", data="digits", net="softmax", epochs=0).steps == 0
 
 
 def test_where_nothing_takes_time_a_barrier_still_keeps_workers_together():

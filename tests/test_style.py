@@ -33,7 +33,7 @@ ARROWS = {
     "nn": {"nn"},
     "data": {"data"},
     "problems": {"effects", "data", "nn"},
-    "arguments": {"effects", "machine", "problems", "units"},
+    "arguments": {"algorithms", "effects", "machine", "problems", "units"},
     "phantom": {"effects", "problems"},
     "runtimes": {"runtimes", "effects", "laws", "machine", "trace"},
     "theory": {"theory", "laws", "machine"},

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step, study
-from refsgd.cli.options import Parser, expand_preset
+from refsgd.cli.options import Parser, as_meant
 from refsgd.cli.outputs import check_outputs
 from refsgd.experiment import Usage
 from refsgd.version import __version__
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from refsgd.data import DataError
 
     try:
-        args = build_parser().parse_args(expand_preset(sys.argv[1:] if arguments is None else arguments))
+        args = build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments))
     except SystemExit as stop:
         return int(stop.code or 0)
     except Usage as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.cli.options import links_and_speeds, machine_of, typed
 from refsgd.cli.outputs import write
-from refsgd.experiment import Usage
+from refsgd.experiment import Usage, check_net
 from refsgd.laws import LAWS
 from refsgd.machine import PRESETS
 from refsgd.units import nbytes
@@ -89,6 +89,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
             raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: a net's sizes are known")
     from refsgd.nn import nets
 
+    check_net(args.net, ", or --parameters and --flops")
     try:
         shape = tuple(int(part) for part in args.image.split(","))
         classes = 1000 if prod(shape[:2]) > 4096 else 10

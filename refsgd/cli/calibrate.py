@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from refsgd.cli.outputs import check_output, write
-from refsgd.experiment import DEFAULT_BATCH, Usage
+from refsgd.experiment import DEFAULT_BATCH, Usage, check_net
 
 
 def add(commands: Any) -> None:
@@ -24,10 +24,8 @@ def add(commands: Any) -> None:
 def do(args: argparse.Namespace) -> None:
     """Measure; print and write the machine."""
     from refsgd.calibration import calibrate
-    from refsgd.nn import nets
 
-    if args.net.partition(":")[0] not in nets.NAMES:
-        raise Usage(f"net {args.net!r} is unknown; expected one of {', '.join(nets.NAMES)}")
+    check_net(args.net)
     if args.batch < 1:
         raise Usage(f"batch {args.batch}; expected at least 1 image")
     check_output(args.output)

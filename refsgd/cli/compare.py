@@ -8,7 +8,7 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.options import arguments_of, common, known, number
-from refsgd.cli.outputs import check_output, compile_kernels, progress, write, writing
+from refsgd.cli.outputs import check_output, compile_kernels, notice, progress, write, writing
 from refsgd.comparison import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment import Usage
 
@@ -34,7 +34,7 @@ def do(args: argparse.Namespace) -> None:
     names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
-    known(names)
+    names = known(names)
     arguments = arguments_of(args)
     picture = args.plot or ("refsgd-compare.png" if args.json != "-" else None)
     data = args.json or "refsgd-compare.json"
@@ -43,7 +43,7 @@ def do(args: argparse.Namespace) -> None:
     compile_kernels(args)
     quiet = args.quiet or args.json == "-"
     with progress(quiet, 2 * len(names) + 1) as say:
-        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say,
+        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say, say=notice(args),
                              hard=not args.no_hard and args.data == "digits", **arguments)
     if args.json != "-":
         from rich.console import Console

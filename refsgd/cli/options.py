@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
-from refsgd.arguments import options_of
+from refsgd.arguments import catalogued, elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage
 from refsgd.laws import LAWS
 from refsgd.machine import PRESETS, Machine, load_machine
@@ -41,12 +40,37 @@ class Parser(argparse.ArgumentParser):
             With code 2.
         """
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
-        if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"[\w-]+", choice[2]), n=1)):
-            message += f"; did you mean {near[0]}?"
+        if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
+            message = f"{name} is an algorithm; did you mean: refsgd run {name}"
+        elif choice:
+            message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
         if choice and ".py" in choice[1]:
             message += "; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, refsgd.compare and refsgd.Stepper take the function"
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, but an unknown flag is an error of the command that does not know it.
+
+        Parameters
+        ----------
+        args : sequence of str, optional
+        namespace : argparse.Namespace, optional
+
+        Returns
+        -------
+        (argparse.Namespace, list of str)
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        for text in rest:
+            if text.startswith("-"):
+                name, mine = text.split("=")[0], [f for f in self._option_string_actions if f.startswith("--")]
+                others = {flag(o): o for f in CATALOGUE.values() for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
+                near = nearest(name, [*others, *mine])
+                said = [f"did you mean {near}?"] if near and near != name else []
+                said += [elsewhere(others[near])] if near in others and near not in mine else []
+                self.error(f"{self.prog.removeprefix('refsgd ')} has no option {name}; " + " ".join(said or [f"see {self.prog} --help"]))
+        return found, rest
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
@@ -190,6 +214,30 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
         else:
             read: Any = {int: int, float: number}.get(kind, str)
             group.add_argument(flag(name), dest=f"own_{name}", type=read, metavar=name.upper(), help=shown)
+
+
+def as_meant(arguments: Sequence[str]) -> list[str]:
+    """Arguments with what is written otherwise: no command or ``help`` for ``--help``, ``run SSP`` for ``run ssp``, a preset for its flags.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
+    >>> as_meant([]), as_meant(["help", "run"]), as_meant(["run", "AD-PSGD"])
+    (['--help'], ['run', '--help'], ['run', 'adpsgd'])
+    """
+    given = expand_preset(arguments)
+    if given[:1] in ([], ["help"]):
+        given = [*given[1:], "--help"]
+    spelt = {plain(name): name for name in CATALOGUE}
+    at = 1 if given[0] in ("run", "predict", "step", "explore") else 0
+    return [spelt.get(plain(text), text) if i == at else text for i, text in enumerate(given)]
 
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
@@ -366,7 +414,7 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def known(names: Iterable[str]) -> list[str]:
-    """Check names of algorithms.
+    """Names of algorithms as the catalogue has them.
 
     Parameters
     ----------
@@ -375,15 +423,10 @@ def known(names: Iterable[str]) -> list[str]:
     Returns
     -------
     list of str
-        The same.
 
     Raises
     ------
     Usage
         If one is not in the catalogue.
     """
-    names = list(names)
-    for name in names:
-        if name not in CATALOGUE:
-            raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}")
-    return names
+    return [catalogued(name) for name in names]

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,21 @@ def compile_kernels(args: argparse.Namespace) -> None:
     if nets.needs_compiling() and not args.quiet:
         sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
     net.compile()
+
+
+def notice(args: argparse.Namespace) -> Callable[[str], None] | None:
+    """What writes a line to standard error, also where that is no terminal; None with ``--quiet``.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With ``quiet``.
+
+    Returns
+    -------
+    callable or None
+    """
+    return None if args.quiet else lambda text: print(f"refsgd: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

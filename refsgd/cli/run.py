@@ -7,7 +7,7 @@ from typing import Any
 
 from refsgd.cli import hosts
 from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, each_algorithm, explicit
-from refsgd.cli.outputs import compile_kernels, progress, show, writing
+from refsgd.cli.outputs import compile_kernels, notice, progress, show, writing
 from refsgd.cli.ranks import run_over_mpi
 from refsgd.result import Result
 from refsgd.running import run
@@ -69,7 +69,7 @@ def do(args: argparse.Namespace) -> None:
             say(f"{args.algorithm}: running")
         result = run(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault, on_death=args.on_death,
                      checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every, resume=args.resume,
-                     monitor=args.monitor, **arguments)
+                     monitor=args.monitor, say=notice(args), **arguments)
     finish(result, args)
 
 
