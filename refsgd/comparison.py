@@ -14,7 +14,7 @@ from refsgd.experiment import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment
 from refsgd.machine import Machine
 from refsgd.performing import LOCAL_RUNTIMES, perform
 from refsgd.result import Result, predicted_to_json
-from refsgd.running import announce, check_processes, warn_if_slow
+from refsgd.running import announce, check_pace, check_processes
 from refsgd.version import __version__
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -155,12 +155,12 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     machine = arguments.get("machine") or DEFAULT_MACHINE
     for experiment in experiments if runtime != "simulator" else ():
         check_processes(experiment, runtime)
+    if runtime != "simulator" and experiments:
+        check_pace(max(experiments, key=lambda e: e.workers))
     if say and experiments:
         announce(experiments, ["simulator", *["simulator"] * hard, *[runtime] * (runtime != "simulator")], say)
     rows = []
-    for number, experiment in enumerate(experiments):
-        if runtime != "simulator" and not number:
-            warn_if_slow(experiment)
+    for experiment in experiments:
         step(f"{experiment.name}: simulating")
         measured = None
         try:

@@ -193,6 +193,28 @@ class Machine:
         """
         return replace(self, **changes)
 
+    def slow_motion(self, factor: float) -> Machine:
+        """The same machine so many times as slow in everything: shares of time, ages and orders of events stay what they are.
+
+        Parameters
+        ----------
+        factor : float
+            > 0.
+
+        Returns
+        -------
+        Machine
+
+        Examples
+        --------
+        >>> print(Machine(compute="1ms", latency="20us", bandwidth="1GB/s").slow_motion(10))
+        compute fixed(0.01) s, latency 0.2 ms, bandwidth 100 MB/s
+        """
+        if not is_number(factor) or not 0 < factor < math.inf:
+            raise ValueError(f"slow motion {factor!r}; expected a finite number > 0, such as 10 for ten times as slow")
+        return replace(self, compute=self.compute and self.compute.scaled(factor), update=self.update and self.update.scaled(factor),
+                       latency=self.latency * factor, bandwidth=self.bandwidth / factor, reduction=self.reduction * factor)
+
     def for_workers(self, workers: int) -> Machine:
         """The same machine with a speed for each of so many workers, if it has any: further ones are 1.
 

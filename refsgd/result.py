@@ -277,8 +277,10 @@ class Result:
             f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
             f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
             f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all",
-            f"parameters {self.parameters_sha256[:16]}, schedule {self.schedule_sha256[:16]}",
+            f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule {self.schedule_sha256[:16]}",
         ]
+        if self.trace is not None and (deaths := list(self.trace.of("died"))):
+            lines.append("deaths     " + ", ".join(f"{e.node} at {e.time:.3f} s" for e in deaths))
         if "resources" in m:
             lines.append("resources  " + "; ".join(f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, {r['written'] / 1e6:.3g} MB written"
                                                  for node, r in m["resources"].items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -128,7 +129,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     if say and start is None:
         announce([experiment], [runtime], say)
     if runtime != "simulator":
-        warn_if_slow(experiment)
+        check_pace(experiment)
     watch = Monitor() if monitor else None
     with recording(experiment, runtime, record) as journal:
         if saves:
@@ -402,8 +403,8 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
                     "use fewer workers, or the simulator")
 
 
-def gradient_seconds(problem: Problem) -> float:
-    """Seconds of one gradient on one core of this machine, apart from a first one, which may be compiled; the mean of a few.
+def gradient_seconds(problem: Problem) -> tuple[float, float]:
+    """Mean and least seconds of one gradient on one core of this machine, but for a first one, which may be compiled.
 
     Parameters
     ----------
@@ -411,14 +412,15 @@ def gradient_seconds(problem: Problem) -> float:
 
     Returns
     -------
-    float
+    (float, float)
     """
     problem.gradient(problem.x0, 0, 0)
-    count, started = 0, time.perf_counter()
-    while count < 3 and (not count or time.perf_counter() - started < 0.5):
-        problem.gradient(problem.x0, 0, count)
-        count += 1
-    return (time.perf_counter() - started) / count
+    found: list[float] = []
+    while len(found) < 5 and sum(found) < 0.5:
+        started = time.perf_counter()
+        problem.gradient(problem.x0, 0, len(found))
+        found.append(time.perf_counter() - started)
+    return sum(found) / len(found), min(found)
 
 
 def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
@@ -434,7 +436,7 @@ def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Sa
         Told one line.
     """
     problem, total = experiments[0].problem, 0.0
-    real = gradient_seconds(problem)
+    real, _ = gradient_seconds(problem)
     looks = 0.0
     if images := problem.describe.get("evaluated"):  # forwards, a third of a gradient
         looks = (2 + min(LOOKS, max(4, 60_000 // images))) * images * real / (3 * problem.describe["batch"])
@@ -450,24 +452,31 @@ def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Sa
         say(f"{what} will take about {about}: a gradient takes {real * 1e3:.3g} ms here")
 
 
-def warn_if_slow(experiment: Experiment, say: Say | None = None) -> None:
-    """Warn before a paced run whose real computing cannot keep up with its drawn durations, or is drawn too short.
+def check_pace(experiment: Experiment) -> None:
+    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near, or durations are drawn too short.
 
     Parameters
     ----------
     experiment : Experiment
-    say : callable, optional
-        Told the warning; by default it is raised as a Python warning.
+
+    Raises
+    ------
+    Usage
     """
     law = experiment.machine.compute
-    if law is None or not experiment.steps:
+    if law is None or not experiment.steps or not law.mean:
         return
-    say = say or (lambda text: warnings.warn(text, stacklevel=3))
-    if 0 < law.mean < 0.002:
-        say(f"mean compute time {law.mean * 1e3:g} ms: below 2 ms real processes are late by a few percent; "
-            "choose a longer one or the simulator")
-    real, cores = gradient_seconds(experiment.problem), usable_cores()
-    if experiment.workers * real > 0.8 * cores * law.mean:
-        say(f"{experiment.workers} workers with {real * 1e3:.3g} ms of real computing on {cores} cores cannot keep a drawn mean of "
-            f"{law.mean * 1e3:g} ms; expected at most {0.8 * cores * law.mean / experiment.workers * 1e3:.3g} ms: use a longer "
-            "--compute, fewer workers or the simulator")
+    usual, least = gradient_seconds(experiment.problem)
+    cores, least_mean = usable_cores(), 0.002
+    share = experiment.workers / (cores * law.mean)
+    longer = math.ceil(max(least * share / 0.8, least_mean / law.mean))
+    found = (f"{experiment.workers} workers with {usual * 1e3:.3g} ms of real computing on {cores} cores cannot keep a drawn mean of {law.mean * 1e3:.3g} ms; "
+             f"expected at most {0.8 / share * 1e3:.3g} ms")
+    if least * share > 1:
+        raise Usage(f"{found}: use --slow-motion {longer} (a machine {longer} times as slow in everything), the simulator, "
+                    "or no pacing (--compute none)")
+    if usual * share > 0.8:
+        warnings.warn(f"{found}: use a longer --compute, fewer workers or the simulator", stacklevel=3)
+    if law.mean < least_mean:
+        warnings.warn(f"mean compute time {law.mean * 1e3:.3g} ms: below 2 ms real processes are late by a few percent; "
+                      f"use --slow-motion {longer} or the simulator", stacklevel=3)

@@ -1,6 +1,8 @@
 """Measuring this machine, presets, and machine files."""
 
 import json
+import time
+import warnings
 from collections import namedtuple
 
 import numpy as np
@@ -8,7 +10,8 @@ import psutil
 import pytest
 
 import refsgd
-from refsgd.calibration import Others, calibrate
+from refsgd.arguments import Usage
+from refsgd.calibration import Others, _timed, calibrate
 from refsgd.cli import main
 from refsgd.laws import Law
 from refsgd.machine import PRESETS, Machine, load_machine
@@ -115,3 +118,42 @@ def test_a_machine_takes_numbers_of_any_kind():
     found = Machine(compute=np.float32(0.5), latency=0, bandwidth=np.int64(1000), update=0, speeds=np.array([1, 2]), cores=np.int64(2))
     assert (found.compute, found.update, found.speeds) == (Law("fixed", (0.5,)), None, (1.0, 2.0)) and found.speed("worker1") == 2
     assert Machine(speeds=(1 + i for i in range(2))) == Machine(speeds=[1, 2]) and Machine(update="fixed(0)").update == Law("fixed", (0.0,))
+
+
+def test_waits_for_a_core_do_not_count_as_computing():
+    assert np.median(_timed(lambda: time.sleep(0.02), 0.1)) < 0.01
+
+
+def test_in_slow_motion_the_same_happens_only_later():
+    machine = Machine(compute="lognormal(1ms,0.5)", latency="0.1ms", bandwidth="10MB/s", update="0.1ms", reduction=1e-9)
+    fast, slow = (refsgd.run("asp", data="quadratic", workers=3, steps=30, lr=0.05, machine=m) for m in (machine, machine.slow_motion(10)))
+    assert fast.parameters_sha256 == slow.parameters_sha256 and fast.measured["staleness"] == slow.measured["staleness"]
+    assert slow.measured["seconds"] == pytest.approx(10 * fast.measured["seconds"])
+    assert slow.measured["idle_ratio"] == pytest.approx(fast.measured["idle_ratio"])
+    for factor in (0, -1, float("inf"), True, "2"):
+        with pytest.raises(ValueError, match="expected a finite number > 0, such as 10 for ten times as slow"):
+            machine.slow_motion(factor)
+
+
+def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_motion_is_run(monkeypatch, capsys, tmp_path):
+    """As after `refsgd calibrate`: gradients last as long as their computing, and there are more workers than cores."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("refsgd.running.usable_cores", lambda: 2)
+    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: (0.0006, 0.0006))
+    machine = Machine(compute="lognormal(0.6ms,0.1)", latency="50us")
+    (tmp_path / "machine.json").write_text(json.dumps({"machine": machine.to_json()}))
+    expected = "4 workers with 0.6 ms of real computing on 2 cores cannot keep a drawn mean of 0.6 ms; expected at most 0.24 ms: use --slow-motion 4"
+    what = {"data": "quadratic", "steps": 3, "workers": 4, "machine": machine}
+    for act in (refsgd.run, refsgd.compare):
+        with pytest.raises(Usage) as error:
+            act("bsp", runtime="processes", **what)
+        assert expected in str(error.value)
+        act("bsp", runtime="simulator", **what)
+    arguments = ["--data", "quadratic", "--steps", "3", "--machine", "machine.json", "--json", "-", "--quiet"]
+    for command in (["run", "bsp", "--runtime", "processes"], ["compare", "--algorithms", "bsp"]):
+        assert main([*command, *arguments]) == 2 and expected in capsys.readouterr().err
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "real computing overran its drawn times")  # on a busy machine
+            warnings.filterwarnings("error", "mean compute time|.*cannot keep")
+            assert main([*command, *arguments, "--slow-motion", "4"]) == 0
+        assert json.loads(capsys.readouterr().out)["machine"]["compute"]["parameters"][0] == pytest.approx(0.0024)

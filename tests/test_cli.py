@@ -127,7 +127,7 @@ def test_help_and_list_name_every_law(capsys):
 @pytest.mark.parametrize("command", [["run", "bsp", "--data", "quadratic"],
                                      ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator", "--data", "quadratic"]])
 def test_a_long_run_is_announced_in_a_pipe_too_and_a_short_one_is_not(capsys, tmp_path, monkeypatch, command):
-    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: 0.5)
+    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: (0.5, 0.5))
     monkeypatch.chdir(tmp_path)
     for steps, announced in ((2, False), (40, True)):
         for quiet in ([], ["--quiet"]):
@@ -369,3 +369,25 @@ def test_a_machine_survives_its_json():
     assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
     with pytest.raises(ValueError, match="unknown keys"):
         Machine.from_json({"ram": 1})
+
+
+def test_a_planned_death_is_named_as_planned_and_stands_in_the_summary(capsys):
+    planned = ["--data", "quadratic", "--steps", "6", "--quiet", "--compute", "5ms", "--fault", "kill worker 2 at step 3"]
+    assert main(["run", "asp", *planned, "--runtime", "processes"]) == 1
+    error = capsys.readouterr().err
+    assert "worker2 (pid " in error and "was killed by SIGKILL (as planned: kill worker2 at step 3): " in error and "by hand" not in error
+    assert main(["run", "asp", *planned, "--on-death", "continue"]) == 0
+    assert re.search(r"^deaths     worker2 at 0\.0\d+ s$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_player_is_announced_with_what_it_shows(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    for steps, shown in ((200, 500), (2, None)):
+        assert main(["run", "bsp", "--data", "quadratic", "--steps", str(steps), "--quiet", "--player", str(page)]) == 0
+        found = re.search(rf"^player: {re.escape(str(page))}, events 1 to (\d+) of (\d+)$", capsys.readouterr().out, re.MULTILINE)
+        assert found and int(found[1]) == (shown or int(found[2])) and int(found[2]) >= int(found[1])
+
+
+def test_the_summary_of_a_net_in_name_only_says_so(capsys):
+    assert main(["run", "bsp", "--net", "phantom:1000", "--data", "none", "--steps", "3", "--quiet"]) == 0
+    assert "parameters none (a net in name only), schedule " in capsys.readouterr().out

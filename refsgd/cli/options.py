@@ -107,6 +107,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                        "Laws: " + "; ".join(LAWS))
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
+    where.add_argument("--slow-motion", type=float, metavar="K", help="all of the machine K times as slow, so that real processes can keep its pace")
     where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
     where.add_argument("--cores", type=int, metavar="C", help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")
@@ -355,6 +356,8 @@ def _described(args: argparse.Namespace) -> Machine:
         said["collocated"] = True
     base = load_machine(args.machine) if args.machine is not None else Machine() if args.compute is not None else DEFAULT_MACHINE
     machine = base.with_(**said)
+    if getattr(args, "slow_motion", None) is not None:
+        machine = machine.slow_motion(args.slow_motion)
     if not args.slow:
         return machine
     workers = None if getattr(args, "sweep", None) else args.workers  # a sweep may vary their number
@@ -407,7 +410,7 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
     dict of str to object
         Keyword arguments.
     """
-    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "collocated", "cores")
+    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion", "collocated", "cores")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
             if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}

@@ -143,7 +143,12 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
         print("\n".join([result.summary(), *more]))
     write(args.json, result.to_json())
     if args.player:
-        write(args.player, result.player().html)
+        from refsgd.player import LIMIT
+
+        write(args.player, result.player(limit=LIMIT).html)
+        if args.json != "-" and args.player != "-" and result.trace is not None:
+            count = len(result.trace.events)
+            print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
     if args.plot:
         from refsgd import plots
 

@@ -272,8 +272,11 @@ class Launch:
         code = self.children[host].exitcode or 0
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                how += " (by hand, or by the kernel for want of memory)"
+            planned = [f for f in self.faults if f.kind == "kill" and self.host.get(f.node) == host]
+            if planned:
+                how += f" (as planned: kill {planned[0].node} at step {planned[0].step})"
+            elif code == -signal.SIGKILL:
+                how += " (by hand, or by the kernel, out of memory)"
         else:
             how = f"ended with exit code {code} and no result"
         doing = "; ".join(str(s) for s in self.board.standing([host]))
