@@ -24,6 +24,7 @@ from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
+from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.trace import Run
 
@@ -160,6 +161,21 @@ def zero_problem(d: int = 5) -> Problem:
     return Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
 
 
+def _of(tree: ast.Module, function: Deploy) -> ast.AST:
+    """A deployment function and the functions that it can see and names, and so on; the whole module where it is not found."""
+    first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+    defined = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)]
+    around = {id(g): f for f in defined for g in ast.walk(f) if g is not f}  # the innermost comes last
+    found = [f for f in defined if first in (f.lineno, *(d.lineno for d in getattr(f, "decorator_list", ())))]
+    for f in found:  # which grows
+        named = {n.id for n in ast.walk(f) if isinstance(n, ast.Name)}
+        for g in defined:
+            scope = around.get(id(g), tree)
+            if getattr(g, "name", None) in named and g not in found and any(n is f for n in ast.walk(scope)):
+                found.append(g)
+    return ast.Module([f if isinstance(f, ast.stmt) else ast.Expr(f) for f in found], []) if found else tree
+
+
 def _lint(function: Deploy) -> Iterator[Finding]:
     try:
         source = textwrap.dedent(inspect.getsource(inspect.getmodule(function) or function))
@@ -168,8 +184,10 @@ def _lint(function: Deploy) -> Iterator[Finding]:
     if not source:
         yield Finding("lint", None, "no source to read (defined interactively)")
         return
-    lines = forgotten_yields(ast.parse(source))
-    yield Finding("lint", not lines, "every effect is yielded" if not lines else f"effects without a yield at lines {lines}")
+    lines = forgotten_yields(_of(ast.parse(source), function))
+    yield Finding("lint", not lines, "every effect is yielded" if not lines else
+                  f"effects built without a yield at {inspect.getsourcefile(function)}:{', '.join(map(str, lines))}; "
+                  "write `yield` before each effect and `yield from` before each sub-program")
 
 
 def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
@@ -188,7 +206,7 @@ def _begins(deploy: Small) -> None:
     deployment = deploy(quadratic(d=3, workers=2), 2, 1)
     try:
         run = simulate(deployment, MACHINES[0])
-    except RunFailed:  # it polls in vain for ever, as it would in every schedule
+    except (RunFailed, ForgottenYield):  # as it would in every schedule
         raise
     except Exception:
         return  # the checks that follow say at which size and in which schedule
@@ -325,6 +343,8 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _begins(deploy)
 
     findings = list(_lint(function))
+    if findings[0].held is False:  # the runs would only show what follows from it
+        return findings
     begun = _attempt("deployment", "", begin)
     if begun.held is False:  # nothing else would say more
         return [*findings, begun]

@@ -119,9 +119,14 @@ def test_conformance_catches_a_lost_gradient_a_forgotten_yield_and_a_deadlock():
 
         return {f"worker{i}": Node(program(i)) for i in range(workers)}
 
-    for wrong, name, word in ((lossy, "gradients", "applied"), (silent, "sizes", "ForgottenYield"), (stuck, "all schedules", "deadlock")):
+    for wrong, name, word in ((lossy, "gradients", "applied"), (stuck, "all schedules", "deadlock")):
         failed = {f.name: f.text for f in check(wrong, processes=False) if f.held is False}
         assert name in failed and word in failed[name], failed
+    line = silent.__code__.co_firstlineno + 3
+    (only,) = check(silent)  # and not what follows from it, six times
+    assert only.name == "lint" and only.held is False and f"{__file__}:{line}; write `yield` before" in only.text
+    hidden = eval("lambda *all: silent(*all)", {"silent": silent})  # no source to read: the first run says it
+    assert [f.name for f in check(hidden) if f.held is False] == ["deployment"] and "ForgottenYield" in check(hidden)[-1].text
 
 
 def least_squares(**parts):

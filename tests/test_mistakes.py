@@ -15,8 +15,9 @@ from refsgd.problems import quadratic
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.faults import Fault, parse
 from refsgd.runtimes.processes import RunFailed
+from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, simulate
-from refsgd.testing import check
+from refsgd.testing import check, explore_algorithm
 
 X = np.zeros(4, np.float32)
 
@@ -248,6 +249,22 @@ def test_a_wrong_effect_names_the_line_in_every_runtime(act, expected):
         with pytest.raises((TypeError, Counterexample)) as error:
             runtime(deploy)
         assert expected in str(error.value).splitlines()[0]
+
+
+def test_a_forgotten_yield_is_refused_wherever_a_program_is_stepped():
+    def forgets(problem, workers, steps, sgd):
+        def program():
+            yield Compute(problem.gradient, problem.x0, 0, 0)
+            Mark("clock", t=0)
+            yield Compute(problem.gradient, problem.x0, 0, 0)
+            return problem.x0
+
+        return {"worker0": Node(program())}
+
+    for act in (lambda: simulate(forgets(quadratic(), 1, 1, None)), lambda: explore(lambda: forgets(quadratic(), 1, 1, None)),
+                lambda: refsgd.Stepper(forgets, workers=1).run(), lambda: explore_algorithm(forgets, workers=1)):
+        with pytest.raises(ForgottenYield, match=rf"worker0: 2 effects were built before {__file__}:\d+ in program and one was yielded"):
+            act()
 
 
 def failing(what):

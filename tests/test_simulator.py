@@ -17,7 +17,8 @@ from refsgd.performing import perform
 from refsgd.phantom import phantom
 from refsgd.problems import quadratic
 from refsgd.runtimes import processes, simulator
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield, RunFailed, Simulator, rare_full_collections, simulate
+from refsgd.runtimes.programs import ForgottenYield
+from refsgd.runtimes.simulator import Deadlock, RunFailed, Simulator, rare_full_collections, simulate
 from refsgd.trace import Event, thin
 
 

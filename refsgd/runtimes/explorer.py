@@ -17,6 +17,7 @@ from typing import Any
 
 from refsgd.effects import Factory
 from refsgd.runtimes.diagram import diagram
+from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.world import World
 from refsgd.trace import Run
 
@@ -183,6 +184,8 @@ def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[
                 if observe is not None:
                     value = observe(world.run())
                     report.finals[value] = report.finals.get(value, 0) + 1
+        except ForgottenYield:
+            raise  # wrong in every schedule
         except Exception as error:
             raise _counterexample(factory, picks, check, error) from error
         report.states = len(seen)
@@ -226,6 +229,8 @@ def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed:
             report.runs += 1
             if check is not None:
                 check(world.run())
+        except ForgottenYield:
+            raise  # wrong in every schedule
         except Exception as error:
             raise _counterexample(factory, picks, check, error) from error
     return report

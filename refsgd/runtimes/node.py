@@ -65,8 +65,8 @@ from refsgd.runtimes.faults import Fault, Plan, can_be_ended, gives_up
 from refsgd.runtimes.lateness import Lateness
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes.processors import Processors
-from refsgd.runtimes.programs import blame, freeze, line_of, no_effect, share_of
-from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, ForgottenYield, rare_full_collections
+from refsgd.runtimes.programs import blame, forgotten, freeze, line_of, no_effect, share_of
+from refsgd.runtimes.simulator import ARRIVE, HEAD, RESUME, rare_full_collections
 from refsgd.runtimes.transport import Transport
 from refsgd.runtimes.wire import WireError
 from refsgd.trace import Event, Thinner
@@ -441,6 +441,8 @@ class Driver:
         try:
             effect: Any = task.program.throw(value) if isinstance(value, RunEnded) else task.program.send(value)
         except StopIteration as stop:
+            if _Built.count > built:
+                raise forgotten(task.node, task.program, built, 0) from None
             return self._returned(task, stop.value)
         except RunEnded:
             return self._returned(task, None)
@@ -448,9 +450,7 @@ class Driver:
             blame(error, task.name, task.node, self.now)
             raise
         if _Built.count > built + 1:
-            raise ForgottenYield(
-                f"{task.node}: {_Built.count - built} effects were built before {line_of(task.program)} and one "
-                "was yielded; write `yield` before each effect and `yield from` before each sub-program")
+            raise forgotten(task.node, task.program, built, 1)
         task.effect = effect
         return self._act(task, effect)
 

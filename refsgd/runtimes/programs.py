@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.effects import Add, Compute, Recv
+from refsgd.effects import Add, Compute, Recv, _Built
 
 _HOLDERS = {np.ndarray, list, tuple, dict}  # what can be frozen, or holds what can
+
+
+class ForgottenYield(RuntimeError):
+    """A program built an effect and did not yield it."""
 
 
 class Where(NamedTuple):
@@ -193,6 +197,30 @@ def no_effect(node: str, program: Any, found: Any) -> TypeError:
     if "\n" in said or len(said) > 80:
         said = f"a value of type {type(found).__name__}"
     return TypeError(f"{node}: {line_of(program)} yielded {said}; expected an effect (a sub-program needs `yield from`)")
+
+
+def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYield:
+    """The error of a program that has built more effects than it yielded.
+
+    Parameters
+    ----------
+    node : str
+    program : generator
+        Which is suspended behind them, or has ended.
+    before : int
+        Effects built when it was resumed.
+    yielded : int
+        1, or 0 where it has ended.
+
+    Returns
+    -------
+    ForgottenYield
+        To be raised.
+    """
+    built = _Built.count - before
+    return ForgottenYield(
+        f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and {'one' if yielded else 'none'} "
+        "was yielded; write `yield` before each effect and `yield from` before each sub-program")
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:

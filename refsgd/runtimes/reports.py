@@ -17,7 +17,8 @@ from refsgd.effects import Deployment
 from refsgd.machine import Machine
 from refsgd.runtimes.board import Standing
 from refsgd.runtimes.node import Driver
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield, RunFailed
+from refsgd.runtimes.programs import ForgottenYield
+from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.trace import Event, Run, Trace, merge, thin
 
 

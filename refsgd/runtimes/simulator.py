@@ -35,16 +35,26 @@ from refsgd.effects import (
 from refsgd.machine import Draws, Machine
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
 from refsgd.runtimes.processors import Processors
-from refsgd.runtimes.programs import Where, add_to, blame, describe, freeze, line_of, no_effect, no_message, perform, share_of, unread, where
+from refsgd.runtimes.programs import (
+    Where,
+    add_to,
+    blame,
+    describe,
+    forgotten,
+    freeze,
+    line_of,
+    no_effect,
+    no_message,
+    perform,
+    share_of,
+    unread,
+    where,
+)
 from refsgd.trace import Event, Run, Thinner, Trace
 
 RESUME, HEAD, ARRIVE = range(3)
 IDLE = 100_000  #: polls in vain and marks of one program at one moment, after which it is taken to go on like this for ever
 _new = tuple.__new__  # a NamedTuple of all its fields in half the time that its own constructor takes
-
-
-class ForgottenYield(RuntimeError):
-    """A program built an effect and did not yield it."""
 
 
 class Deadlock(RuntimeError):
@@ -266,6 +276,8 @@ class Simulator:
         try:
             effect = process.send(value) if type(value) is not RunEnded else process.program.throw(value)
         except StopIteration as stop:
+            if _Built.count > built:
+                raise forgotten(process.node, process.program, built, 0) from None
             self._returned(process, stop.value)
             return
         except RunEnded:
@@ -275,9 +287,7 @@ class Simulator:
             blame(error, process.name, process.node, self.now)
             raise
         if _Built.count > built + 1:
-            raise ForgottenYield(
-                f"{process.node}: {_Built.count - built} effects were built before {line_of(process.program)} and one "
-                "was yielded; write `yield` before each effect and `yield from` before each sub-program")
+            raise forgotten(process.node, process.program, built, 1)
         process.waiting = effect
         kind = type(effect)
         if kind is Compute:

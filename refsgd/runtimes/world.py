@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
+from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Mark, Poll, Recv, RunEnded, Send, _Built, payload_bytes
 from refsgd.runtimes.mailbox import Letter, Mailbox, tag_of
-from refsgd.runtimes.programs import Where, add_to, describe, freeze, line_of, no_effect, no_message, unread, where
+from refsgd.runtimes.programs import Where, add_to, describe, forgotten, freeze, line_of, no_effect, no_message, unread, where
 from refsgd.trace import Event, Run, Trace
 
 MAX_STEPS = 100_000  #: actions after which a run counts as endless
@@ -120,15 +120,20 @@ class World:
     def _advance(self, task: _Task, value: Any) -> None:
         """Answer a program; alone on its node it goes on until it needs a pick."""
         while True:
+            built = _Built.count
             try:
                 thrown = isinstance(value, RunEnded)
                 task.effect = task.program.throw(value) if thrown else task.program.send(value)
             except StopIteration as stop:
+                if _Built.count > built:
+                    raise forgotten(task.node, task.program, built, 0) from None
                 self._returned(task, stop.value)
                 return
             except RunEnded:
                 self._returned(task, None)
                 return
+            if _Built.count > built + 1:
+                raise forgotten(task.node, task.program, built, 1)
             if self.clock > MAX_STEPS:
                 raise Stuck(f"still running after {MAX_STEPS} steps; expected an end")
             task.since = self.clock

@@ -9,7 +9,8 @@ import pytest
 
 from refsgd.effects import Choose, Compute, Mark, Node, Recv, RunEnded, Send
 from refsgd.machine import Machine
-from refsgd.runtimes.simulator import Deadlock, ForgottenYield, simulate
+from refsgd.runtimes.programs import ForgottenYield
+from refsgd.runtimes.simulator import Deadlock, simulate
 
 
 class Push(NamedTuple):
@@ -344,6 +345,13 @@ def test_a_forgotten_yield_is_named(world):
 
     with pytest.raises(ForgottenYield, match=r"2 effects were built before .*test_programs.py:\d+ in forgets"):
         world(lambda: {"peer0": Node(forgets()), "peer1": Node(other())})
+
+    def forgets_the_last():
+        yield Compute(abs, -1)
+        Send("peer1", Answer(1))
+
+    with pytest.raises(ForgottenYield, match="1 effect was built before the end of forgets_the_last and none was yielded"):
+        world(lambda: {"peer0": Node(forgets_the_last()), "peer1": Node(other())})
 
 
 def test_sending_to_nobody_is_named(world):
