@@ -11,6 +11,7 @@ import html
 import linecache
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
     from refsgd.player import Player
 
 Grain = Literal["effect", "decision"]
+WIDTH = 100  #: columns of what is printed of programs
+HARD = "\xa0"  #: a blank at which no line ends
 Target = str | Callable[[Event], bool]
 
 
+def _name(node: str, program: int) -> str:
+    return node + (f"[{program}]" if program else "")
+
+
 class Places(list[Where]):
-    """Where each program stands, as a list that prints readably.
+    """Where each program stands and why it waits, as a list that prints readably.
 
     Parameters
     ----------
@@ -38,19 +45,18 @@ class Places(list[Where]):
 
     def __repr__(self) -> str:
         from refsgd.player.listing import title
-        from refsgd.player.states import shown
+        from refsgd.player.states import rank, shown
 
         lines = []
         for w in self:
-            name = w.node + (f"[{w.program}]" if w.program else "")
+            lines += wrap(w.why, WIDTH, subsequent_indent="    ")
             if w.line:
                 text = linecache.getline(w.filename, w.line).strip()
-                values = ((n, shown(v)) for n, v in w.locals.items() if not n.startswith(("_", ".")))
-                local = ", ".join(f"{n} {v}" for n, v in values if v is not None)
-                lines += [f"{name:9} {title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}", f"{'':9}   {w.waits_for}; {local}"]
-            else:
-                lines.append(f"{name:9} returned")
-        return "\n".join(lines)
+                values = {n: shown(v) for n, v in w.locals.items() if not n.startswith(("_", "."))}
+                local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank) if values[n] is not None)
+                for more in (f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}", local):
+                    lines += wrap(more, WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
+        return "\n".join(lines).replace(HARD, " ")
 
 
 class Stepper:
@@ -274,7 +280,7 @@ class Stepper:
         from refsgd.player.states import waits_for
 
         task, letter = self.world.tasks[action.node][action.program], self.world.letter(action)
-        name = action.node + (f"[{action.program}]" if action.program else "")
+        name = _name(action.node, action.program)
         message = f"{type(letter.body).__name__}#{letter.number} of {letter.src}" if letter else ""
         if action.kind == "deliver":
             return f"{message} arrives at {action.node}"
@@ -289,8 +295,45 @@ class Stepper:
         return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
 
     def where(self) -> list[Where]:
-        """Each program's line, the effect it waits for, and its local variables."""
-        return Places(self.world.where())
+        """Each program's line, the effect it waits for, its local variables and, as `why`, what it does or why it waits, in a sentence."""
+        from refsgd.player.states import follow
+        from refsgd.player.why import Why
+
+        now, tasks = len(self.events), self.world.all_tasks()
+        why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now), self._arrived())
+        return Places(w._replace(why=why.sentence(w.node, w.program, now) if task.effect is not BEGIN else f"{_name(w.node, w.program)} has not begun")
+                      for w, task in zip(self.world.where(), tasks))
+
+    def source(self, node: str | None = None, around: int = 5) -> str:
+        """The lines of source around the one where a program stands, which has an arrow.
+
+        Parameters
+        ----------
+        node : str, optional
+            Whose main program; by default the program that acted last.
+        around : int
+            Lines before and after it.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ValueError
+            There is no such node.
+        """
+        key = (self.events[-1].node, self.events[-1].program) if node is None and self.events else (node or self.world.nodes[0], 0)
+        w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
+        if w is None:
+            raise Usage(f"node {node!r}; expected one of {', '.join(self.world.nodes)}")
+        lines = range(max(1, w.line - around), w.line + around + 1) if w.line else ()
+        return "\n".join([f"{_name(*key)} in {w.function}" + ("" if w.line else ", which has returned"), *(
+            f"{'->' if n == w.line else '  '} {n:4}  {text}" for n in lines if (text := linecache.getline(w.filename, n).rstrip()) or n < w.line)])
+
+    def _arrived(self) -> dict[tuple[str, str, int], float]:
+        """When the messages arrived that lie in an inbox."""
+        return {(m.src, node, m.number): m.arrival for node, box in self.world.boxes.items() for m in box.letters}
 
     def diagram(self) -> str:
         """What happened so far as text, a column per node."""
@@ -314,9 +357,8 @@ class Stepper:
         """
         from refsgd.player import Player, player_html
 
-        arrived = {(m.src, node, m.number): m.arrival for node, box in self.world.boxes.items() for m in box.letters}
         actions = [(f".choose({i})", said) for i, said in enumerate(self.actions())]
-        page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True, actions=actions, arrivals=arrived,
+        page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True, actions=actions, arrivals=self._arrived(),
                            limit=max(1, len(self.world.events)))
         found = Player(page)
         if path is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TextIO
 
 from refsgd.experiment import Usage
@@ -12,23 +13,22 @@ from refsgd.stepper import Stepper
 
 KEYS = """  number  let this action happen        Enter  the first one
   b       one action back               u      until the next update
-  r       run to the end                w      where each program stands
-  d       diagram of what happened      q      quit
+  r       run to the end                w      why each program waits, and where it stands
+  d       diagram of what happened      l      lines of the program that acted last; l server0
+  h       this help                     q      quit
   u block until a worker is held back; so also u clock, u send, u receive, u return"""
 
 
-def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = "> ") -> None:
+def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
     """Step by commands, one a line, until ``q`` or the last line.
 
     Parameters
     ----------
     stepper : Stepper
     lines : iterable of str
-        A number lets that action happen; Enter, b, u, u EVENT, r, w, d, q as `KEYS` says.
+        A number lets that action happen; Enter, b, u, u EVENT, r, w, d, l, l NODE, h, q as `KEYS` says.
     out : file
         Where everything is written.
-    prompt : str
-        Before each command; empty for a pipe.
     """
     def say(text: str) -> None:
         out.write(text + "\n")
@@ -40,7 +40,6 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
             say(stepper.deadlock or "the run is over (b goes back, d shows it, q quits)")
         for i, said in enumerate(stepper.actions()):
             say(f"  {i}  {said}")
-        out.write(prompt)
         out.flush()
 
     moves = {"": stepper.step, "b": stepper.back, "u": lambda: stepper.run_until("update"), "r": stepper.run}
@@ -54,6 +53,10 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
         try:
             if command == "w":
                 say(repr(stepper.where()))
+            elif command in ("h", "?", "help"):
+                say(KEYS)
+            elif command == "l" or command.startswith("l "):
+                say(stepper.source(command[2:].strip() or None))
             elif command == "d":
                 say(stepper.diagram())
             elif command in moves:
@@ -63,10 +66,19 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO, prompt: str = 
             elif command.lstrip("-").isdigit():
                 stepper.choose(int(command))
             else:
-                raise Usage(f"command {command!r}; expected a number, Enter, b, u, r, w, d or q")
+                raise Usage(f"command {command!r}; expected a number, Enter, b, u, r, w, d, l, h or q")
         except Usage as error:
             say(str(error))
         show()
+
+
+def _typed() -> Iterator[str]:
+    """Lines from a terminal, with its history under the arrow keys where there is a readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +118,6 @@ def step(args: argparse.Namespace, write: Callable[[str, str], None]) -> None:
     own: dict[str, Any] = {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
     stepper = Stepper(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps, lr=args.lr,
                       grain="decision" if args.decisions else "effect", schedule=schedule, **own)
-    converse(stepper, sys.stdin, sys.stdout, "> " if sys.stdin.isatty() else "")
+    converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
     if args.player:
         write(args.player, stepper.player().html)

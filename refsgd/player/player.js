@@ -182,40 +182,59 @@ function standing(p, k) {
   return column(run.programs[p].stands, k) || [0, -1, ""];
 }
 
+/** Why a program waits, as [position, words, file, line of what holds it back]; null where it does not wait. */
+function reasonOf(p, k) {
+  const found = column(run.programs[p].reasons, k);
+  return found && found[1] ? found : null;
+}
+
+/** Who is held back from position k on: null unless that begins here. */
+const stopAt = (k) => { const stop = run.stops.find((s) => s[0] === k); return stop ? stop[1] : null; };
+const idOf = ([file, line]) => `f${file}l${line}`;
+
 function drawMarks(k, now) {
-  const wanted = new Map();
-  let target = null;
+  const wanted = new Map(), stop = stopAt(k);
+  let target = null, gate = null;
+  const want = (id, kind, p) => {
+    if (!wanted.has(id)) wanted.set(id, [[], [], []]);
+    wanted.get(id)[kind].push(p);
+  };
   run.programs.forEach((_, p) => {
-    const frames = lineOf(standing(p, k)[1]);
+    const frames = lineOf(standing(p, k)[1]), reason = reasonOf(p, k);
     if (!frames) return;
-    frames.forEach(([file, line], depth) => {
-      const id = `f${file}l${line}`, inner = depth === frames.length - 1;
-      if (!wanted.has(id)) wanted.set(id, [[], []]);
-      wanted.get(id)[inner ? 1 : 0].push(p);
-      if (inner && p === now) target = id;
+    frames.forEach((frame, depth) => {
+      const inner = depth === frames.length - 1;
+      want(idOf(frame), inner ? 1 : 0, p);
+      if (inner && p === now) target = idOf(frame);
     });
+    if (reason && reason.length > 2) {
+      want(idOf(reason.slice(2)), 2, p);
+      if (p === stop) gate = idOf(reason.slice(2));
+    }
   });
   for (const id of marked.keys()) {
     if (!wanted.has(id)) {
       const line = byId(id);
-      line.classList.remove("lit", "now");
+      line.classList.remove("lit", "now", "gate");
       line.removeAttribute("aria-current");
       line.children[1].replaceChildren();
       marked.delete(id);
     }
   }
-  for (const [id, [outer, inner]] of wanted) {
-    const line = byId(id), html = badgeRow(outer, " outer") + badgeRow(inner);
+  for (const [id, [outer, inner, held]] of wanted) {
+    const line = byId(id), html = (held.length ? badgeRow(held, " held") + '<span class="waits">waits</span>' : "") + badgeRow(outer, " outer") + badgeRow(inner);
     if (!line) continue;
     if (marked.get(id) !== html) {
       line.children[1].innerHTML = html;
       marked.set(id, html);
     }
-    line.classList.add("lit");
+    line.classList.toggle("lit", outer.length + inner.length > 0);
     line.classList.toggle("now", id === target);
+    line.classList.toggle("gate", held.length > 0);
     if (id === target) line.setAttribute("aria-current", "step"); else line.removeAttribute("aria-current");
   }
   if (target && byId(target)) reveal(byId(target));
+  if (gate && byId(gate)) reveal(byId(gate));
 }
 
 /** Scroll the listing, and only it, so that a line is in that part of it which the window shows. */
@@ -273,10 +292,11 @@ function drawState(k, now) {
       if (pair && pair[1] !== null) locals.push(`<span class="${pair[0] === k && k > 0 && p === now ? "changed" : ""}"><em>${text(name)}</em> ${text(pair[1])}</span>`);
     }
     const fixed = Object.entries(program.fixed).map(([name, value]) => `<span><em>${text(name)}</em> ${text(value)}</span>`);
-    const waits = says.startsWith("waits: ");
+    const waits = says.startsWith("waits: "), reason = reasonOf(p, k);
     const html = `<p class="head">${badge(p)}<strong>${text(labels[p])}</strong>`
       + `<span class="where">${where ? "in " + text(program.name) + ", " + text(where) : ""}</span><span class="counts">${counts.join(", ")}</span></p>`
-      + `<p class="says">${waits ? "<b>waits at</b> " + text(says.slice(7)) : text(next(says))}${waits && block ? (/^[:;]/.test(block[3]) ? "" : " ") + text(block[3]) : ""}</p>`
+      + `<p class="says">${waits ? "<b>waits at</b> " + text(says.slice(7)) : text(next(says))}${reason ? text(reason[1]) : ""}</p>`
+      + (block ? `<p class="where">${text(block[3])}</p>` : "")
       + `<div class="locals">${locals.join("")}</div>`
       + (fixed.length ? `<details${opened.has(p) ? " open" : ""}><summary>variables that never change</summary><div class="locals">${fixed.join("")}</div></details>` : "");
     cards[p].card.className = "program" + (p === now ? " now" : "");
@@ -385,9 +405,9 @@ function deed(k) {
 
 function sentence(k) {
   if (!k) return `<span class="at">before event 1 of ${last}:</span> every program stands at its first yield`;
-  const [p] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]);
+  const [p] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]), stop = stopAt(k), who = stop === null ? p : stop, reason = reasonOf(who, k);
   return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${text(deed(k))}`
-    + (where ? `<br><span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
+    + (reason ? `<br>${text(labels[who])} waits${text(reason[1])}` : where ? `<br><span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
 }
 
 // -- moving --------------------------------------------------------------------------------------------------
@@ -424,7 +444,7 @@ function play(on) {
 const jump = (list) => { const i = before(list, position); go(i + 1 < list.length ? list[i + 1] : last); };
 const acts = {
   start: () => go(0), back: () => go(position - 1), forward: () => go(position + 1), end: () => go(last),
-  update: () => jump(run.jumps), wait: () => jump(run.stops),
+  update: () => jump(run.jumps), wait: () => jump(run.stops.map(first)),
 };
 for (const id in acts) byId(id).addEventListener("click", () => { play(false); acts[id](); });
 byId("play").addEventListener("click", () => play(timer === null));
@@ -449,6 +469,11 @@ document.addEventListener("keydown", (e) => {
   else return;
   e.preventDefault();
 });
+
+/** Keys go to the page that was clicked last: an embedded player says so until it is this one. */
+function sayWhereKeysGo() { byId("click").hidden = window.parent === window || document.hasFocus(); }
+for (const change of ["focus", "blur"]) window.addEventListener(change, sayWhereKeysGo);
+sayWhereKeysGo();
 
 let resized = null;
 window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); fitListing(); go(position); }, 120); });

@@ -5,16 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.effects import Add, Compute, Factory, Load, Send
+from refsgd.effects import Add, Compute, Factory, Load, Recv, Send
 from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.trace import Event, Trace
 
 MOST = 12  #: entries of a container, and characters of a string x 4, that are shown
+
+
+def rank(name: str) -> int:
+    """Where a local variable comes in a list: those of `FIRST` first.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    int
+    """
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def shown(value: Any, depth: int = 0) -> str | None:
@@ -81,7 +95,17 @@ def _listed(items: Sequence[Any], depth: int) -> str:
     return ", ".join([shown(item, depth + 1) or "…" for item in items[:MOST]] + more)
 
 
-Stand = tuple[int, str]  #: where a program stands: number of the place (-1: it has ended), what it waits for
+FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
+ENDED = ("returned", "died")  #: what is said of a program that has ended
+
+
+class Stand(NamedTuple):
+    """Where a program stands: number of the place (-1: it has ended), what it does there; at a `Recv` the classes of messages, and from whom."""
+
+    place: int
+    says: str
+    kinds: tuple[str, ...] = ()
+    src: str | None = None
 
 
 class States:
@@ -144,7 +168,7 @@ class States:
             self._done[node, self._events[k - 1].program] += 1
         if k < self.first and done < len(self._of_node[node]) and self._of_node[node][done] < self.first:
             return  # the node goes on before the window begins
-        end = "died" if done and self._events[k - 1].kind == "died" else "returned"
+        end = ENDED[done > 0 and self._events[k - 1].kind == "died"]
         for index, (program, effect) in enumerate(programs):
             self._look((node, index), max(k, self.first), program, effect, end)
 
@@ -155,7 +179,8 @@ class States:
         where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
         for f in alive:
             self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
-        _put(self.stands[key], k, (self._place(where), waits_for(effect) if alive else end))
+        waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if type(effect) is Recv and alive else ()
+        _put(self.stands[key], k, Stand(self._place(where), waits_for(effect) if alive else end, *waits))
         values: dict[str, str] = {}
         for f in alive:
             for name, value in local_values(f).items():
@@ -209,6 +234,10 @@ def waits_for(effect: Any) -> str:
     name = type(effect).__name__
     if name == "Recv":
         return f"waits: {describe(effect)}"
+    if name == "Poll":
+        return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
+    if name == "Choose":
+        return "chooses"
     if name == "Mark":
         return f"marks {effect.name}"
     return describe(effect)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from refsgd.effects import Compute, Recv
-from refsgd.player.states import States
+from refsgd.player.states import States, rank
+from refsgd.player.why import Reason, Why
 from refsgd.runtimes.diagram import words
 from refsgd.trace import CAUSES, Event, Trace, is_worker
 from refsgd.waiting import Wait, waits
@@ -22,7 +24,6 @@ WHY = {
     "partner": "the peer is busy",
     "update": "the update with its own gradient is being computed",
 }
-FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
 OPEN = "not answered"  #: waiting whose end the trace does not have
 
 
@@ -46,13 +47,13 @@ class Tape:
     def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str,
                  arrivals: Mapping[tuple[str, str, int], float] | None = None) -> None:
         self.trace, self.states, self.first, self.last, self.unit = trace, states, first, last, unit
-        self.arrivals = arrivals
+        self.why = Why(trace, states, arrivals)
         self.events = trace.events[first:last]
         self.start = trace.events[first - 1].time if first else 0.0
         self.end = self.events[-1].time if self.events else 0.0
         keys = {(e.node, e.program) for e in trace.events[:last]} | set(states.stands) | {(n, 0) for n in trace.nodes}
-        rank = {n: i for i, n in enumerate(trace.nodes)}
-        self.programs = sorted(keys, key=lambda key: (rank[key[0]], key[1]))
+        order = {n: i for i, n in enumerate(trace.nodes)}
+        self.programs = sorted(keys, key=lambda key: (order[key[0]], key[1]))
         self.number = {key: i for i, key in enumerate(self.programs)}
         self.before: dict[int, int] = {}  # of each event, the position after its program's previous one
         seen: dict[tuple[str, int], int] = {}
@@ -85,11 +86,23 @@ class Tape:
         columns = self.states.locals.get(key, {})
         values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
         fixed = {name: values[name][0] for name, column in columns.items()
-                 if len(values[name]) == 1 and column[0][0] <= self.first and name not in FIRST}
-        moves = {name: [[self._k(k), v] for k, v in columns[name]] for name in sorted(columns, key=_rank) if name not in fixed}
-        stands = [[self._k(k), place, says] for k, (place, says) in self.states.stands.get(key, [])]
+                 if len(values[name]) == 1 and column[0][0] <= self.first and rank(name) == rank("")}
+        moves = {name: [[self._k(k), v] for k, v in columns[name]] for name in sorted(columns, key=rank) if name not in fixed}
+        stands = [[self._k(k), stand.place, stand.says] for k, stand in self.states.stands.get(key, [])]
+        reasons = [[self._k(k), reason and reason.text, *((reason and reason.held and reason.place) or ())] for k, reason in self.reasons[key]]
         return {"node": self.trace.nodes.index(key[0]), "index": key[1], "name": self.states.names.get(key, ""), "stands": stands,
-                "locals": moves, "fixed": fixed}
+                "reasons": reasons, "locals": moves, "fixed": fixed}
+
+    @cached_property
+    def reasons(self) -> dict[tuple[str, int], list[tuple[int, Reason | None]]]:
+        """Why each main program waits, from which position on."""
+        found: dict[tuple[str, int], list[tuple[int, Reason | None]]] = {key: [(self.first, None)] for key in self.programs}
+        for key in found:
+            for k in range(self.first, self.last + 1) if not key[1] else ():
+                reason = self.why.reason(key, k)
+                if reason != found[key][-1][1]:
+                    found[key].append((k, reason))
+        return found
 
     # -- the diagram ---------------------------------------------------------------------------------------
 
@@ -134,15 +147,17 @@ class Tape:
                 k = self._k(i + 1) if i is not None and i < self.last else -1
                 out.append([self.number[w.worker, 0], _time(max(w.start, self.start)), _time(min(w.end, self.end)),
                             CAUSES.index(w.cause), k])
-        blocks = [[self.number[e.node, e.program], self._k(self.before[i]), self._k(i + 1), self._reason(e, by_event.get(i, []))]
+        blocks = [[self.number[e.node, e.program], self._k(self.before[i]), self._k(i + 1), self._spent(e, by_event.get(i, []))]
                   for i, e in enumerate(self.trace.events[:self.last])
                   if e.kind == "receive" and e.time > e.data["since"] and i >= self.first]
         for key, since in self._open(Recv):
-            if key[1] == 0:
-                reason, cause = self._unanswered(key)
-                blocks.append([self.number[key], self._k(self.latest.get(key, 0)), self.last - self.first + 1, reason])
-                if is_worker(key[0]) and since < self.end:
-                    out.append([self.number[key], _time(max(since, self.start)), _time(self.end), cause, -1])
+            if key[1] == 0 and is_worker(key[0]):
+                column = [*self.reasons[key], (self.last + 1, None)]
+                for (k, reason), (until, _) in pairwise(column):
+                    a, b = max(self.start, since, self._time_at(k)), min(self.end, self._time_at(until))
+                    if b > a:
+                        cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
+                        out.append([self.number[key], _time(a), _time(b), cause, -1])
         for i, e in enumerate(self.trace.events):  # servers: no request yet
             if e.kind == "receive" and not is_worker(e.node) and e.time > e.data["since"]:
                 a, b = max(self.start, e.data["since"]), min(self.end, e.time)
@@ -154,66 +169,17 @@ class Tape:
         return float(sum(max(0.0, min(e.time, self.start) - min(e.data["start"], self.start))
                          for e in self.trace.of("compute") if e.data["work"] == "gradient" and is_worker(e.node)))
 
-    def _reason(self, e: Event, pieces: list[Wait]) -> str:
-        """Why a program waited for what it received, in a sentence."""
-        what = f"{e.data['message']}#{e.data['number']} of {e.data['src']}"
-        trigger = self._trigger(e)
-        text = f"until {self._clock(e.time)}, for {what}" + (f", which is sent when {e.data['src']} has {trigger}" if trigger else "")
+    def _spent(self, e: Event, pieces: list[Wait]) -> str:
+        """Until when a program waited for what it received, and how the whole wait is made up."""
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
         causes = [f"{self._clock(seconds)} {cause} ({WHY[cause]})" for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
                   if seconds > 1e-3 * (e.time - e.data["since"])]
-        return text + ("; that is " + ", ".join(causes) if causes else "")
+        return f"until {self._clock(e.time)}" + ("; of the whole wait " + ", ".join(causes) if causes else "")
 
-    def _unanswered(self, key: tuple[str, int]) -> tuple[str, int]:
-        """What has become of the last message of a program that still waits when the trace ends, or of the answer; and the cause's number."""
-        if (answer := self._answer(key)) is not None:
-            what = f"{answer.data['message']}#{answer.data['number']}"
-            there = self.arrivals is not None and (answer.node, key[0], answer.data["number"]) in self.arrivals
-            return f": {what} of {answer.node} {'has come' if there else 'is under way'}", CAUSES.index("transfer")
-        asked = next((e for e in reversed(self.trace.events) if (e.node, e.program, e.kind) == (*key, "send")), None)
-        if asked is None or not is_worker(key[0]):
-            return "; nothing has come yet", len(CAUSES)
-        to, what = asked.data["to"], f"{asked.data['message']}#{asked.data['number']}"
-        taken = next((e for e in self.trace.events if e.node == to and e.kind in ("receive", "poll")
-                      and (e.data["src"], e.data.get("number")) == (key[0], asked.data["number"])), None)
-        if taken is None:
-            there = self.arrivals is not None and (key[0], to, asked.data["number"]) in self.arrivals
-            return f": its {what} {'lies in the inbox of' if there else 'is under way to'} {to}", CAUSES.index("transfer")
-        held = any(e.time >= taken.time and e.node == to and e.data.get("worker") == key[0]
-                   for e in self.trace.marks("block"))
-        if held:
-            return f": {to} has taken its {what} and holds the answer back to keep the bound, see its clocks", CAUSES.index("slack")
-        return f": {to} has taken its {what} and has not answered yet", len(CAUSES)
-
-    def _answer(self, key: tuple[str, int]) -> Event | None:
-        """The first message on its way to a program that it waits for when the trace ends."""
-        effect = self.states.pending[key]
-        taken = {(e.data["src"], e.data["number"]) for e in self.trace.events
-                 if e.node == key[0] and e.kind in ("receive", "poll") and e.data["src"] is not None}
-        kinds = {kind.__name__ for kind in effect.kinds}
-        return next((e for e in self.trace.of("send") if e.data["to"] == key[0] and e.data["message"] in kinds
-                     and effect.src in (None, e.node) and (e.node, e.data["number"]) not in taken), None)
-
-    def _trigger(self, e: Event) -> str:
-        """The last message of somebody else that the sender took before it sent what `e` received."""
-        taken = self._taken_before.get((e.data["src"], e.node, e.data["number"]))
-        if taken is None or taken.data["src"] == e.node:
-            return ""
-        return f"{taken.data['message']}#{taken.data['number']} of {taken.data['src']}"
-
-    @cached_property
-    def _taken_before(self) -> dict[tuple[str, str, int], Event]:
-        """For each message what its program had taken last: by the order of events, since many happen at one time."""
-        latest: dict[tuple[str, int], Event] = {}
-        found: dict[tuple[str, str, int], Event] = {}
-        for e in self.trace.events:
-            if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
-                latest[e.node, e.program] = e
-            elif e.kind == "send" and (e.node, e.program) in latest:
-                found[e.node, e.data["to"], e.data["number"]] = latest[e.node, e.program]
-        return found
+    def _time_at(self, k: int) -> float:
+        return self.trace.events[min(k, self.last) - 1].time if k else 0.0
 
     def _clock(self, seconds: float) -> str:
         return f"step {seconds:g}" if self.unit == "steps" else f"{seconds * 1e3:.4g} ms"
@@ -231,20 +197,13 @@ class Tape:
             j = taken.get((e.node, e.data["to"], e.data["number"]))
             if j is not None and j < self.first:
                 continue
-            arrival = self._arrival(e) if j is None else self.trace.events[j].data["arrival"]
+            arrival = self.why.arrived((e.node, e.data["to"], e.data["number"]))
             got = [self._k(j + 1), _time(self.trace.events[j].time)] if j is not None and j < self.last else [-1, None]
             taker = e.data["to"], self.trace.events[j].program if j is not None else 0
             to = self.number.get(taker, self.number[e.data["to"], 0])
             out.append([self.number[e.node, e.program], to, f"{e.data['message']}#{e.data['number']}", self._k(i + 1), _time(e.time),
-                        None if arrival is None else _time(arrival), *got, e.data["bytes"], self.states.bodies.get(i, "")])
+                        None if arrival == float("inf") else _time(arrival), *got, e.data["bytes"], self.states.bodies.get(i, "")])
         return out
-
-    def _arrival(self, e: Event) -> float | None:
-        """When a message that nobody took has arrived, at the earliest; None where that is not known."""
-        if self.arrivals is not None:
-            return self.arrivals.get((e.node, e.data["to"], e.data["number"]))
-        known = self.trace.latency or self.trace.bandwidth != float("inf")
-        return float(e.data["start"] + self.trace.latency + e.data["bytes"] / self.trace.bandwidth) if known else None
 
     def _ages(self) -> dict[str, Any]:
         """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram before the window."""
@@ -263,7 +222,7 @@ class Tape:
         """What grows: [position, value] of the gradients of each worker and the updates of each node; and positions to jump to."""
         gradients: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
         updates: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
-        jumps, stops = list[int](), set[int]()
+        jumps = list[int]()
         for i, e in enumerate(self.trace.events[:self.last]):
             k, node = self._k(i + 1), self.trace.nodes.index(e.node)
             column = None
@@ -272,11 +231,22 @@ class Tape:
             elif kind_of(e) == "update":
                 column = updates[node]
                 jumps += [k] if k else []
-            elif e.kind == "receive" and is_worker(e.node) and e.time > e.data["since"]:
-                stops.add(self._k(self.before[i]))
             if column is not None:
                 column.append([k, column[-1][1] + 1])
-        return {"gradients": _latest(gradients), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": sorted(stops - {0})}
+        return {"gradients": _latest(gradients), "updates": _latest(updates), "jumps": sorted(set(jumps)), "stops": self._stops()}
+
+    def _stops(self) -> list[list[int]]:
+        """[position, program] where a worker begins to be held back for a while."""
+        out = []
+        for key, column in self.reasons.items():
+            known = False  # of this wait
+            for (k, reason), (until, _) in pairwise([*column, (self.last + 1, None)]):
+                lasts = until > self.last or self._time_at(until) > self._time_at(k)
+                if reason and reason.held and lasts and not known and is_worker(key[0]):
+                    out += [[self._k(k), self.number[key]]] if k > self.first else []
+                    known = True
+                known = known and reason is not None
+        return sorted(out)
 
 
 def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
@@ -293,10 +263,6 @@ def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
 def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
     """Of several values at one position the last."""
     return {node: [[k, value] for k, value in {pair[0]: pair[1] for pair in column}.items()] for node, column in columns.items()}
-
-
-def _rank(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def kind_of(e: Event) -> str:

@@ -19,7 +19,7 @@ class ForgottenYield(RuntimeError):
 
 
 class Where(NamedTuple):
-    """Where a program stands: the line of its innermost frame, what it waits for, and its local variables."""
+    """Where a program stands: the line of its innermost frame, what it waits for, its local variables, and, if a stepper says it, why it waits."""
 
     node: str
     program: int
@@ -28,6 +28,7 @@ class Where(NamedTuple):
     line: int
     waits_for: str
     locals: dict[str, Any]
+    why: str = ""
 
 
 def freeze(values: Any) -> None:

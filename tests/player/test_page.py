@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,14 @@ def test_locals_follow_the_program_and_constants_stand_apart():
 def test_waiting_is_explained_by_cause_and_by_whom():
     found = page("ssp", staleness=0, machine=Machine(compute="fixed(0.02)", latency=0.001, speeds=(1, 1, 0.25)))
     words = " | ".join(b[3] for b in found.data["blocks"] if b[0] == 0)
-    assert "slack" in words and "for Model#0 of server0, which is sent when server0 has Push#0 of worker2" in words
+    assert "until 82 ms; of the whole wait 60 ms slack (the answer is held back to keep the bound), 2 ms transfer" in words
+    reasons = [reason for reason in found.data["programs"][0]["reasons"] if reason[1] and reason[1].startswith(" for ")]
+    assert {said.partition(" (")[0] for _, said, *_ in reasons} == {
+        f" for Push#{t} of worker2: server0 holds the answer to Push#{t} back" for t in range(4)}
+    for stop, p in found.data["stops"]:  # the line that decides is in the page
+        _, said, file, line = column(found.data["programs"][p]["reasons"], stop)
+        row = re.search(rf'id="f{file}l{line}">.*?<code>(.*?)</code>', found.html, re.S).group(1)
+        assert "if clock.get(w, " in re.sub("<[^>]*>", "", row) and said.endswith(f"; ssp.py:{line}")
     spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
     busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
@@ -77,7 +85,29 @@ def test_a_wait_is_explained_by_what_was_taken_before_the_answer_and_not_at_the_
     # Both gradients are there when the server has taken the first, and it takes the second as it sends the first answer.
     found = page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001, update=0.002))
     words = [b[3] for b in found.data["blocks"] if b[0] == 0]
-    assert words[0].startswith("until 24 ms, for Model#0 of server0; that is 2 ms ") and not any("is sent when" in said for said in words)
+    assert words[0].startswith("until 24 ms; of the whole wait 2 ms ")
+    assert not any(reason[1] and reason[1].startswith(" for ") for program in found.data["programs"][:2] for reason in program["reasons"])
+
+
+def test_next_wait_stops_where_a_worker_is_held_back_and_not_at_transfers():
+    found = page("ssp", staleness=1, steps=6)
+    waits = [e for e in found.trace.of("receive") if e.node != "server0" and e.time > e.data["since"]]
+    slack = {(e.node, e.data["number"]) for e in found.trace.events if e.kind == "receive" and any(
+        mark.data["worker"] == e.node and e.data["since"] <= mark.time <= e.time for mark in found.trace.marks("block"))}
+    assert 0 < len(found.data["stops"]) < len(waits)
+    for k, p in found.data["stops"]:
+        e = next(e for e in found.trace.events[k:] if e.node == found.data["nodes"][p] and e.kind == "receive")
+        assert (e.node, e.data["number"]) in slack
+    assert len(found.data["stops"]) == len(slack)  # each wait once
+    assert data_of(page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001)).html)["stops"] == []
+
+
+def test_causes_have_the_colours_of_the_plots():
+    from refsgd.plots.colors import CAUSE_COLORS
+
+    css = (Path(refsgd.__path__[0]) / "player" / "player.css").read_text()
+    for cause, color in CAUSE_COLORS.items():
+        assert re.findall(rf"--{cause}: (#\w+);", css) == [color.lower()]
 
 
 def test_messages_under_way_and_ages():

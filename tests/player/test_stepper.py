@@ -1,17 +1,22 @@
 """The stepper: the reader picks what happens next, goes back, and sees where each program stands."""
 
+import inspect
 import io
+import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
 import refsgd
 from refsgd import Stepper
-from refsgd.effects import Compute, Node, Recv
+from refsgd.algorithms import ssp
+from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.simulator import Simulator
-from refsgd.terminal import converse
+from refsgd.terminal import KEYS, converse
 from tests.player.pages import column, data_of
 
 
@@ -159,25 +164,173 @@ def test_messages_that_have_arrived_lie_in_an_inbox():
     assert flying[5] is None and arrived[5] == 2.0 and arrived[6] == -1
 
 
-def test_an_open_wait_says_what_has_become_of_the_request():
-    def words(s):
-        return {b[0]: b[3] for b in data_of(s.player().html)["blocks"] if b[2] > len(s.events)}
-
+def test_a_wait_is_explained_at_each_of_its_stages():
     s = Stepper("ssp", workers=2, staleness=0)
+
+    def why(*, then: str | None = None):
+        if then is not None:
+            s.choose(s.actions().index(then))
+        said, data = s.where()[0].why, data_of(s.player().html)
+        reason = column(data["programs"][0]["reasons"], len(s.events))
+        assert said == f"worker0 waits{reason[1]}"  # the player says the same
+        assert data["blocks"] == [] or data["blocks"][-1][3].startswith("until")
+        return said
+
     s.step(2)
-    assert words(s)[0] == ": its Push#0 is under way to server0"
-    s.choose(s.actions().index("Push#0 of worker0 arrives at server0"))
-    assert words(s)[0] == ": its Push#0 lies in the inbox of server0"
-    s.choose(s.actions().index("server0 takes Push#0 of worker0"))
-    assert words(s)[0] == ": server0 has taken its Push#0 and has not answered yet"
+    assert why() == "worker0 waits: its Push#0 is on the wire to server0"
+    assert why(then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 lies in the inbox of server0, which takes it next"
+    update = line_of("x, v = yield Compute")
+    assert why(then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; ssp.py:{update}"
     s.run_until("block")
-    assert words(s)[0] == ": server0 has taken its Push#0 and holds the answer back to keep the bound, see its clocks"
+    gate = line_of("if clock.get(w, 0) > slowest + staleness:")
+    assert why() == ("worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, staleness 0), "
+                     f"while Push#0 of worker1 is on the wire; ssp.py:{gate}")
     while "server0 sends Model to worker0" not in s.actions():
         s.step()
-    s.choose(s.actions().index("server0 sends Model to worker0"))
-    assert words(s)[0] == ": Model#0 of server0 is under way"
-    s.choose(s.actions().index("Model#0 of server0 arrives at worker0"))
-    assert words(s)[0] == ": Model#0 of server0 has come"
+    why(then="server0 sends Model to worker0")
+    assert why() == "worker0 waits: Model#0 of server0 is on the wire"
+    assert why(then="Model#0 of server0 arrives at worker0") == "worker0 waits: Model#0 of server0 has come"
+    s.choose(s.actions().index("worker0 takes Model#0 of server0"))
+    assert s.where()[0].why == "worker0 is about to mark clock"
+
+
+def line_of(text, module=ssp):
+    """The first line of a module that has this text."""
+    return next(n for n, line in enumerate(inspect.getsource(module).splitlines(), 1) if text in line)
+
+
+def own(gate):
+    """SSP with slack 0 as a reader might write it, without a mark, in one of several ways; `gate` is the way."""
+    def serve(ws, x, steps, sgd):
+        v, counts, parked, version = sgd.start(x), dict.fromkeys(ws, 0), [], 0
+        for _ in range(steps * len(ws)):
+            who, push = yield Recv(Push)
+            x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+            version, counts[who] = version + 1, counts[who] + 1
+            parked.append(who)
+            if gate == "if":
+                for u in list(parked):
+                    if counts[u] <= min(counts.values()):  # the if
+                        parked.remove(u)
+                        yield Send(u, Model(x, version))
+        return x
+
+    def skipping(ws, x, steps, sgd):
+        v, counts, version = sgd.start(x), dict.fromkeys(ws, 0), 0
+        while min(counts.values()) < steps:
+            who, push = yield Recv(Push)
+            x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+            version, counts[who] = version + 1, counts[who] + 1
+            if counts[who] > min(counts.values()):  # the continue
+                continue
+            for u in ws:
+                yield Send(u, Model(x, version))
+        return x
+
+    def gathering(ws, x, steps, sgd):
+        v = sgd.start(x)
+        for t in range(steps):
+            counts = {}
+            while len(counts) < len(ws):  # the loop
+                who, push = yield Recv(Push)
+                counts[who] = 1
+            x, v = yield Compute(sgd.step, x, v, push.grad, t, kind="update")
+            for u in ws:
+                yield Send(u, Model(x, t + 1))
+        return x
+
+    def below(ws, x, steps, sgd):
+        v, counts, version = sgd.start(x), dict.fromkeys(ws, 0), 0
+
+        def next_push():
+            return (yield Recv(Push))
+
+        while min(counts.values()) < steps:
+            who, push = yield from next_push()
+            x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+            version, counts[who] = version + 1, counts[who] + 1
+            free = [u for u in ws if max(counts.values()) <= min(counts.values())]  # the list
+            for u in free:
+                yield Send(u, Model(x, version))
+        return x
+
+    program = {"if": serve, "continue": skipping, "loop": gathering, "list": below}[gate]
+
+    def deploy(problem, workers, steps, sgd):
+        ws, _ = names(workers, 1)
+        return {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)} | {"server0": Node(program(ws, problem.x0, steps, sgd))}
+
+    return deploy
+
+
+@pytest.mark.parametrize("gate", ["if", "continue", "loop", "list"])
+def test_the_line_that_holds_back_is_found_in_a_program_of_the_readers_own(gate):
+    s = Stepper(own(gate), workers=2, steps=2)
+    s.run_until(lambda e: e.node == "server0" and e.kind == ("receive" if gate == "loop" else "compute"))
+    why = s.where()[0].why
+    assert why.startswith("worker0 waits: server0 has its Push#0 and does not answer yet (") and "worker0: 1" in why
+    assert why.endswith(f"; test_stepper.py:{line_of(f'# the {gate}', sys.modules[__name__])}")
+
+
+def test_peers_in_a_circle_wait_for_each_other():
+    class Ask(NamedTuple):
+        x: int
+
+    class Answer(NamedTuple):
+        x: int
+
+    def circle(problem, workers, steps, sgd):
+        def program(i):
+            yield Send(f"peer{(i + 1) % workers}", Ask(i))
+            yield Recv(Answer, src=f"peer{(i + 1) % workers}")
+            who, _ = yield Recv(Ask)
+            yield Send(who, Answer(i))
+
+        return {f"peer{i}": Node(program(i)) for i in range(workers)}
+
+    s = Stepper(circle, workers=3).run()
+    assert s.where()[0].why == "peer0 waits: its Ask#0 lies in the inbox of peer1, which waits for peer2, which waits for peer0: a circle"
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), [
+    ("ssp", {"staleness": 0, "refresh": "lazy"}, r"server0 holds the answer to Read#1 back \(message Read\(clock=1\), before 0\), while .*; ssp.py:\d+"),
+    ("ssp", {"staleness": 0, "refresh": "eager"}, r"it holds itself back \(oldest 0, c 1, staleness 0\); ssp.py:\d+"),
+    ("bsp", {}, r"server0 has its Push#0 and does not answer yet \(pushes \{worker0.*; bsp.py:\d+"),
+    ("allreduce", {}, r"peer2 has not sent Part yet: it computes a gradient; allreduce.py:\d+"),
+])
+def test_the_catalogue_says_why(name, options, expected):
+    s = Stepper(name, workers=3, **options)
+    seen = set()
+    for _ in range(60):
+        seen.add(s.where()[0].why)
+        s.step()
+    assert any(re.fullmatch(f"(worker|peer)0 waits: {expected}", said) for said in seen), seen
+
+
+def test_where_fits_into_100_columns_and_hides_nothing_that_matters():
+    s = Stepper("ssp", workers=6, staleness=0).run_until("block")
+    lines = repr(s.where()).splitlines()
+    assert max(map(len, lines)) <= 100
+    server = "\n".join(lines[next(n for n, line in enumerate(lines) if line.startswith("server0")):])
+    for name in ("clock", "slowest", "waiting", "staleness", "ready"):
+        assert f"{name} " in server
+    assert "worker5: 0}" in server and any(line.startswith("    parameter_server.py:") for line in lines)
+
+
+def test_an_open_wait_is_split_by_cause_as_it_is_when_it_has_ended():
+    def pieces(s):
+        data = data_of(s.player().html)
+        return [(a, min(b, 18), data["causes"][cause]) for p, a, b, cause, _ in data["waiting"] if p == 0 and a < 18]
+
+    s = Stepper("ssp", workers=3, staleness=0).run_until("block")
+    while s.events[-1].time < 18:
+        s.choose(next((i for i, said in enumerate(s.actions()) if not said.startswith("worker0")), 0))
+    assert not any(e.kind == "receive" and e.node == "worker0" for e in s.events)
+    before = pieces(s)
+    assert len({cause for *_, cause in before}) > 1 and sum(b - a for a, b, cause in before if cause == "slack") > 5
+    after = pieces(s.run())
+    spent = [{c: sum(b - a for a, b, cause in found if cause == c) for c in ("slack", "update")} for found in (before, after)]
+    assert spent[0] == spent[1] and sum(b - a for a, b, _ in before) == sum(b - a for a, b, _ in after)
 
 
 def test_where_of_simulator_and_world_are_the_same():
@@ -201,19 +354,55 @@ def test_importing_the_library_does_not_load_the_stepper():
 def talk(*lines: str, **options) -> list[str]:
     """What the terminal says to these lines."""
     out = io.StringIO()
-    converse(Stepper("ssp", workers=2, steps=1, staleness=1, **options), [line + "\n" for line in lines], out, prompt="")
+    converse(Stepper("ssp", workers=2, steps=1, staleness=1, **options), [line + "\n" for line in lines], out)
     return out.getvalue().splitlines()
 
 
 def test_a_conversation():
-    said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "r", "q", "1")
+    said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "h", "l", "l worker0", "l worker7", "r", "q", "1")
     assert "* worker1 gradient" in said and "* worker0 gradient" in said
     assert "* server0 * update version=0 reads=(('worker0', 0),)" in said
     assert any("yield Send(w, Model(x, version))" in line for line in said)
     assert "worker0           | worker1           | server0" in "\n".join(said)
-    assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d or q" in said
+    assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d, l, h or q" in said
+    assert said.count(KEYS.splitlines()[0]) == 2  # at the start, and for h
+    for word in ("?", "help"):
+        assert talk(word).count(KEYS.splitlines()[0]) == 2
+    arrows = [line for line in said if line.startswith("-> ")]
+    assert len(arrows) == 2 and arrows[0].endswith("yield Send(w, Model(x, version))") and "yield Recv(Model, src=server)" in arrows[1]
+    assert any(re.fullmatch(r"worker1 waits: .*", line) for line in said)
+    assert "node 'worker7'; expected one of worker0, worker1, server0" in said
     assert any(line.startswith("action 42; expected 0 to") for line in said)
     assert said[-1].startswith("the run is over")
+
+
+def test_on_a_terminal_cursor_up_brings_back_the_last_line():
+    pytest.importorskip("readline", reason="a Python without readline")
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
+    import os
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "refsgd", "step", "ssp", "--workers", "2", "--steps", "1"]
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    said = b""
+
+    def until(words):
+        nonlocal said
+        while words not in said:
+            said += os.read(ours, 4096)
+        said = said.partition(words)[2]
+
+    until(b"> ")
+    os.write(ours, b"0\n")
+    until(b"* worker0 gradient")
+    until(b"> ")
+    os.write(ours, b"\x1b[A\n")  # cursor up: 0 again
+    until(b"* worker0 Push#0 -> server0")
+    until(b"> ")
+    os.write(ours, b"q\n")
+    assert child.wait(20) == 0
+    os.close(ours)
 
 
 def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):

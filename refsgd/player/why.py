@@ -1,0 +1,390 @@
+"""Why a program waits, in one sentence: from the events of a run and from where its programs stood.
+
+A wait goes through stages: the request is on the wire, lies in an inbox, is being served, is held back, the answer is on the wire.  Where it is held back, the
+sentence names the line that decides so.  It is the condition around the program's ``Mark("block", worker=...)``; without such a mark it
+is the statement that keeps the program, which stands at a ``Recv``, from its next ``Send`` of the message that is waited for.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from refsgd.player.listing import title
+from refsgd.player.states import ENDED, Stand, States
+from refsgd.trace import Event, Trace, is_worker
+
+Program = tuple[str, int]  #: node, number of its program
+Letter = tuple[str, str, int]  #: from, to, number on this channel
+WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
+LONG = 60  #: characters of a value from which on only its keys are told
+NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")  #: a value that is a number, or numbers by name
+Branch = ast.If | ast.For | ast.While
+
+
+class Reason(NamedTuple):
+    """Why a program waits at a moment.
+
+    Parameters
+    ----------
+    text : str
+        To follow "worker0 waits".
+    cause : str
+        One of `refsgd.trace.CAUSES`; empty where nobody can go on.
+    held : bool
+        Whether somebody else must first come further: nothing is on the wire, and nobody works on it.
+    place : (int, int), optional
+        Number of the file and line of the program that is waited for: where it holds the answer back, else where it stands.
+    """
+
+    text: str
+    cause: str
+    held: bool = False
+    place: tuple[int, int] | None = None
+
+
+class Why:
+    """Says why a program waits after any number of a run's events.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a whole run, or of its beginning.
+    states : States
+        Where its programs stood.
+    arrivals : dict of (src, to, number) to float, optional
+        When messages arrived that nobody has taken; without it that is estimated.
+    """
+
+    def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
+        self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
+        self.files = list(states.files)
+        self.of: dict[Program, list[int]] = defaultdict(list)  # numbers of a program's events
+        self.sent: dict[Letter, int] = {}  # numbers of the events that sent and took each message
+        self.taken: dict[Letter, int] = {}
+        self.marked: dict[str, list[int]] = defaultdict(list)  # where a worker is marked as held back
+        for i, e in enumerate(self.events):
+            self.of[e.node, e.program].append(i)
+            if e.kind == "send":
+                self.sent[e.node, e.data["to"], e.data["number"]] = i
+            elif e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
+                self.taken[e.data["src"], e.node, e.data["number"]] = i
+            elif e.kind == "mark" and e.data["name"] == "block":
+                self.marked[e.data["worker"]].append(i)
+        self.trees: dict[int, ast.Module] = {}
+
+    def sentence(self, node: str, program: int, k: int) -> str:
+        """Why a program waits, or what it does, after k events.
+
+        Parameters
+        ----------
+        node : str
+        program : int
+        k : int
+            Not before the first position that the states have.
+
+        Returns
+        -------
+        str
+            Such as "worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, staleness 0); ssp.py:81".
+        """
+        reason = self.reason((node, program), k)
+        return node + (f"[{program}] " if program else " ") + (f"waits{reason.text}" if reason else self._doing((node, program), k))
+
+    def reason(self, key: Program, k: int) -> Reason | None:
+        """Why a program waits after k events; None where it does not wait.
+
+        Parameters
+        ----------
+        key : (str, int)
+            Node and number of its program.
+        k : int
+
+        Returns
+        -------
+        Reason or None
+        """
+        stand, node = self._stand(key, k), key[0]
+        if not stand.kinds:
+            return None
+        if key[1]:
+            return Reason(f" for {' or '.join(stand.kinds)}", "")
+        if (answer := self._answer(key, stand, k)) is not None:
+            there = self.arrived(answer) <= self._now(k)
+            return Reason(f": {self._name(answer)} of {answer[0]} {'has come' if there else 'is on the wire'}", "transfer")
+        marked = self._mark(node, k)
+        if marked is not None and self.events[marked].node == node:
+            place, values = self._decided(key, marked, key, k)
+            return Reason(f": it holds itself back{values}{self._at(place)}", "slack", True, place)
+        src = stand.src or (self._source(key, k) if is_worker(node) else None)
+        request = self._request(key, src, k) if src or is_worker(node) else None
+        if request is None and src is None:
+            said, cause = self._meanwhile(key, k)
+            return Reason(f": no {' or '.join(stand.kinds)} has come{said}", cause, True)
+        return self._asked(key, stand, request, src or request[1] if request else str(src), k)
+
+    def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, k: int) -> Reason:
+        """Of a program that waits for one other, which it has sent a request or not."""
+        what = f"{self._name(request)}" if request else ""
+        taken = self.taken.get(request, len(self.events)) if request else -1
+        if request and taken >= k:
+            if self.arrived(request) > self._now(k):
+                return Reason(f": its {what} is on the wire to {other}", "transfer")
+            said = self._doing((other, 0), k, (key[0],)) if self._answer((other, 0), self._stand((other, 0), k), k) != request else "takes it next"
+            return Reason(f": its {what} lies in the inbox of {other}, which {said}", "queueing", place=self._line((other, 0), k))
+        its = other, self._sender(key, k) if taken < 0 else self.events[taken].program
+        theirs, place = self._stand(its, k), self._line(its, k)
+        cause = ("partner" if request else "straggling") if is_worker(other) else "straggling" if request else "slack"
+        has = f"{other} has its {what} and " if request else f"{other} has not sent {' or '.join(stand.kinds)} yet: it "
+        marked = self._mark(key[0], k)
+        if marked is not None and request and marked > taken and not theirs.says.endswith(f" to {key[0]}"):
+            has, cause = f"{other} holds the answer to {what} back", "slack"
+        elif not theirs.kinds:
+            said, work = self._doing(its, k), theirs.says.partition("computes: ")[2]
+            cause = "update" if work not in ("", "gradient") else "" if theirs.says in ENDED else cause
+            return Reason(f": {has}{said}{self._at(place)}", cause, work == "gradient" or theirs.says in ENDED, place)
+        elif not request or theirs.src:
+            said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
+            return Reason(f": {has}{said}{self._at(place)}", cause if moving else "", True, place)
+        else:
+            has, marked = f"{other} has its {what} and does not answer yet", None
+        decided, values = self._decided(its, marked, key, k)
+        trigger, decided = self._trigger(key, k), decided or place
+        said, moving = ("", cause) if trigger else self._meanwhile(key, k)
+        return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}", cause if moving else "", True, decided)
+
+    # -- what has happened ---------------------------------------------------------------------------------
+
+    def _now(self, k: int) -> float:
+        return self.events[k - 1].time if k else 0.0
+
+    def _stand(self, key: Program, k: int) -> Stand:
+        column = self.states.stands.get(key, [])
+        at = bisect_right(column, k, key=lambda pair: pair[0])
+        return column[at - 1][1] if at else Stand(-1, "")
+
+    def _name(self, letter: Letter) -> str:
+        return f"{self.events[self.sent[letter]].data['message']}#{letter[2]}"
+
+    def _next(self, key: Program, k: int) -> Event | None:
+        """What ends the wait of a program, if that is known."""
+        at = bisect_left(self.of.get(key, []), k)
+        e = self.events[self.of[key][at]] if at < len(self.of.get(key, [])) else None
+        return e if e is not None and e.kind == "receive" else None
+
+    def _answer(self, key: Program, stand: Stand, k: int) -> Letter | None:
+        """The message that a program waits for, if it has been sent."""
+        if (e := self._next(key, k)) is not None:
+            letter = e.data["src"], e.node, e.data["number"]
+            return letter if self.sent.get(letter, k) < k else None
+        return next((letter for letter, i in self.sent.items() if i < k and letter[1] == key[0] and stand.src in (None, letter[0])
+                     and self.events[i].data["message"] in stand.kinds and self.taken.get(letter, k) >= k), None)
+
+    def arrived(self, letter: Letter) -> float:
+        """When a message came to its inbox.
+
+        Parameters
+        ----------
+        letter : (str, str, int)
+            From, to, number.
+
+        Returns
+        -------
+        float
+            inf where it has not, or where that is not known.
+        """
+        if letter in self.taken:
+            return float(self.events[self.taken[letter]].data["arrival"])
+        trace, e = self.trace, self.events[self.sent[letter]]
+        if self.arrivals is not None:
+            return self.arrivals.get(letter, float("inf"))
+        known = trace.latency or trace.bandwidth != float("inf")
+        return float(e.data["start"] + trace.latency + e.data["bytes"] / trace.bandwidth) if known else float("inf")
+
+    def _source(self, key: Program, k: int) -> str | None:
+        e = self._next(key, k)
+        return e.data["src"] if e else None
+
+    def _sender(self, key: Program, k: int) -> int:
+        """Which program of its node will send what a program waits for; the main one, where that is not known."""
+        e = self._next(key, k)
+        i = self.sent.get((e.data["src"], e.node, e.data["number"])) if e else None
+        return self.events[i].program if i is not None else 0
+
+    def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
+        """The last message of a program to `src`, or to anybody since it last took one."""
+        for i in reversed(self.of.get(key, [])[:bisect_left(self.of.get(key, []), k)]):
+            e = self.events[i]
+            if e.kind == "send" and src in (None, e.data["to"]):
+                return e.node, e.data["to"], e.data["number"]
+            if e.kind == "receive" and src in (None, e.data["src"]):
+                return None
+        return None
+
+    def _mark(self, node: str, k: int) -> int | None:
+        """The event that says that a worker is held back, if it has taken nothing since."""
+        at = bisect_left(self.marked.get(node, []), k)
+        if not at:
+            return None
+        mark = self.marked[node][at - 1]
+        own = self.of[node, 0]
+        return mark if not any(self.events[i].kind == "receive" for i in own[bisect_left(own, mark):bisect_left(own, k)]) else None
+
+    def _trigger(self, key: Program, k: int) -> str:
+        """The message of somebody else that lets the answer be sent, if that is known and it has not been taken yet."""
+        e = self._next(key, k)
+        i = self._taken_before.get((e.data["src"], e.node, e.data["number"])) if e else None
+        if i is None or i < k or self.events[i].data["src"] == key[0]:
+            return ""
+        d = self.events[i].data
+        return f"{d['message']}#{d['number']} of {d['src']}"
+
+    @cached_property
+    def _taken_before(self) -> dict[Letter, int]:
+        """For each message what its program had taken last: by the order of events, since many happen at one time."""
+        latest, found = dict[Program, int](), dict[Letter, int]()
+        for i, e in enumerate(self.events):
+            if e.kind == "receive" or (e.kind == "poll" and e.data["src"] is not None):
+                latest[e.node, e.program] = i
+            elif e.kind == "send" and (e.node, e.program) in latest:
+                found[e.node, e.data["to"], e.data["number"]] = latest[e.node, e.program]
+        return found
+
+    # -- what the others do --------------------------------------------------------------------------------
+
+    def _doing(self, key: Program, k: int, waiting: tuple[str, ...] = ()) -> str:
+        """What a program does, without its name; of one that waits for another also what that one does."""
+        stand = self._stand(key, k)
+        if not stand.kinds:
+            said = re.sub("^computes: (.*)", lambda found: f"computes {WORKS.get(found[1], found[1])}", stand.says)
+            return re.sub("^(returned|died)$", r"has \1", re.sub(r"^(send|mark|choose)s\b", r"is about to \1", said)) or "has not begun"
+        src, kinds = stand.src or self._source(key, k), " or ".join(stand.kinds)
+        if (answer := self._answer(key, stand, k)) is not None:
+            return f"waits for {self._name(answer)} of {answer[0]}, which {'has come' if self.arrived(answer) <= self._now(k) else 'is on the wire'}"
+        if src is None or len(waiting) > 3:
+            return f"waits for {kinds}" + (f" of {src}" if src else "")
+        if src in waiting:
+            return f"waits for {src}" + (": a circle" if src == waiting[0] else "")
+        return f"waits for {src}, which {self._doing((src, self._sender(key, k)), k, (*waiting, key[0]))}"
+
+    def _meanwhile(self, key: Program, k: int) -> tuple[str, str]:
+        """What goes on while a program waits; and a cause, empty where nothing goes on."""
+        stands = {other: self._stand(other, k) for other in self.states.stands if other != key}
+        busy = [node for (node, _), stand in stands.items() if stand.says.startswith("computes")]
+        if busy:
+            some = " and ".join(busy) if len(busy) < 3 else f"{', '.join(busy[:2])} and {len(busy) - 2} more"
+            return f", while {some} compute{'s' if len(busy) == 1 else ''}", "straggling"
+        for other, stand in stands.items():
+            if not stand.kinds and stand.says not in ENDED and stand.says:
+                return f", while {other[0]} {self._doing(other, k)}", "straggling"
+            if stand.kinds and (answer := self._answer(other, stand, k)) is not None:
+                return f", while {self._name(answer)} of {answer[0]} is on the wire", "straggling"
+        return ", and nobody can go on", ""
+
+    # -- lines ---------------------------------------------------------------------------------------------
+
+    def _line(self, key: Program, k: int) -> tuple[int, int] | None:
+        """Where a program stands: file and line of its innermost frame."""
+        place = self._stand(key, k).place
+        return self.states.places[place][-1] if place >= 0 else None
+
+    def _at(self, place: tuple[int, int] | None) -> str:
+        return f"; {title(self.files[place[0]]).rsplit('/', 1)[-1]}:{place[1]}" if place else ""
+
+    def _decided(self, key: Program, marked: int | None, waiting: Program, k: int) -> tuple[tuple[int, int] | None, str]:
+        """Where a program holds back another one, and what its variables say there."""
+        at = self._stand(key, k).place
+        for file, line in reversed(self.states.places[at]) if at >= 0 else ():
+            there = self._line(key, marked) if marked is not None else None
+            if there is not None:
+                found = self._around(*there, line) if there[0] == file else None
+            else:  # no mark, or one before the window
+                found = self._between(file, line, self._stand(waiting, k).kinds)
+            if found is not None:
+                return (file, found[0]), self._values(key, found[1], self._bound(file, line), waiting[0], k, marked)
+        return (self._line(key, marked) if marked is not None else None), ""
+
+    def _values(self, key: Program, names: list[str], bound: set[str], waiting: str, k: int, marked: int | None) -> str:
+        """The variables of a condition; those that a Recv binds are of the next message already, unless a mark tells when to look."""
+        out = []
+        for name in dict.fromkeys(names):
+            column = self.states.locals.get(key, {}).get(name, [])
+            when = (marked if marked is not None else -1) if name in bound else k
+            at = bisect_right(column, when, key=lambda pair: pair[0])
+            text = column[at - 1][1] if at else None
+            number = text is not None and NUMBERS.fullmatch(text)
+            if text is None or text == waiting or name.startswith("_") or (len(column) == 1 and not number and name not in bound):
+                continue
+            keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
+            out.append(f"{name} " + (f"{{{', '.join(keys)}}}" if keys else text))
+        return f" ({', '.join(out)})" if out else ""
+
+    def _chain(self, file: int, line: int) -> list[ast.stmt]:
+        """The statements around a line, outermost first, from the first one inside its function."""
+        if file not in self.trees:
+            try:
+                self.trees[file] = ast.parse("".join(linecache.getlines(self.files[file])))
+            except SyntaxError:  # a cell with commands of the notebook
+                self.trees[file] = ast.Module([], [])
+        around = [s for s in ast.walk(self.trees[file]) if isinstance(s, ast.stmt) and s.lineno <= line <= (s.end_lineno or s.lineno)]
+        around.sort(key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
+        return around[max((i for i, s in enumerate(around) if isinstance(s, ast.FunctionDef)), default=-1):]
+
+    def _around(self, file: int, line: int, stands: int) -> tuple[int, list[str]] | None:
+        """The innermost condition around a line, or loop that does not contain the one where the program stands; its names."""
+        function, *inside = self._chain(file, line)
+        return next((_condition(function, s) for s in reversed(inside)
+                     if isinstance(s, Branch) and s.lineno < line and (isinstance(s, ast.If) or not s.lineno <= stands <= (s.end_lineno or 0))), None)
+
+    def _between(self, file: int, line: int, kinds: tuple[str, ...]) -> tuple[int, list[str]] | None:
+        """What keeps a program that stands at a line from its next Send of one of these messages, and its names: a loop that it must
+        leave, a condition that leads back, a condition that must hold."""
+        function, *inside = self._chain(file, line)
+        sends = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Call) and _called(n) == "Send" and len(n.args) > 1
+                 and isinstance(n.args[1], ast.Call) and _called(n.args[1]) in kinds]
+        for there in sorted(sends, key=lambda found: (found <= line, -found)):
+            behind = self._chain(file, there)[1:]
+            leave = [s for s in inside if isinstance(s, ast.For | ast.While) and s not in behind]
+            skip = [s for s in ast.walk(function) if isinstance(s, ast.If) and line < s.lineno and (s.end_lineno or s.lineno) < there
+                    and isinstance(s.body[-1], ast.Continue | ast.Break | ast.Return)]
+            fulfil = [s for s in behind if isinstance(s, Branch) and s not in inside]
+            if found := leave or skip or fulfil:
+                return _condition(function, found[-1])
+        return None
+
+    def _bound(self, file: int, line: int) -> set[str]:
+        """The names that a program binds to what it receives, and those that it is about to bind."""
+        chain = self._chain(file, line)
+        function, here = chain[0], chain[-1]
+        binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)
+                 and any(isinstance(n, ast.Call) and _called(n) in ("Recv", "Poll") for n in ast.walk(s.value))]
+        return {n.id for s in [here, *binds] for n in _names(s) if isinstance(n.ctx, ast.Store) and (s is not here or n.lineno == line)}
+
+
+def _condition(function: ast.stmt, s: Branch) -> tuple[int, list[str]]:
+    """The line of a condition, and the names that it depends on: those in it; if it is one name, those that this was made of; of a loop over
+    things that never change those that the loop changes."""
+    test = s.iter if isinstance(s, ast.For) else s.test
+    if isinstance(test, ast.Name):
+        made = [a for a in ast.walk(function) if isinstance(a, ast.Assign) and a.lineno < s.lineno and test.id in {n.id for t in a.targets for n in _names(t)}]
+        if made:
+            last = max(made, key=lambda a: a.lineno)
+            return last.lineno, [n.id for n in _names(last.value)]
+    changed = [n for n in ast.walk(s) if isinstance(n, ast.Subscript | ast.Attribute) and isinstance(n.value, ast.Name)] if isinstance(s, ast.For) else []
+    return s.lineno, [n.id for n in _names(test)] + [n.value.id for n in changed if isinstance(n.value, ast.Name)]
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _names(tree: ast.AST) -> Iterator[ast.Name]:
+    """The names in a piece of source, in its order."""
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    yield from sorted(found, key=lambda n: (n.lineno, n.col_offset))
