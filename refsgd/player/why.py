@@ -143,8 +143,10 @@ class Why:
         cause = ("partner" if request else "straggling") if is_worker(other) else "straggling" if request else "slack"
         has = f"{other} has its {what} and " if request else f"{other} has not sent {' or '.join(stand.kinds)} yet: it "
         marked = self._mark(key[0], k)
-        if marked is not None and request and marked > taken and not theirs.says.endswith(f" to {key[0]}"):
-            has, cause = f"{other} holds the answer to {what} back", "slack"
+        bounded = marked is not None and request is not None and marked > taken
+        cause = "slack" if bounded else cause
+        if bounded and not theirs.says.endswith(f" to {key[0]}"):
+            has = f"{other} holds the answer to {what} back"
         elif not theirs.kinds:
             said, work = self._doing(its, k), theirs.says.partition("computes: ")[2]
             cause = "update" if work not in ("", "gradient") else "" if theirs.says in ENDED else cause
