@@ -215,7 +215,7 @@ function drawMarks(k, now) {
   for (const id of marked.keys()) {
     if (!wanted.has(id)) {
       const line = byId(id);
-      line.classList.remove("lit", "now", "gate");
+      line.classList.remove("lit", "now", "gate", "stop");
       line.removeAttribute("aria-current");
       line.children[1].replaceChildren();
       marked.delete(id);
@@ -231,6 +231,7 @@ function drawMarks(k, now) {
     line.classList.toggle("lit", outer.length + inner.length > 0);
     line.classList.toggle("now", id === target);
     line.classList.toggle("gate", held.length > 0);
+    line.classList.toggle("stop", id === gate);
     if (id === target) line.setAttribute("aria-current", "step"); else line.removeAttribute("aria-current");
   }
   if (target && byId(target)) reveal(byId(target));

@@ -1,7 +1,10 @@
 """The step player in a real browser: it loads, steps, lights lines, jumps, listens to keys, fits a phone, stays quick."""
 
+import ast
 import html as escaping
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +30,12 @@ for (let k = arguments[0]; k < arguments[1]; k++) {
 return times.sort((a, b) => a - b);
 """
 
-#: positions, while stepping through all, at which the window does not show the current line as a whole
+#: positions, while stepping through all, at which the window does not show the current line as a whole, or the one that begins to hold a worker back
 HIDDEN = """
 const hidden = [];
 for (let k = 1; k <= player.count; k++) {
   player.go(k);
-  const line = document.querySelector(".line.now")?.getBoundingClientRect(), box = document.getElementById("listing");
+  const line = (document.querySelector(".line.stop") || document.querySelector(".line.now"))?.getBoundingClientRect(), box = document.getElementById("listing");
   if (!line) continue;
   const around = box.getBoundingClientRect(), header = document.querySelector("header").getBoundingClientRect();
   const from = Math.max(around.top, header.bottom), to = Math.min(around.top + box.clientHeight, innerHeight);
@@ -206,7 +209,7 @@ def test_the_current_line_stays_in_view(browser, tmp_path, short, width, height)
     if width > 780:  # beside the cards of the programs it stays where it is
         browser.execute_script("[...document.querySelectorAll('.program')].pop().scrollIntoView()")
         assert browser.execute_script(HIDDEN) == []
-    still = short.html.replace("reveal(byId(target))", "null")
+    still = short.html.replace("reveal(byId(target))", "null").replace("reveal(byId(gate))", "null")
     assert browser.execute_script(HIDDEN) == [] != show(browser, tmp_path, still, width=width, height=height).execute_script(HIDDEN)
 
 
@@ -221,7 +224,7 @@ def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):
     browser.find_element("id", "start").click()
     browser.find_element("id", "wait").click()
     shown = browser.find_element("id", "state").text
-    assert "waits at Recv(Model from server0)" in shown and "a message is on the wire" in shown
+    assert "waits at Recv(Model from server0) for Push#" in shown and "back (clock {" in shown and "a message is on the wire" in shown
     for style in ("rect.gradient", "rect.slack", "path.hit", "path.updated"):
         k = browser.execute_script("const e = [...document.querySelectorAll('svg ' + arguments[0] + '[data-k]')].pop();"
                                    "e.dispatchEvent(new MouseEvent('click', {bubbles: true})); return Number(e.dataset.k)", style)
@@ -230,6 +233,56 @@ def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):
     assert ssp.trace.events[at(browser) - 1].kind == "compute"
     browser.find_elements("css selector", "#log li")[-1].click()
     assert at(browser) > 0 and browser.get_log("browser") == []
+
+
+@pytest.fixture(scope="module")
+def front():
+    """The player of the documentation's first page."""
+    page = (Path(__file__).parents[2] / "docs" / "index.md").read_text()
+    cell = re.search(r"```{code-cell} ipython3\n:tags: \[player\]\n(.*?)```", page, re.S).group(1)
+    *setup, shown = ast.parse(cell).body
+    names = {}
+    exec(compile(ast.Module(setup, []), "index.md", "exec"), names)
+    return eval(compile(ast.Expression(shown.value), "index.md", "eval"), names)
+
+
+@pytest.mark.parametrize("width", [760, 1280])
+def test_the_first_page_answers_its_question_at_the_first_press(browser, tmp_path, front, width):
+    """Who is held back, by which line of the server, and for whom?"""
+    show(browser, tmp_path, f"<!doctype html><title>docs</title><body>{front._repr_html_()}</body>", width=width)
+    frame = browser.find_element("tag name", "iframe")
+    browser.execute_script("arguments[0].scrollIntoView()", frame)
+    browser.switch_to.frame(frame)
+    assert browser.execute_script("return document.querySelector('.gate') === null")
+    browser.find_element("id", "wait").click()
+    said = re.fullmatch(r"event .*\n(worker\d) waits for Push#\d of worker2: server0 holds the answer to Push#\d back "
+                        r"\(clock {.*}, slowest 0, staleness 1\); ssp\.py:(\d+)", browser.find_element("id", "now").text, re.S)
+    assert said, browser.find_element("id", "now").text
+    seen = browser.execute_script("""
+      const line = document.querySelector(".gate.stop"), box = document.getElementById("listing").getBoundingClientRect(), at = line.getBoundingClientRect();
+      const note = document.getElementById("now");
+      return [line.textContent, at.top >= box.top && at.bottom <= box.bottom && at.bottom <= innerHeight, note.scrollHeight <= note.clientHeight + 1]""")
+    assert said[2] in seen[0] and "if clock.get(w, 0) > slowest + staleness:" in seen[0] and "waits" in seen[0]
+    assert f"w{said[1][-1]}" in seen[0] and seen[1] and seen[2]
+    browser.switch_to.default_content()
+    assert browser.get_log("browser") == []
+
+
+def test_an_embedded_player_says_how_its_keys_work(browser, tmp_path, front):
+    visible = "return document.getElementById('click').checkVisibility()"
+    show(browser, tmp_path, f"<!doctype html><title>docs</title><body><button>of the page</button>{front._repr_html_()}</body>")
+    browser.find_element("tag name", "button").click()
+    browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+    assert browser.execute_script(visible)
+    press(browser, "w")
+    assert at(browser) == 0
+    browser.find_element("id", "now").click()
+    assert not browser.execute_script(visible)
+    press(browser, "w")
+    assert at(browser) > 0
+    browser.switch_to.default_content()
+    show(browser, tmp_path, front.html)
+    assert not browser.execute_script(visible)
 
 
 def test_it_works_by_keyboard_alone(browser, tmp_path, ssp):
@@ -243,7 +296,7 @@ def test_it_works_by_keyboard_alone(browser, tmp_path, ssp):
     press(browser, Keys.HOME, "u")
     assert ssp.data["events"][at(browser) - 1][1] == "update"
     press(browser, Keys.HOME, "w")
-    assert at(browser) == ssp.data["stops"][0]
+    assert at(browser) == ssp.data["stops"][0][0]
     label = "return document.getElementById('play').getAttribute('aria-label')"
     press(browser, " ")
     assert browser.execute_script(label) == "pause"
