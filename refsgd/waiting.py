@@ -140,18 +140,17 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
         if activity is None:
             yield low, high, blame
             return
-        yield activity.end, high, blame
-        high = min(high, activity.end)
         if activity.message is None:
-            if activity.work == "gradient":
-                cause = blame
-            else:
+            cause = blame
+            if activity.work != "gradient":
                 mine = request is None or activity.start >= request.received - 1e-12
                 cause = "update" if mine else "queueing"
-            yield activity.start, high, cause
+            yield activity.start, high, cause  # with what the program marks and sends after it
             high = activity.start
         else:
             q = activity.message
+            yield activity.end, high, blame
+            high = min(high, activity.end)
             pieces = list(history.wire(q))
             contended = any(b > a for a, b, cause in pieces if cause == "queueing")
             free = "transfer" if is_worker(at[0]) else "queueing" if contended else blame

@@ -188,6 +188,13 @@ function reasonOf(p, k) {
   return found && found[1] ? found : null;
 }
 
+/** Who is held back by a line: by name up to two. */
+function waitRow(held) {
+  if (!held.length) return "";
+  const many = `<span class="mark many" title="${text(held.map((p) => labels[p]).join(", "))}">${held.length}</span>`;
+  return (held.length > 2 ? many : badgeRow(held)) + `<span class="waits">wait${held.length > 1 ? "" : "s"}</span>`;
+}
+
 /** Who is held back from position k on: null unless that begins here. */
 const stopAt = (k) => { const stop = run.stops.find((s) => s[0] === k); return stop ? stop[1] : null; };
 const idOf = ([file, line]) => `f${file}l${line}`;
@@ -222,7 +229,7 @@ function drawMarks(k, now) {
     }
   }
   for (const [id, [outer, inner, held]] of wanted) {
-    const line = byId(id), html = (held.length ? badgeRow(held, " held") + '<span class="waits">waits</span>' : "") + badgeRow(outer, " outer") + badgeRow(inner);
+    const line = byId(id), html = waitRow(held) + badgeRow(outer, " outer") + badgeRow(inner);
     if (!line) continue;
     if (marked.get(id) !== html) {
       line.children[1].innerHTML = html;

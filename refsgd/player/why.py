@@ -149,7 +149,9 @@ class Why:
             has = f"{other} holds the answer to {what} back"
         elif not theirs.kinds:
             said, work = self._doing(its, k), theirs.says.partition("computes: ")[2]
-            cause = "update" if work not in ("", "gradient") else "" if theirs.says in ENDED else cause
+            done = [self.events[i] for i in self.of[its] if taken < i < k] if request else []  # what it marks and sends belongs to it
+            served = work not in ("", "gradient") or (not work and any(e.kind == "compute" and e.data["work"] != "gradient" for e in done))
+            cause = cause if bounded else "" if theirs.says in ENDED else "update" if served else cause
             return Reason(f": {has}{said}{self._at(place)}", cause, work == "gradient" or theirs.says in ENDED, place)
         elif not request or theirs.src:
             said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
@@ -321,7 +323,8 @@ class Why:
             at = bisect_right(column, when, key=lambda pair: pair[0])
             text = column[at - 1][1] if at else None
             number = text is not None and NUMBERS.fullmatch(text)
-            if text is None or text == waiting or name.startswith("_") or (len(column) == 1 and not number and name not in bound):
+            fixed = sum(value is not None for _, value in column) == 1
+            if text is None or text == waiting or name.startswith("_") or (fixed and not number and name not in bound):
                 continue
             keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
             out.append(f"{name} " + (f"{{{', '.join(keys)}}}" if keys else text))
