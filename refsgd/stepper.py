@@ -327,9 +327,11 @@ class Stepper:
         w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
         if w is None:
             raise Usage(f"node {node!r}; expected one of {', '.join(self.world.nodes)}")
-        lines = range(max(1, w.line - around), w.line + around + 1) if w.line else ()
-        return "\n".join([f"{_name(*key)} in {w.function}" + ("" if w.line else ", which has returned"), *(
-            f"{'->' if n == w.line else '  '} {n:4}  {text}" for n in lines if (text := linecache.getline(w.filename, n).rstrip()) or n < w.line)])
+        text = linecache.getlines(w.filename) if w.line else []
+        note = "" if text else ", whose source cannot be read" if w.line else ", which has returned"
+        first = max(1, w.line - around)
+        return "\n".join([f"{_name(*key)} in {w.function}{note}", *(f"{'->' if n == w.line else '  '} {n:4}  {line}".rstrip()
+                                                                   for n, line in enumerate(text[first - 1:w.line + around], first))])
 
     def _arrived(self) -> dict[tuple[str, str, int], float]:
         """When the messages arrived that lie in an inbox."""

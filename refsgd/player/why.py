@@ -7,15 +7,15 @@ is the statement that keeps the program, which stands at a ``Recv``, from its ne
 
 from __future__ import annotations
 
-import ast
 import linecache
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from refsgd.player.gates import around, between, bound
 from refsgd.player.listing import title
 from refsgd.player.states import ENDED, Stand, States
 from refsgd.trace import Event, Trace, is_worker
@@ -25,7 +25,6 @@ Letter = tuple[str, str, int]  #: from, to, number on this channel
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
 LONG = 60  #: characters of a value from which on only its keys are told
 NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")  #: a value that is a number, or numbers by name
-Branch = ast.If | ast.For | ast.While
 
 
 class Reason(NamedTuple):
@@ -77,7 +76,7 @@ class Why:
                 self.taken[e.data["src"], e.node, e.data["number"]] = i
             elif e.kind == "mark" and e.data["name"] == "block":
                 self.marked[e.data["worker"]].append(i)
-        self.trees: dict[int, ast.Module] = {}
+        self.sources = ["".join(linecache.getlines(name)) for name in self.files]
 
     def sentence(self, node: str, program: int, k: int) -> str:
         """Why a program waits, or what it does, after k events.
@@ -161,6 +160,8 @@ class Why:
         decided, values = self._decided(its, marked, key, k)
         trigger, decided = self._trigger(key, k), decided or place
         said, moving = ("", cause) if trigger else self._meanwhile(key, k)
+        if its[1] and not trigger and self._stand((other, 0), k).says not in ENDED:  # a responder leaves it to its main program
+            said = f", while {other} {self._doing((other, 0), k, (key[0],))}"
         return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}", cause if moving else "", True, decided)
 
     # -- what has happened ---------------------------------------------------------------------------------
@@ -307,89 +308,25 @@ class Why:
         for file, line in reversed(self.states.places[at]) if at >= 0 else ():
             there = self._line(key, marked) if marked is not None else None
             if there is not None:
-                found = self._around(*there, line) if there[0] == file else None
+                found = around(self.sources[file], there[1], line) if there[0] == file else None
             else:  # no mark, or one before the window
-                found = self._between(file, line, self._stand(waiting, k).kinds)
+                found = between(self.sources[file], line, self._stand(waiting, k).kinds)
             if found is not None:
-                return (file, found[0]), self._values(key, found[1], self._bound(file, line), waiting[0], k, marked)
+                return (file, found[0]), self._values(key, found[1], bound(self.sources[file], line), waiting[0], k, marked)
         return (self._line(key, marked) if marked is not None else None), ""
 
-    def _values(self, key: Program, names: list[str], bound: set[str], waiting: str, k: int, marked: int | None) -> str:
+    def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int, marked: int | None) -> str:
         """The variables of a condition; those that a Recv binds are of the next message already, unless a mark tells when to look."""
         out = []
         for name in dict.fromkeys(names):
             column = self.states.locals.get(key, {}).get(name, [])
-            when = (marked if marked is not None else -1) if name in bound else k
+            when = (marked if marked is not None else -1) if name in binds else k
             at = bisect_right(column, when, key=lambda pair: pair[0])
             text = column[at - 1][1] if at else None
             number = text is not None and NUMBERS.fullmatch(text)
-            fixed = sum(value is not None for _, value in column) == 1
-            if text is None or text == waiting or name.startswith("_") or (fixed and not number and name not in bound):
+            fixed = len(column) < 3 and sum(value is not None for _, value in column) == 1
+            if text is None or text == waiting or name.startswith("_") or (fixed and not number and name not in binds):
                 continue
             keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
             out.append(f"{name} " + (f"{{{', '.join(keys)}}}" if keys else text))
         return f" ({', '.join(out)})" if out else ""
-
-    def _chain(self, file: int, line: int) -> list[ast.stmt]:
-        """The statements around a line, outermost first, from the first one inside its function."""
-        if file not in self.trees:
-            try:
-                self.trees[file] = ast.parse("".join(linecache.getlines(self.files[file])))
-            except SyntaxError:  # a cell with commands of the notebook
-                self.trees[file] = ast.Module([], [])
-        around = [s for s in ast.walk(self.trees[file]) if isinstance(s, ast.stmt) and s.lineno <= line <= (s.end_lineno or s.lineno)]
-        around.sort(key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
-        return around[max((i for i, s in enumerate(around) if isinstance(s, ast.FunctionDef)), default=-1):]
-
-    def _around(self, file: int, line: int, stands: int) -> tuple[int, list[str]] | None:
-        """The innermost condition around a line, or loop that does not contain the one where the program stands; its names."""
-        function, *inside = self._chain(file, line)
-        return next((_condition(function, s) for s in reversed(inside)
-                     if isinstance(s, Branch) and s.lineno < line and (isinstance(s, ast.If) or not s.lineno <= stands <= (s.end_lineno or 0))), None)
-
-    def _between(self, file: int, line: int, kinds: tuple[str, ...]) -> tuple[int, list[str]] | None:
-        """What keeps a program that stands at a line from its next Send of one of these messages, and its names: a loop that it must
-        leave, a condition that leads back, a condition that must hold."""
-        function, *inside = self._chain(file, line)
-        sends = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Call) and _called(n) == "Send" and len(n.args) > 1
-                 and isinstance(n.args[1], ast.Call) and _called(n.args[1]) in kinds]
-        for there in sorted(sends, key=lambda found: (found <= line, -found)):
-            behind = self._chain(file, there)[1:]
-            leave = [s for s in inside if isinstance(s, ast.For | ast.While) and s not in behind]
-            skip = [s for s in ast.walk(function) if isinstance(s, ast.If) and line < s.lineno and (s.end_lineno or s.lineno) < there
-                    and isinstance(s.body[-1], ast.Continue | ast.Break | ast.Return)]
-            fulfil = [s for s in behind if isinstance(s, Branch) and s not in inside]
-            if found := leave or skip or fulfil:
-                return _condition(function, found[-1])
-        return None
-
-    def _bound(self, file: int, line: int) -> set[str]:
-        """The names that a program binds to what it receives, and those that it is about to bind."""
-        chain = self._chain(file, line)
-        function, here = chain[0], chain[-1]
-        binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)
-                 and any(isinstance(n, ast.Call) and _called(n) in ("Recv", "Poll") for n in ast.walk(s.value))]
-        return {n.id for s in [here, *binds] for n in _names(s) if isinstance(n.ctx, ast.Store) and (s is not here or n.lineno == line)}
-
-
-def _condition(function: ast.stmt, s: Branch) -> tuple[int, list[str]]:
-    """The line of a condition, and the names that it depends on: those in it; if it is one name, those that this was made of; of a loop over
-    things that never change those that the loop changes."""
-    test = s.iter if isinstance(s, ast.For) else s.test
-    if isinstance(test, ast.Name):
-        made = [a for a in ast.walk(function) if isinstance(a, ast.Assign) and a.lineno < s.lineno and test.id in {n.id for t in a.targets for n in _names(t)}]
-        if made:
-            last = max(made, key=lambda a: a.lineno)
-            return last.lineno, [n.id for n in _names(last.value)]
-    changed = [n for n in ast.walk(s) if isinstance(n, ast.Subscript | ast.Attribute) and isinstance(n.value, ast.Name)] if isinstance(s, ast.For) else []
-    return s.lineno, [n.id for n in _names(test)] + [n.value.id for n in changed if isinstance(n.value, ast.Name)]
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
-
-
-def _names(tree: ast.AST) -> Iterator[ast.Name]:
-    """The names in a piece of source, in its order."""
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    yield from sorted(found, key=lambda n: (n.lineno, n.col_offset))

@@ -272,6 +272,19 @@ def test_the_line_that_holds_back_is_found_in_a_program_of_the_readers_own(gate)
     assert why.endswith(f"; test_stepper.py:{line_of(f'# the {gate}', sys.modules[__name__])}")
 
 
+def test_a_program_without_source_is_explained_without_its_line():
+    names_there = {"Compute": Compute, "Send": Send, "Recv": Recv, "Push": Push, "Model": Model}
+    exec("def serve(x):\n    for _ in range(2):\n        w, push = yield Recv(Push)\n    yield Send(w, Model(x, 1))\n", names_there)
+
+    def deploy(problem, workers, steps, sgd):
+        ws, _ = names(workers, 1)
+        return {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)} | {"server0": Node(names_there["serve"](problem.x0))}
+
+    s = Stepper(deploy, workers=2, steps=1).run_until("receive")
+    assert s.where()[0].why == "worker0 waits: server0 has its Push#0 and does not answer yet, while Push#0 of worker1 is on the wire; <string>:3"
+    assert "<string>:3" in repr(s.where()) and s.source("server0") == "server0 in serve, whose source cannot be read"
+
+
 def test_peers_in_a_circle_wait_for_each_other():
     class Ask(NamedTuple):
         x: int
