@@ -154,7 +154,8 @@ class Why:
             return Reason(f": {has}{said}{self._at(place)}", cause, work == "gradient" or theirs.says in ENDED, place)
         elif not request or theirs.src:
             said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
-            return Reason(f": {has}{said}{self._at(place)}", cause if moving else "", True, place)
+            wire = said.endswith("is on the wire")  # a row of messages, each of which waits for the one before
+            return Reason(f": {has}{said}{self._at(place)}", "transfer" if wire else cause if moving else "", not wire, place)
         else:
             has, marked = f"{other} has its {what} and does not answer yet", None
         decided, values = self._decided(its, marked, key, k)
