@@ -393,6 +393,7 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
     pytest.importorskip("readline", reason="a Python without readline")
     pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
     import os
+    import select
 
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "refsgd", "step", "ssp", "--workers", "2", "--steps", "1"]
@@ -403,6 +404,7 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
     def until(words):
         nonlocal said
         while words not in said:
+            assert select.select([ours], [], [], 20)[0], said  # instead of waiting for ever
             said += os.read(ours, 4096)
         said = said.partition(words)[2]
 
