@@ -6,7 +6,6 @@ time, and run as real OS processes, with closed-form models beside the measureme
 
 from typing import TYPE_CHECKING, Any
 
-from refsgd import kernel_cache
 from refsgd.comparison import Comparison, compare
 from refsgd.experiment import predict
 from refsgd.laws import Law
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from refsgd.stepper import Stepper
 
 __all__ = ["Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run"]
-
-kernel_cache.provide()
 
 
 def __getattr__(name: str) -> Any:

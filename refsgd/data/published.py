@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refsgd.data.errors import DataError
-from refsgd.data.sets import NAMES, files, folders
+from refsgd.data.sets import NAMES, files, folders, user_cache
 
 # Where the files are published, and a mirror.
 ADDRESSES = {
@@ -57,7 +57,7 @@ def status() -> list[Status]:
     rows = []
     for name in NAMES:
         expected = files(name)
-        counts = {place: sum((place / file).is_file() for file in expected) for place in folders(name)}
+        counts = {place: sum(os.path.isfile(place / file) for file in expected) for place in folders(name)}
         place = next((place for place, count in counts.items() if count), None)
         rows.append(Status(name, place, counts[place] if place else 0, len(expected)))
     return rows
@@ -87,7 +87,14 @@ def fetch(name: str) -> Path:
         pooch = import_module("pooch")
     except ImportError:
         raise DataError("fetching needs pooch, which is not installed; pip install 'refsgd[data]'") from None
-    folder = folders(name)[-1]
+    cache = user_cache()
+    if cache is None:
+        raise DataError(f"{name}: this user has no home directory to keep it in; expected XDG_CACHE_HOME to name a folder that you may write to")
+    folder = cache / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{name}: {folder} cannot be made ({error.strerror}); expected XDG_CACHE_HOME to name a folder that you may write to") from None
     for file, checksum in CHECKSUMS[name].items():
         _download(pooch, name, file, checksum, folder)
     if name == "cifar10":

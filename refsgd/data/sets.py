@@ -90,8 +90,21 @@ class Dataset:
             labels.setflags(write=False)
 
 
+def user_cache() -> Path | None:
+    """The library's folder in the user's cache; None where there is neither ``XDG_CACHE_HOME`` nor a home directory.
+
+    Returns
+    -------
+    Path or None
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refsgd"
+    except RuntimeError:
+        return None
+
+
 def folders(name: str) -> list[Path]:
-    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache.
+    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache, if there is one.
 
     Parameters
     ----------
@@ -102,9 +115,8 @@ def folders(name: str) -> list[Path]:
     -------
     list of Path
     """
-    roots = [Path(os.environ["REFSGD_DATA"])] if os.environ.get("REFSGD_DATA") else []
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [root / name for root in (*roots, Path(cache) / "refsgd")]
+    roots = [Path(os.environ["REFSGD_DATA"]) if os.environ.get("REFSGD_DATA") else None, user_cache()]
+    return [root / name for root in roots if root is not None]
 
 
 def find(name: str, wanted: list[str]) -> Path:
@@ -128,13 +140,14 @@ def find(name: str, wanted: list[str]) -> Path:
     """
     places = folders(name)
     for place in places:
-        missing = [file for file in wanted if not (place / file).is_file()]
+        missing = [file for file in wanted if not os.path.isfile(place / file)]
         if not missing:
             return place
         if len(missing) < len(wanted):
             raise DataError(f"{name}: {place} lacks {', '.join(missing)}, expected the {len(wanted)} published files")
+    looked = " or ".join(map(str, places)) or "a home directory, which this user lacks"
     raise DataError(
-        f"{name}: no files in {' or '.join(map(str, places))}; fetch it with `refsgd data {name}`, put "
+        f"{name}: no files in {looked}; fetch it with `refsgd data {name}`, put "
         f"{', '.join(wanted)} there, or set REFSGD_DATA to the folder that holds {name}/"
     )
 
@@ -163,7 +176,7 @@ def load(name: str) -> Dataset:
         return _load_digits()
     if files(name):
         found = [place / file for place in folders(name) for file in (*files(name), _CIFAR_PREFIX)]
-        return _read(name, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in found if path.is_file()))
+        return _read(name, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in found if os.path.isfile(path)))
     kind, _, shape = name.partition(":")
     if kind == "synthetic":
         sizes = (shape or "32x32x3").split("x")
@@ -223,7 +236,7 @@ def _load_idx(name: str) -> Dataset:
 def _load_cifar() -> Dataset:
     places = folders("cifar10")
     for place in places:
-        batches = [path for path in (place / file for file in files("cifar10")[:5]) if path.is_file()]
+        batches = [path for path in (place / file for file in files("cifar10")[:5]) if os.path.isfile(path)]
         if batches:
             break
     else:

@@ -25,6 +25,7 @@ import numba
 import numpy as np
 from numba.core.caching import FunctionCache
 
+from refsgd.kernel_cache import kept
 from refsgd.nn.vector import (
     LANES,
     PRODUCT,
@@ -109,7 +110,8 @@ def kernel(function: Any) -> Any:
         Called as the function is; ``py_func`` is the function itself.
     """
     compiled = _compile(function)
-    compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
+    if kept():
+        compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
     return compiled
 
 

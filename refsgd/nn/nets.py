@@ -324,4 +324,4 @@ def needs_compiling() -> bool:
 
     kernel = kernels.convolve
     index = f"kernels.convolve-{kernel.py_func.__code__.co_firstlineno}.py*.nbi"
-    return not any(Path(kernel.stats.cache_path).glob(index))
+    return kernel.stats.cache_path is None or not any(Path(kernel.stats.cache_path).glob(index))

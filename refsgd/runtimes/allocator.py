@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import partial
 from typing import Any
 
 import numba
 
+from refsgd.kernel_cache import kept
+
 # numba carries annotations for some of its functions only.
 types: Any = numba.types
-njit: Any = numba.njit
-cfunc: Any = numba.cfunc
+njit: Any = partial(numba.njit, cache=kept())
+cfunc: Any = partial(numba.cfunc, cache=kept())
 carray: Any = numba.carray  # type: ignore[attr-defined]
 
 LARGE = 1 << 16  # bytes; from here on a reference beats a copy through a ring
@@ -75,7 +78,7 @@ def prepare(words: Any, start: int, nbytes: int, hosts: int) -> None:
     words[BASE], words[TOP], words[END], words[HOSTS] = start, start, start + nbytes, hosts
 
 
-@njit(types.boolean(_words, _int), cache=True)
+@njit(types.boolean(_words, _int))
 def is_lent(words, block):  # type: ignore[no-untyped-def]
     """Whether some receiver may still read a block.
 
@@ -95,7 +98,7 @@ def is_lent(words, block):  # type: ignore[no-untyped-def]
     return lent
 
 
-@njit(_int(_words, _int), cache=True)
+@njit(_int(_words, _int))
 def take(words, nbytes):  # type: ignore[no-untyped-def]
     """Owner: the address of a block of at least `nbytes`, the smallest that is free; 0 if there is none.
 
@@ -125,7 +128,7 @@ def take(words, nbytes):  # type: ignore[no-untyped-def]
     return words[START + best]
 
 
-@njit(_int(_words, _int), cache=True)
+@njit(_int(_words, _int))
 def block_at(words, address):  # type: ignore[no-untyped-def]
     """The block that holds an address; -1 if it lies outside of the arena.
 
@@ -151,7 +154,7 @@ def block_at(words, address):  # type: ignore[no-untyped-def]
     return low
 
 
-@njit(types.void(_words, _int), cache=True)
+@njit(types.void(_words, _int))
 def release(words, address):  # type: ignore[no-untyped-def]
     """Owner: the array of a block is gone; it is used again once nobody reads it.
 
@@ -165,7 +168,7 @@ def release(words, address):  # type: ignore[no-untyped-def]
     words[HELD + block_at(words, address)] = 0
 
 
-@njit(_int(_words, _int, _int), cache=True)
+@njit(_int(_words, _int, _int))
 def lend(words, address, to):  # type: ignore[no-untyped-def]
     """Owner: let a receiver read the block at an address; the distance from the first byte, or -1 outside of the arena.
 
@@ -189,7 +192,7 @@ def lend(words, address, to):  # type: ignore[no-untyped-def]
     return address - words[BASE]
 
 
-@njit(_int(_words, _int, _int, _int), cache=True)
+@njit(_int(_words, _int, _int, _int))
 def borrow(words, distance, nbytes, me):  # type: ignore[no-untyped-def]
     """Receiver: the word by which it gives back what it was lent, or -1 if it was lent no such bytes.
 
@@ -214,7 +217,7 @@ def borrow(words, distance, nbytes, me):  # type: ignore[no-untyped-def]
     return at + 1 if words[at] != words[at + 1] else -1
 
 
-@njit(types.void(_words, _int), cache=True)
+@njit(types.void(_words, _int))
 def give_back(words, at):  # type: ignore[no-untyped-def]
     """Receiver: an array that was lent is not needed any more.
 
@@ -228,7 +231,7 @@ def give_back(words, at):  # type: ignore[no-untyped-def]
     words[at] += 1
 
 
-@njit(types.void(_words, _int), cache=True)
+@njit(types.void(_words, _int))
 def forget(words, to):  # type: ignore[no-untyped-def]
     """Owner: a receiver has died, and gives nothing back.
 
@@ -247,19 +250,19 @@ def forget(words, to):  # type: ignore[no-untyped-def]
 # -- what numpy calls; the context is the address of the table --------------------------------------------------
 
 
-@cfunc(_int(_pointer, _int), cache=True)
+@cfunc(_int(_pointer, _int))
 def _allocate(context, nbytes):  # type: ignore[no-untyped-def]
     address = take(carray(context, _LENGTH), nbytes) if nbytes >= LARGE else 0
     return address if address else _malloc(nbytes)
 
 
-@cfunc(_int(_pointer, _int, _int), cache=True)
+@cfunc(_int(_pointer, _int, _int))
 def _allocate_zeros(context, count, size):  # type: ignore[no-untyped-def]
     address = take(carray(context, _LENGTH), count * size) if count * size >= LARGE else 0
     return _memset(address, 0, count * size) if address else _calloc(count, size)
 
 
-@cfunc(_int(_pointer, _int, _int), cache=True)
+@cfunc(_int(_pointer, _int, _int))
 def _resize(context, address, nbytes):  # type: ignore[no-untyped-def]
     words = carray(context, _LENGTH)
     block = block_at(words, address)
@@ -272,7 +275,7 @@ def _resize(context, address, nbytes):  # type: ignore[no-untyped-def]
     return moved
 
 
-@cfunc(types.void(_pointer, _int, _int), cache=True)
+@cfunc(types.void(_pointer, _int, _int))
 def _deallocate(context, address, nbytes):  # type: ignore[no-untyped-def]
     words = carray(context, _LENGTH)
     if block_at(words, address) < 0:

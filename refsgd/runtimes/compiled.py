@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.kernel_cache import kept
 from refsgd.machine import Draws, Machine
 
 RESUME, HEAD, ARRIVE = range(3)  # at one moment in this order, as in the simulator
@@ -87,7 +88,7 @@ def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, se
     return Timing(seconds, times, staleness, 1 - busy / seconds if seconds else 0.0)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=kept())
 def _at(agenda, time, order, to_worker, i, n, sequence):  # type: ignore[no-untyped-def]
     """Enter what happens to worker i's push, or to the model for it: at one moment by order, rank of the cause, sequence."""
     rank = n if to_worker else i
@@ -95,7 +96,7 @@ def _at(agenda, time, order, to_worker, i, n, sequence):  # type: ignore[no-unty
     return sequence + 1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=kept())
 def _send(agenda, free, now, source, to_worker, i, n, latency, wire, links, sequence):  # type: ignore[no-untyped-def]
     """Transmit over the outgoing link of `source`, one message after the other."""
     start = max(now, free[source])
@@ -103,7 +104,7 @@ def _send(agenda, free, now, source, to_worker, i, n, latency, wire, links, sequ
     return _at(agenda, start + latency, HEAD if links else ARRIVE, to_worker, i, n, sequence)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=kept(), nogil=True)
 def _run(gradients, updates, group, latency, wire, links, half):  # type: ignore[no-untyped-def]
     """The two programs as one loop; a happening is (time, place among those of one time, worker and what)."""
     n, steps = gradients.shape

@@ -9,6 +9,7 @@ import json
 import multiprocessing as mp
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import refsgd
+from refsgd.data.sets import user_cache
 from refsgd.effects import Deployment
 from refsgd.experiment import default_net
+from refsgd.kernel_cache import can_write
 from refsgd.machine import Machine
 from refsgd.result import Result
 from refsgd.running import run
@@ -124,9 +127,14 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where results are kept: ``refsgd/studies`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refsgd" / "studies"
+def cache_folder() -> Path | None:
+    """Where results are kept: ``refsgd/studies`` in the user's cache; None, with a warning, where nothing can be written."""
+    cache = user_cache()
+    if cache is not None and can_write(cache):
+        return cache / "studies"
+    where = f"nothing can be written to {cache}" if cache else "this user has no home directory"
+    warnings.warn(f"results are not kept, since {where}; expected XDG_CACHE_HOME to name a folder that you may write to", RuntimeWarning, stacklevel=2)
+    return None
 
 
 class Lab:
