@@ -15,6 +15,7 @@ from refsgd.machine import Machine
 from refsgd.performing import LOCAL_RUNTIMES, perform
 from refsgd.result import Result, predicted_to_json
 from refsgd.running import announce, check_pace, check_processes
+from refsgd.runtimes.fork import runtime_here
 from refsgd.version import __version__
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -114,7 +115,7 @@ class Comparison:
         return {name: result for name, result in found.items() if result is not None}
 
 
-def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str = "processes",
+def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str | None = None,
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None, hard: bool = False,
             say: Say | None = None, **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
@@ -124,7 +125,8 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     algorithms : iterable of str or callable
         Or a single one.
     runtime : {"processes", "tcp", "simulator"}
-        Where it is measured; "simulator" leaves the measurement out.
+        Where it is measured; "simulator" leaves the measurement out.  By default processes; the simulator, with a warning, where the
+        system cannot fork.
     options : dict
         Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of an algorithm that is not compared are not used.
     progress : callable, optional
@@ -139,11 +141,17 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     Returns
     -------
     Comparison
+
+    Raises
+    ------
+    RunFailed
+        If processes are asked for and the system cannot fork.
     """
-    if runtime not in LOCAL_RUNTIMES:
+    if runtime not in (None, *LOCAL_RUNTIMES):
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
     if hard and arguments.get("problem") is not None:
         raise Usage("hard with a problem of your own; expected data and net, which can be dealt out by label to more workers")
+    runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
     chosen = [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
     own, names = options or {}, [deployment_function(a)[0] for a in chosen]

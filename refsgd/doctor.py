@@ -17,6 +17,7 @@ from typing import NamedTuple
 import psutil
 
 from refsgd import kernel_cache
+from refsgd.runtimes.fork import NO_FORK
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 
@@ -71,7 +72,7 @@ def starting() -> Iterator[Finding]:
     """How processes can be started, and how many."""
     methods = mp.get_all_start_methods()
     yield Finding("start methods", OK if "fork" in methods else MISSING, ", ".join(methods),
-                  "" if "fork" in methods else "processes need fork: use Linux, macOS or WSL; the simulator works everywhere")
+                  "" if "fork" in methods else f"{NO_FORK}: use WSL, or --runtime simulator")
     if "fork" in methods:
         import resource
 

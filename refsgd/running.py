@@ -24,6 +24,7 @@ from refsgd.problems import Problem
 from refsgd.result import Result
 from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import Fault, listed
+from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Journal, read
 from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
@@ -112,6 +113,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
     if runtime not in RUNTIMES:
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(RUNTIMES)}")
     check_whole(0, looks=looks)
+    runtime = runtime_here(runtime)
     start = None
     if resume is None:
         experiment = prepare(algorithm, problem, **arguments)

@@ -36,7 +36,7 @@ def test_the_command_ends_with_one_if_something_is_missing(monkeypatch, capsys):
         main(["doctor"])
     assert stopped.value.code == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("missing start methods spawn; processes need fork: use Linux, macOS or WSL")
+    assert last.startswith("missing start methods spawn; OS processes need fork, which this system does not support: use WSL")
 
 
 def only(check):

@@ -36,6 +36,7 @@ from refsgd.runtimes.board import (
     settle,
 )
 from refsgd.runtimes.faults import POLICIES, Fault, check
+from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.launcher import LENGTH, Launch, MakeNetwork
 from refsgd.runtimes.node import Aborted, Beginning, Driver
 from refsgd.runtimes.pause import Pause
@@ -114,8 +115,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     ForgottenYield
         If a program built an effect that it did not yield.
     """
-    if "fork" not in mp.get_all_start_methods():
-        raise RunFailed("processes need fork, which this system has not; use Linux, macOS or WSL, or the simulator")
+    if not can_fork():
+        raise RunFailed(f"{NO_FORK}: use WSL, or --runtime simulator")
     if transport not in NETWORKS:
         raise ValueError(f"transport {transport!r}; expected one of {', '.join(NETWORKS)}")
     if records not in ("auto", "queue", "pipe"):

@@ -26,6 +26,7 @@ from refsgd.kernel_cache import can_write
 from refsgd.machine import Machine
 from refsgd.result import Result
 from refsgd.running import run
+from refsgd.runtimes.fork import can_fork
 
 Look = Callable[[Result], dict[str, Any]]
 Curve = list[tuple[float, float]]  #: test accuracy over the share of a run's updates
@@ -202,7 +203,7 @@ class Lab:
 
     def _perform(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, str]]:
         virtual = [(k, t) for k, t in missing.items() if t.runtime == "simulator"]
-        if len(virtual) > 1 and self._workers > 1 and "fork" in mp.get_all_start_methods():
+        if len(virtual) > 1 and self._workers > 1 and can_fork():
             compile_kernels(t for _, t in virtual)
             with mp.get_context("fork").Pool(min(self._workers, len(virtual))) as pool:
                 for done, (key, text) in enumerate(pool.imap_unordered(_perform_keyed, virtual), 1):

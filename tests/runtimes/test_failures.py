@@ -346,7 +346,7 @@ def test_without_fork_processes_are_refused_in_one_line(monkeypatch):
     import multiprocessing
 
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(RunFailed, match="processes need fork, which this system has not; use Linux, macOS or WSL"):
+    with pytest.raises(RunFailed, match="OS processes need fork, which this system does not support: use WSL, or --runtime simulator"):
         run(exchange)
 
 

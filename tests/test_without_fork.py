@@ -1,0 +1,54 @@
+"""A system that cannot fork: comparisons are simulated, and processes that somebody asks for are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+
+import pytest
+
+import refsgd
+from refsgd.cli import main
+from refsgd.runtimes.simulator import RunFailed
+
+REFUSED = "OS processes need fork, which this system does not support: use WSL, or --runtime simulator"
+SIMULATED = "OS processes need fork, which this system does not support: simulated instead"
+SMALL = {"data": "quadratic", "steps": 4}
+COMPARE = ["compare", "--algorithms", "bsp,asp", "--data", "quadratic", "--steps", "4", "--json", "-"]
+
+
+@pytest.fixture(autouse=True)
+def no_fork(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.delenv("REFSGD_WITHOUT_FORK", raising=False)
+
+
+def test_compare_simulates_and_says_so(capsys):
+    """Exit code 0, one line on standard error, and a comparison that calls itself simulated."""
+    assert main(COMPARE) == 0
+    said = capsys.readouterr()
+    assert said.err == f"refsgd: warning: {SIMULATED}\n"
+    data = json.loads(said.out)
+    assert data["runtime"] == "simulator" and all(row["simulated"] and row["measured"] is None for row in data["rows"])
+    with pytest.warns(RuntimeWarning, match=SIMULATED):
+        assert refsgd.compare("bsp", **SMALL).runtime == "simulator"
+
+
+@pytest.mark.parametrize("runtime", ["processes", "tcp"])
+def test_processes_that_are_asked_for_are_refused_before_anything_runs(runtime, capsys, monkeypatch):
+    """In one line, by every command and in Python."""
+    monkeypatch.setattr("refsgd.runtimes.simulator.Simulator.run", lambda *rest: pytest.fail("it ran"))
+    for command in (COMPARE, ["run", "bsp", *COMPARE[3:]]):
+        assert main([*command, "--runtime", runtime]) == 1
+        assert capsys.readouterr() == ("", f"refsgd: {REFUSED}\n")
+    for do in (refsgd.run, refsgd.compare):
+        with pytest.raises(RunFailed, match=REFUSED):
+            do("bsp", runtime=runtime, **SMALL)
+
+
+def test_a_variable_lets_the_simulator_stand_in_for_processes(monkeypatch):
+    """As in a notebook that asks for them: the same bits, a warning, and a result that says where it ran."""
+    monkeypatch.setenv("REFSGD_WITHOUT_FORK", "simulator")
+    with pytest.warns(RuntimeWarning, match=SIMULATED):
+        found = refsgd.run("bsp", runtime="processes", **SMALL)
+    assert found.runtime == "simulator" and found.parameters_sha256 == refsgd.run("bsp", **SMALL).parameters_sha256
