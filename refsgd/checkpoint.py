@@ -14,17 +14,22 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refsgd.runtimes.journal import line
-from refsgd.runtimes.replay import Steps
+from refsgd.runtimes.journal import HEADER, line, value_of
+from refsgd.runtimes.replay import Steps, step_misfit
 from refsgd.runtimes.snapshot import Snapshot
+from refsgd.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit
 
-FORMAT = 1
+FORMAT = 2
+PART = {"nodes": [TEXT], "seconds": SECONDS, "iterations": COUNT}  # of what one process holds
+CHECKED = {"lines": COUNT, "bytes": COUNT, "sha256": TEXT}  # what stands behind the first line
+ARRAYS = [Row(type=TEXT, shape=[COUNT])]
 NAME = re.compile(r"checkpoint-(\d{6})")
 
 
@@ -45,11 +50,14 @@ class Checkpoint:
         What each program did so far, see `refsgd.runtimes.replay.step`.
     state : dict of str to Snapshot
         What the programs of each node held (in the simulator: of all nodes, under "simulator").
+    path : path, optional
+        Where it was read.
     """
 
     header: dict[str, Any]
     steps: Steps
     state: dict[str, Snapshot]
+    path: str | Path = ""
 
 
 def pack(checkpoint: Checkpoint) -> list[bytes | memoryview]:
@@ -78,19 +86,26 @@ def pack(checkpoint: Checkpoint) -> list[bytes | memoryview]:
                              "kinds": [[a.dtype.str, list(a.shape)] for a in raws]}))
     body: list[bytes | memoryview] = ["".join(text + "\n" for text in lines).encode()]
     body += [raw.reshape(-1).view(np.uint8).data for raw in raws if raw.size]
-    digest = hashlib.sha256()
+    head = {"checkpoint": FORMAT, **checkpoint.header, "lines": len(lines), "bytes": sum(map(len, body))}
+    return [line({**head, "sha256": _digest(head, body)}), *body]
+
+
+def _digest(head: dict[str, Any], body: Iterable[bytes | memoryview]) -> str:
+    """SHA-256 of a checkpoint: of what its first line says, without the digest itself, and of everything behind it."""
+    digest = hashlib.sha256(line(head))
     for part in body:
         digest.update(part)
-    head = {"checkpoint": FORMAT, **checkpoint.header, "lines": len(lines), "bytes": sum(map(len, body)), "sha256": digest.hexdigest()}
-    return [line(head), *body]
+    return digest.hexdigest()
 
 
-def read(path: str | Path) -> Checkpoint:
+def read(path: str | Path, part: bool = False) -> Checkpoint:
     """Read a checkpoint file.
 
     Parameters
     ----------
     path : str or Path
+    part : bool
+        Of one process, which says less of the run.
 
     Returns
     -------
@@ -99,35 +114,67 @@ def read(path: str | Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        If it is no checkpoint, or torn, or altered.
+        If it is no checkpoint, or torn, or altered, or says what no checkpoint says; names the line and the field.
     """
     data = Path(path).read_bytes()
     first, _, body = data.partition(b"\n")
     if not first.startswith(b'{"checkpoint":') or first + b"\n" != _rewritten(first):
         raise CheckpointError(f"{path}: no checkpoint, or its first line is damaged")
-    header = json.loads(first.rpartition(b" ")[0])
+    header = value_of(first)
     if header.pop("checkpoint") != FORMAT:
         raise CheckpointError(f"{path}: a checkpoint of another format; expected {FORMAT}")
-    count, nbytes, digest = header.pop("lines"), header.pop("bytes"), header.pop("sha256")
+    _refuse(path, 1, misfit(header, CHECKED))
+    count, nbytes, digest = header["lines"], header["bytes"], header.pop("sha256")
     if len(body) != nbytes:
         raise CheckpointError(f"{path}: torn: {len(body)} bytes behind its first line; expected {nbytes}")
-    if hashlib.sha256(body).hexdigest() != digest:
+    if _digest({"checkpoint": FORMAT, **header}, [body]) != digest:
         raise CheckpointError(f"{path}: altered: its SHA-256 is not the one in its first line")
+    whole = HEADER | ({"advances": COUNT} if header.get("runtime") == "simulator" else {})
+    _refuse(path, 1, misfit(header, PART if part else PART | whole))
     *lines, raw = body.split(b"\n", count)
+    try:
+        values = [json.loads(text) for text in lines]
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
     steps: Steps = {node: [] for node in header["nodes"]}
-    for node, *told in map(json.loads, lines[:-1]):
-        steps[node].append(told)
-    about, at, arrays = json.loads(lines[-1]), 0, list[np.ndarray[Any, Any]]()
-    for code, shape in about["kinds"]:
+    for number, value in enumerate(values[:-1], 2):
+        _refuse(path, number, step_misfit(value, header["nodes"]))
+        steps[value[0]].append(value[1:])
+    names = ["simulator"] if header.get("runtime") == "simulator" else header["nodes"]
+    about = {"facts": {key: [ANY] for key in names}, "arrays": {key: [COUNT] for key in names}, "kinds": ARRAYS}
+    last: Any = values[-1] if values else None
+    _refuse(path, len(lines) + 1, misfit(last, about) or _arrays_misfit(last, len(raw)))
+    at, arrays = 0, list[np.ndarray[Any, Any]]()
+    for code, shape in last["kinds"]:
         arrays.append(np.frombuffer(raw, code, math.prod(shape), at).reshape(shape))
         at += arrays[-1].nbytes
-    state = {key: Snapshot(facts, [arrays[k] for k in about["arrays"][key]]) for key, facts in about["facts"].items()}
-    return Checkpoint(header, steps, state)
+    state = {key: Snapshot(last["facts"][key], [arrays[k] for k in last["arrays"][key]]) for key in names}
+    return Checkpoint({key: value for key, value in header.items() if key not in CHECKED}, steps, state, path)
+
+
+def _arrays_misfit(about: dict[str, Any], nbytes: int) -> str:
+    """What does not fit between the arrays that a checkpoint describes, those it names, and the bytes it holds."""
+    needed = 0
+    for k, (code, shape) in enumerate(about["kinds"]):
+        if not re.fullmatch(r"[<|][biufc]\d{1,2}", code):
+            return f"kinds[{k}].type is {code!r}; expected the type of a little-endian array of numbers, such as '<f4'"
+        needed += int(code[2:]) * math.prod(shape)
+    if needed != nbytes:
+        return f"kinds are of {needed} bytes; expected {nbytes}, which stand behind it"
+    for key, used in about["arrays"].items():
+        if any(k >= len(about["kinds"]) for k in used):
+            return f"arrays.{key} names array {max(used)}; expected one of {len(about['kinds'])}"
+    return ""
+
+
+def _refuse(path: str | Path, number: int, wrong: str) -> None:
+    if wrong:
+        raise CheckpointError(f"{path}, line {number}: {wrong}")
 
 
 def _rewritten(first: bytes) -> bytes:
     try:
-        return line(json.loads(first.rpartition(b" ")[0]))
+        return line(value_of(first))
     except ValueError:
         return b""
 

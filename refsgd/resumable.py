@@ -180,13 +180,14 @@ def _forwarded(factory: Factory, machine: Machine, seed: int, start: Checkpoint)
         simulator.evaluate = evaluate
         try:
             for _ in range(start.header["advances"]):
-                simulator.advance()
+                if not simulator.advance():
+                    raise Mismatch("the run has ended before")
             if _steps(simulator) != start.steps:
                 raise Mismatch("another schedule")
             restore(_roots(simulator), constants, start.state["simulator"])
         except (Mismatch, ArithmeticError, ValueError, LookupError, TypeError) as error:
             if evaluate is compute:
-                raise CheckpointError(f"the programs do not arrive where the checkpoint was made ({error}); expected the same "
+                raise CheckpointError(f"{start.path}: the programs do not arrive where the checkpoint was made ({error}); expected the same "
                                       "library version, data and kind of processor") from None
             log.info("stand-ins lead elsewhere (%s): computing everything again up to the checkpoint", error)
             continue
@@ -277,7 +278,7 @@ class Meeting:
     def _gather(self) -> None:
         """In one process: join the parts of all."""
         assert self._plan is not None
-        parts = [read(self._part(host)) for host in self._hosts]
+        parts = [read(self._part(host), part=True) for host in self._hosts]
         steps = {node: found for part in parts for node, found in part.steps.items()}
         self._plan.write({node: steps[node] for node in self.deployment}, {k: v for part in parts for k, v in part.state.items()},
                          seconds=max(part.header["seconds"] for part in parts),
@@ -309,7 +310,7 @@ def _beginning(factory: Factory, start: Checkpoint) -> tuple[Beginning, Constant
                         start.state[node])
         except (Mismatch, ReplayError, ArithmeticError, ValueError, LookupError, TypeError) as error:
             if evaluate is compute:
-                raise CheckpointError(f"the programs do not arrive where the checkpoint was made ({error}); expected the same "
+                raise CheckpointError(f"{start.path}: the programs do not arrive where the checkpoint was made ({error}); expected the same "
                                       "library version, data and kind of processor") from None
             log.info("stand-ins lead elsewhere (%s): computing everything again up to the checkpoint", error)
             continue

@@ -17,7 +17,7 @@ from refsgd import checkpoint as checkpoints
 from refsgd import resumable
 from refsgd.arguments import check_whole
 from refsgd.evaluation import LOOKS, evaluate
-from refsgd.experiment import Algorithm, Experiment, Say, Usage, deployment_function, prepare
+from refsgd.experiment import Algorithm, Experiment, Say, Usage, deployment_function, has_servers, prepare
 from refsgd.machine import Machine
 from refsgd.performing import RUNTIMES, perform
 from refsgd.problems import Problem
@@ -25,7 +25,7 @@ from refsgd.result import Result
 from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import Fault, listed
 from refsgd.runtimes.fork import runtime_here
-from refsgd.runtimes.journal import Journal, read
+from refsgd.runtimes.journal import Journal, Record, read
 from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
 from refsgd.version import __version__
@@ -253,7 +253,10 @@ def resumed(algorithm: Algorithm, runtime: str, place: str | Path, arguments: di
         raise Usage(f"the checkpoint at {place} is of {start.header['algorithm']}; expected one of {name}")
     if (runtime == "simulator") != (made == "simulator"):
         raise Usage(f"the checkpoint at {place} was made by the runtime {made}; expected --runtime {made}")
-    stored = {**start.header["arguments"], "machine": Machine.from_json(start.header["arguments"]["machine"])}
+    try:
+        stored = stored_arguments(start.header)
+    except ValueError as error:
+        raise checkpoints.CheckpointError(f"{start.path}, line 1: {error}") from None
     if "epochs" in arguments:
         stored.pop("steps")
     experiment = prepare(algorithm, **{**stored, **arguments})
@@ -325,10 +328,17 @@ def replay(record: str | Path) -> Result:
         recorded hash.
     """
     data = read(record)
+    try:
+        return _reproduced(record, data)
+    except replaying.ReplayError as error:
+        raise replaying.ReplayError(f"{record}: {error}") from error.__cause__
+
+
+def _reproduced(record: str | Path, data: Record) -> Result:
     experiment = recorded_experiment(data.header)
     if data.end is None:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
-        warnings.warn(f"{record}: the recorded run crashed; this replays {done} of {data.size} steps until then", stacklevel=2)
+        warnings.warn(f"{record}: the recorded run crashed; this replays {done} of {data.size} steps until then", stacklevel=3)
         finished = with_parameters(finished, experiment.problem)
     else:
         finished = replaying.replay(experiment.deploy, data.steps)
@@ -352,10 +362,40 @@ def recorded_experiment(header: dict[str, Any]) -> Experiment:
     Returns
     -------
     Experiment
+
+    Raises
+    ------
+    ReplayError
+        If it describes none.
     """
-    arguments = dict(header["arguments"])
-    arguments["machine"] = Machine.from_json(arguments["machine"])
-    return prepare(header["algorithm"], **arguments)
+    try:
+        return prepare(header["algorithm"], **stored_arguments(header))
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise replaying.ReplayError(f"line 1: {error}") from None
+
+
+def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
+    """What `prepare` was told, from the first line of a record or checkpoint.
+
+    Parameters
+    ----------
+    header : dict
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ValueError
+        If it cannot be of such nodes, and would build more than there were.
+    """
+    arguments, nodes = header["arguments"], len(header["nodes"])
+    _, function = deployment_function(header["algorithm"])
+    for name in ("workers", "servers") if has_servers(function) else ("workers",):
+        if arguments[name] > nodes:
+            raise ValueError(f"arguments.{name} is {arguments[name]}; expected no more than the {nodes} nodes")
+    return {**arguments, "machine": Machine.from_json(arguments["machine"])}
 
 
 def with_parameters(run: Run, problem: Problem) -> Run:

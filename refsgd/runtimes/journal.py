@@ -8,19 +8,28 @@ beginning of one, where it crossed the border of a page, behind which others go 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.runtimes.replay import ReplayError, Steps, Tickets
+from refsgd.runtimes.replay import ReplayError, Steps, Tickets, step_misfit
+from refsgd.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, misfit, one_of, or_null, whole
 from refsgd.trace import Event, Trace
 
 FORMAT = 2
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")  # of a line: its first bytes, its last ones
+#: what `refsgd.experiment.prepare` was told, besides the algorithm's own options
+ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": whole(1), "data": TEXT, "net": or_null(TEXT), "lr": NUMBER,
+             "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT, "seed": COUNT}
+#: of a record and of a checkpoint
+HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS, "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
+END = {"end": {"parameters_sha256": TEXT, "seconds": SECONDS}}
 ADVICE = "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what --json or --trace writes cannot be replayed): run it again with --record"
 
 
@@ -91,7 +100,10 @@ class Journal:
             return
         for event in trace.of("died"):
             self(event)
-        self._write({"end": {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}})
+        end = {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}
+        if stat.S_ISREG(os.fstat(self._fd).st_mode):  # nothing else can be read again
+            end["sha256"] = _digest([row for _, row in _whole_lines(self._path)])
+        self._write({"end": end})
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -137,6 +149,49 @@ def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
     return found, row[begin:]
 
 
+def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
+    """The whole lines of a record with their numbers in the file; raises where one is not as it was written."""
+    rows, found = Path(path).read_bytes().split(b"\n"), list[tuple[int, bytes]]()
+    if len(rows) == 1 and not rows[0].startswith(b"{"):
+        raise ReplayError(f"{path}: not a record; {ADVICE}")
+    for number, row in enumerate(rows, 1):
+        lines, left = ([row], b"") if _is_whole(row) else _pieces(row)
+        if (left or not lines) and number < len(rows):
+            if number == 1:
+                raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
+            raise ReplayError(f"{path}, line {number}: the line is not as it was written (its checksum differs); expected a file "
+                              "that nobody has altered")
+        found += [(number, line) for line in lines]
+    return found
+
+
+def _digest(rows: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(rows)).hexdigest()
+
+
+def value_of(row: bytes) -> Any:
+    """The JSON value of a line.
+
+    Parameters
+    ----------
+    row : bytes
+        Without its end.
+
+    Returns
+    -------
+    object
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    try:
+        return json.loads(row.rpartition(b" ")[0])
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
+
+
 def read(path: str | Path) -> Record:
     """Read a record file; lines that a death has torn, at its end or between those of others, are passed over.
 
@@ -151,30 +206,33 @@ def read(path: str | Path) -> Record:
     Raises
     ------
     ReplayError
-        If the file is no record, or a line is not as it was written; says which.
+        If the file is no record, or a line is not as it was written, or says what no record says; names the line and the field.
     """
-    rows, found = Path(path).read_bytes().split(b"\n"), list[bytes]()
-    if len(rows) == 1 and not rows[0].startswith(b"{"):
-        raise ReplayError(f"{path}: not a record; {ADVICE}")
-    for number, row in enumerate(rows, 1):
-        lines, left = ([row], b"") if _is_whole(row) else _pieces(row)
-        if (left or not lines) and number < len(rows):
-            if number == 1:
-                raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
-            raise ReplayError(f"{path}, line {number}: the line is not as it was written (its checksum differs); expected a file "
-                              "that nobody has altered")
-        found += lines
-    values = [json.loads(row.rpartition(b" ")[0]) for row in found]
-    header = values[0] if values and isinstance(values[0], dict) else {}
+    lines = _whole_lines(path)
+    try:
+        values = [(number, value_of(row)) for number, row in lines]
+    except ValueError as error:
+        raise ReplayError(f"{path}: not JSON: {error}; {ADVICE}") from None
+    header = values[0][1] if values and isinstance(values[0][1], dict) else {}
     if "record" not in header:
         raise ReplayError(f"{path}: not a record; {ADVICE}")
     if header["record"] != FORMAT:
         raise ReplayError(f"{path}: record format {header.get('record')!r}; expected {FORMAT}")
+    _refuse(path, 1, misfit(header, HEADER))
     steps: Steps = {node: [] for node in header["nodes"]}
     end = None
-    for value in values[1:]:
+    for at, (number, value) in enumerate(values[1:], 1):
         if isinstance(value, dict):
+            _refuse(path, number, misfit(value, END))
             end = value["end"]
+            if end.get("sha256", found := _digest([row for _, row in lines[:at]])) != found:
+                _refuse(path, number, f"end.sha256 is not that of the lines before it, {found[:16]}...; expected a file that nobody has altered")
         else:
+            _refuse(path, number, step_misfit(value, header["nodes"]))
             steps[value[0]].append(value[1:])
     return Record(header, steps, end)
+
+
+def _refuse(path: str | Path, number: int, wrong: str) -> None:
+    if wrong:
+        raise ReplayError(f"{path}, line {number}: {wrong}")

@@ -15,6 +15,7 @@ from refsgd.effects import Add, Choose, Compute, Died, Factory, Load, Mark, Poll
 from refsgd.machine import Draws
 from refsgd.runtimes.mailbox import Letter, tag_of
 from refsgd.runtimes.programs import add_to, describe, freeze, line_of, perform
+from refsgd.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit, one_of, whole
 from refsgd.trace import Event, Run, Thinner, Trace
 
 NOTICE = -1  #: the number of a message that tells of its sender's death
@@ -26,6 +27,11 @@ Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
            "load": "l", "add": "a", "died": "x"}
 NAMES = {letter: kind for kind, letter in LETTERS.items()}
+_NOTHING, _MESSAGE = one_of(None), {"source": TEXT, "number": whole(NOTICE), "arrival": SECONDS}
+#: what a step says behind its time, by letter; where there are two forms, the one that holds less first
+TOLD: dict[str, tuple[dict[str, Any], ...]] = {
+    "c": ({"start": SECONDS},), "s": ({"start": SECONDS},), "r": (_MESSAGE,), "p": (dict.fromkeys(_MESSAGE, _NOTHING), _MESSAGE),
+    "o": ({"option": ANY},), "m": ({},), "e": ({},), "x": ({},), "l": ({"ticket": COUNT},), "a": ({"ticket": COUNT}, {"ticket": COUNT, "since": COUNT})}
 #: what a program stands at when it does each; a program that has ended stands at nothing
 EFFECTS: dict[str, Any] = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None), "l": Load, "a": Add}
 
@@ -65,6 +71,28 @@ def step(e: Event, ticket: int = 0, since: int | None = None) -> list[Any]:
         if e.kind == "add" and since is not None and "ticket" not in e.data:
             told.append(since)
     return told
+
+
+def step_misfit(row: Any, nodes: Sequence[str]) -> str:
+    """What does not fit in a line of a record or checkpoint, in words.
+
+    Parameters
+    ----------
+    row : object
+        Read from JSON: a node, and a step of it, see `step`.
+    nodes : sequence of str
+
+    Returns
+    -------
+    str
+        Empty if all fits.
+    """
+    if not isinstance(row, list) or len(row) < 4:
+        return misfit(row, Row(node=TEXT, program=COUNT, letter=TEXT, time=SECONDS))
+    first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}
+    wrong = misfit(row[:3], Row(first))
+    forms = [] if wrong else [misfit(row, Row(first, time=SECONDS, **told)) for told in TOLD[row[2]]]
+    return wrong or (forms[-1] if all(forms) else "")
 
 
 class Tickets:
@@ -148,14 +176,14 @@ class Replayer:
         self.tickets = 0
         self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)  # additions that begin after so many accesses: node and step
         self._seen: dict[tuple[str, int], Any] = {}  # what they have read
-        recorded = set[int]()
+        self._told = set[int]()  # accesses
         for node in self.nodes:
             for k, (_, letter, _, *rest) in enumerate(self.steps[node]):
                 if letter in ("l", "a"):
-                    recorded.add(rest[0])
+                    self._told.add(rest[0])
                     if len(rest) > 1:
                         self._reads[rest[1]].add((node, k))
-        self._untold = set(range(max(recorded, default=-1) + 1)) - recorded  # accesses of nodes that died before they could say so
+        self._untold = max(self._told, default=-1) + 1 - len(self._told)  # accesses of nodes that died before they could say so
         self._since: dict[tuple[str, int], float] = {}  # when a program yielded what it waits for
         for node in self.nodes:
             for index in range(len(self.programs[node])):
@@ -183,6 +211,17 @@ class Replayer:
         kind = NAMES.get(letter, letter)
         return ReplayError(f"{node}, step {self.at[node]}: recorded {kind}, but the program is at {describe(effect)} ({where}); "
                            "expected the algorithm and options that were recorded")
+
+    def _try(self, node: str) -> bool:
+        """As `_step`; what a program raises that was told what it never was told is an error of the record."""
+        at = self.at[node]
+        try:
+            return self._step(node)
+        except ReplayError:
+            raise
+        except Exception as error:
+            raise ReplayError(f"{node}, step {at}: the program ended with {type(error).__name__}: {error}; expected the algorithm and options that "
+                              "were recorded") from error
 
     def _step(self, node: str) -> bool:
         """Perform the next recorded step of a node; False if it must wait for another node."""
@@ -329,13 +368,13 @@ class Replayer:
         """Make up for an access of which its node could not tell any more: if only one of the dead stands at one, it was that."""
         dead = [n for n in self.nodes if all(row[1] == "x" for row in self.steps[n][self.at[n] :])]
         at = [(n, effect) for n in dead for effect in self._at_cell(n)]
-        if self.tickets not in self._untold or len(at) != 1:
+        if not self._untold or self.tickets in self._told or len(at) != 1:
             return False
         (node, effect), = at
         if type(effect) is Add:
             freeze((effect.delta,))
             add_to(effect, None)
-        self._untold.remove(self.tickets)
+        self._untold -= 1
         self.tickets += 1
         for index in range(len(self.programs[node])):
             self.pending[node, index] = None
@@ -347,7 +386,7 @@ class Replayer:
         while moved:
             moved = False
             for node in self.nodes:
-                while self.at[node] < len(self.steps[node]) and self._step(node):
+                while self.at[node] < len(self.steps[node]) and self._try(node):
                     moved = True
             moved = moved or self._tell()
 

@@ -189,6 +189,9 @@ def restore(root: Any, constants: Constants, saved: Snapshot) -> None:
     if found.facts != saved.facts:
         at = next((i for i, (a, b) in enumerate(zip(found.facts, saved.facts)) if a != b), min(len(found.facts), len(saved.facts)))
         raise Mismatch(f"at {at}: {found.facts[at:at + 1]} where {saved.facts[at:at + 1]} was saved")
+    shapes, expected = ([(array.dtype.newbyteorder("<"), array.shape) for array in arrays] for arrays in (saved.arrays, found.arrays))
+    if shapes != expected:
+        raise Mismatch(f"arrays {shapes} where {expected} are held")
     for array, contents in zip(found.arrays, saved.arrays):
         if not same_bits(array, contents):
             _overwrite(array, contents, constants)

@@ -97,11 +97,12 @@ def test_a_line_torn_by_a_death_in_the_middle_is_passed_over(tmp_path):
     rows = data.splitlines(keepends=True)
     last = max(k for k, row in enumerate(rows) if row.startswith(b'["worker1"') and b',"x",' not in row)
     torn = line(["worker1", 0, "m", 1.0])
-    for size in range(len(torn)):
+    for size in range(len(torn) - 1):
         path.write_bytes(b"".join([*rows[: last + 1], torn[:size], *rows[last + 1 :]]))
-        found = read(path)
-        if size < len(torn) - 1:  # else nothing but its end is torn off, and it counts
-            assert found == good, size
+        assert read(path) == good, size
+    path.write_bytes(b"".join([*rows[: last + 1], torn[:-1], *rows[last + 1 :]]))  # it lacks nothing but its end, and counts: the end knows of no such line
+    with pytest.raises(ReplayError, match=r"end\.sha256 is not that of the lines before it"):
+        read(path)
     path.write_bytes(b"".join([*rows[: last + 1], torn[: len(torn) // 2], torn[:3], *rows[last + 1 :]]))  # two deaths, one behind the other
     assert read(path) == good and refsgd.replay(path).parameters_sha256 == expected
 
