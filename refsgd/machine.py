@@ -353,13 +353,13 @@ def load_machine(name: str) -> Machine:
         data = json.loads(Path(name).read_text())
     except FileNotFoundError:
         raise ValueError(f"machine {name!r} is neither a file nor a preset; expected a file or one of {', '.join(PRESETS)}") from None
-    except (OSError, ValueError) as error:  # also of what is no text
+    except (OSError, ValueError, RecursionError) as error:  # also of what is no text
         raise ValueError(f"machine file {name}: {error}; expected JSON as `refsgd calibrate` writes it") from None
     if not isinstance(data, dict):
         raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
     try:
         return Machine.from_json(data.get("machine", data))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"machine file {name}: {error}") from None
 
 

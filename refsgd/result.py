@@ -15,6 +15,7 @@ import numpy as np
 
 from refsgd.effects import Array, Factory
 from refsgd.machine import Machine
+from refsgd.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
 from refsgd.trace import Run, Trace
 from refsgd.version import __version__
 from refsgd.waiting import waiting_by_cause
@@ -28,6 +29,17 @@ FORMAT = 1  #: version of the JSON format
 #: pictures that `Result.plot` draws, and whether from the trace
 PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False, "staleness_histogram": False,
          "timeline": True, "staleness_over_time": True, "communication": True, "replica_spread": False}
+_REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)  # NaN and infinity, too, as Python writes them
+_FIGURE = Kind('a number, null, "inf" or "-inf"', lambda value: value in (None, "inf", "-inf") or _REAL.fits(value))
+_REALS = Kind("an object of numbers", lambda value: isinstance(value, dict) and all(map(_REAL.fits, value.values())))
+_ACCURACY = Kind("an object with the numbers test and train, or an empty one", lambda value: _REALS.fits(value) and set(value) in ({"test", "train"}, set()))
+#: of a result that is read: what summaries, tables and pictures rely on
+SCHEMA: dict[str, Any] = {
+    "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT, "workers": COUNT, "servers": COUNT, "steps": COUNT,
+    "seed": COUNT, "predicted": OBJECT, "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FIGURE))],
+    "accuracy": _ACCURACY, "loss": _FIGURE, "consensus_distance": _FIGURE, "parameters_sha256": TEXT, "schedule_sha256": TEXT,
+    "measured": {**dict.fromkeys(("seconds", "seconds_per_iteration", "images_per_second", "idle_ratio", "messages"), _REAL), "bytes_sent": _REALS,
+                 "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL}, "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
 UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
 
 
@@ -237,20 +249,19 @@ class Result:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}; expected a result written by refsgd") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"result format {found!r}; expected {FORMAT}")
-        names = [f.name for f in fields(cls) if f.name not in UNWRITTEN]
-        missing = [n for n in names if n not in data]
-        if missing:
-            raise ValueError(f"result without {', '.join(missing)}; expected all keys of format {FORMAT}")
-        values = {n: data[n] for n in names}
+        wrong = misfit(data, SCHEMA)
+        if wrong:
+            raise ValueError(f"a result of which {wrong}")
+        values = {name: data[name] for name in SCHEMA}
         for name in ("loss", "consensus_distance"):
-            values[name] = math.nan if data[name] is None else data[name]
+            values[name] = _figure(data[name])
         values["options"] = {k: math.inf if v == "inf" else v for k, v in data["options"].items()}
-        values["history"] = [[math.nan if v is None else v for v in point] for point in data["history"]]
+        values["history"] = [list(map(_figure, point)) for point in data["history"]]
         values["machine"] = Machine.from_json(values["machine"])
         return cls(**values)
 
@@ -363,6 +374,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
+
+
+def _figure(value: Any) -> Any:
+    """What `_finite` has made of a number, undone."""
+    return math.nan if value is None else float(value) if isinstance(value, str) else value
 
 
 def _count(number: int, thing: str) -> str:

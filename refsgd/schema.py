@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-LARGEST = 2**63  # of numbers: beyond it nothing here counts, and no array can be that long
+LARGEST = 2.0**63  # of numbers that need not be whole: beyond it no duration, rate or time makes sense
 
 
 class Kind(NamedTuple):
@@ -40,7 +40,7 @@ def whole(least: int) -> Kind:
     -------
     Kind
     """
-    return Kind(f"a whole number, at least {least}", lambda value: _is_number(value) and isinstance(value, int) and value >= least)
+    return Kind(f"a whole number, at least {least}", lambda value: type(value) is int and value >= least)
 
 
 def one_of(*choices: Any) -> Kind:

@@ -26,7 +26,8 @@ FORMAT = 2
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")  # of a line: its first bytes, its last ones
 #: what `refsgd.experiment.prepare` was told, besides the algorithm's own options
 ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": whole(1), "data": TEXT, "net": or_null(TEXT), "lr": NUMBER,
-             "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT, "seed": COUNT}
+             "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT,
+             "seed": COUNT}
 #: of a record and of a checkpoint
 HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS, "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
 END = {"end": {"parameters_sha256": TEXT, "seconds": SECONDS}}
