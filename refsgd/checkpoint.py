@@ -29,7 +29,7 @@ from refsgd.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit
 FORMAT = 2
 PART = {"nodes": [TEXT], "seconds": SECONDS, "iterations": COUNT}  # of what one process holds
 CHECKED = {"lines": COUNT, "bytes": COUNT, "sha256": TEXT}  # what stands behind the first line
-ARRAYS = [Row(type=TEXT, shape=[COUNT])]
+ARRAYS = [Row({"type": TEXT, "shape": [COUNT]})]
 NAME = re.compile(r"checkpoint-(\d{6})")
 
 

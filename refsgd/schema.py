@@ -20,8 +20,10 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-class Row(dict[str, Any]):
-    """A list with a value for each of these fields, in order."""
+class Row(NamedTuple):
+    """A list with a value for each of these fields, in order; their schemas by name."""
+
+    fields: dict[str, Any]
 
 
 def _is_number(value: Any) -> bool:
@@ -104,8 +106,8 @@ def misfit(value: Any, schema: Any, field: str = "") -> str:
     if isinstance(schema, Kind):
         fits, expected = schema.fits(value), schema.expected
     elif isinstance(schema, Row):
-        fits, expected = isinstance(value, list) and len(value) == len(schema), f"a list of {', '.join(schema)}"
-        parts = [(below + key, part, schema[key]) for key, part in zip(schema, value)] if fits else []
+        fits, expected = isinstance(value, list) and len(value) == len(schema.fields), f"a list of {', '.join(schema.fields)}"
+        parts = [(below + key, part, each) for (key, each), part in zip(schema.fields.items(), value)] if fits else []
     elif isinstance(schema, dict):
         fits, expected = isinstance(value, dict), f"an object with {', '.join(schema)}"
         absent = [key for key in schema if key not in value] if fits else []

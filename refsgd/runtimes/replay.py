@@ -88,10 +88,10 @@ def step_misfit(row: Any, nodes: Sequence[str]) -> str:
         Empty if all fits.
     """
     if not isinstance(row, list) or len(row) < 4:
-        return misfit(row, Row(node=TEXT, program=COUNT, letter=TEXT, time=SECONDS))
+        return misfit(row, Row({"node": TEXT, "program": COUNT, "letter": TEXT, "time": SECONDS}))
     first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}
     wrong = misfit(row[:3], Row(first))
-    forms = [] if wrong else [misfit(row, Row(first, time=SECONDS, **told)) for told in TOLD[row[2]]]
+    forms = [] if wrong else [misfit(row, Row({**first, "time": SECONDS, **told})) for told in TOLD[row[2]]]
     return wrong or (forms[-1] if all(forms) else "")
 
 
