@@ -23,7 +23,7 @@ Samples = npt.NDArray[np.float64]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number; True and False are none.
+    """Whether a value is a real number; True and False are none, nor is a whole number that no float can hold.
 
     Parameters
     ----------
@@ -33,7 +33,9 @@ def is_number(value: Any) -> bool:
     -------
     bool
     """
-    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))  # most are: a law may have thousands
+    if type(value) is float:  # most are: a law may have thousands
+        return True
+    return isinstance(value, Real) and not isinstance(value, bool) and not (isinstance(value, int) and abs(value) > 1e308)
 
 
 def _sigma2(cv: float) -> float:

@@ -359,7 +359,7 @@ def load_machine(name: str) -> Machine:
         raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
     try:
         return Machine.from_json(data.get("machine", data))
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise ValueError(f"machine file {name}: {error}") from None
 
 
