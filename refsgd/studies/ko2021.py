@@ -464,8 +464,10 @@ def techniques(lab: Lab) -> Part:
         most[net] = min(sum(exchange), sum(backward))
         lines += [Line(f"{net}, allreduce layer by layer without overlap", None, full[net], unit="s"),
                   Line(f"{net}, allreduce with layer-wise overlap", None, hidden[net], unit="s")]
-    seconds = {(a, net): predict(a, **_arguments(a, net, gbps, n, lab.seed))["seconds_per_iteration"].value for a in ("allreduce", "dgc") for net in NETS}
-    lines += [Line(f"{net}, {a}: an iteration", None, seconds[a, net], unit="s") for a, net in seconds]
+    exchanges: dict[str, tuple[str, dict[str, Any]]] = {"allreduce": ("allreduce", {}), "dgc, 0.1 % sent": ("dgc", {"ratio": 0.001})}
+    seconds = {(what, net): predict(a, **_arguments(a, net, gbps, n, lab.seed), **own)["seconds_per_iteration"].value
+               for what, (a, own) in exchanges.items() for net in NETS}
+    lines += [Line(f"{net}, {what}: an iteration", None, seconds[what, net], unit="s") for what, net in seconds]
     claims = [
         judged("sharding the server raises its ceiling", "techniques", all(rate[net, shards[-1]] > 2 * rate[net, 1] for net in NETS),
                "; ".join(f"{net} " + ", ".join(f"{k}: {rate[net, k]:.0f}" for k in shards) for net in NETS) + " images/s", shape=True),
@@ -474,8 +476,10 @@ def techniques(lab: Lab) -> Part:
                ", ".join(f"{net} {full[net]:.2f} to {hidden[net]:.2f} s, at most {most[net]:.2f} s can be hidden" for net in NETS), shape=True),
         untestable("compression does not help algorithms that exchange parameters", "first principles", "it is defined on gradients, whose rest is kept "
                    "for later; parameters have no such rest, so no deployment of it exists here"),
-        judged("compressed gradients (0.1 %) help where communication binds", "techniques", seconds["dgc", "VGG-16"] < seconds["allreduce", "VGG-16"],
-               f"VGG-16 {seconds['allreduce', 'VGG-16']:.2f} to {seconds['dgc', 'VGG-16']:.2f} s an iteration", shape=True)]
+        judged("compressed gradients (0.1 %) help where communication binds", "techniques",
+               all(seconds["dgc, 0.1 % sent", net] < seconds["allreduce", net] for net in NETS),
+               ", ".join(f"{net} {seconds['allreduce', net]:.2f} to {seconds['dgc, 0.1 % sent', net]:.2f} s" for net in NETS)
+               + " an iteration by formula; what the compression does to accuracy is not tested", shape=True)]
     return Part("techniques", "Sharding, overlap, compression", "optimisation techniques", lines, claims, [
         Panel(f"ASP, {n} workers, {gbps} Gbps", "servers", "images/s", {net: [(k, rate[net, k]) for k in shards] for net in NETS})],
         note="Overlap is computed from the nets' layers: forward, twice as long backward, a ring for each layer with parameters.")

@@ -2,7 +2,10 @@
 
 import pytest
 
-from refsgd.studies.ko2021 import _compared, _depends, _heavier, _ordered, _scaling
+from refsgd.studies.ko2021 import _compared, _depends, _heavier, _ordered, _scaling, techniques
+from refsgd.studies.lab import Lab
+from refsgd.theory import collectives
+from refsgd.theory.exchange import Link
 
 
 def test_an_order_is_judged_by_intervals_only():
@@ -54,6 +57,17 @@ def test_what_scales_says_which_algorithms_it_is_of():
     slow = {claim.says.split()[0]: claim.verdict for claim in _scaling(speedups(adpsgd=(5, 24), allreduce=(1, 17)), 24)}
     assert slow["decentralised"] == slow["a"] == "does not hold"
     assert _heavier({**speedups(), ("asp", "VGG-16", 10, 24): 2}, 24).verdict == "does not hold"
+
+
+def test_compression_is_computed_at_the_ratio_that_its_claim_names():
+    """A thousandth of VGG-16's entries, 8 bytes each, from 23 peers over one link of 10 Gbps."""
+    part = techniques(Lab(quick=True))
+    found = {line.what: line.formula for line in part.lines}
+    ring = collectives.ring(24, 4 * 138_357_544, Link(2e-5, 1.25e9)).time.value
+    slowest = found["VGG-16, allreduce: an iteration"] - ring  # the slowest of 24 gradients, for which a ring waits
+    assert found["VGG-16, dgc, 0.1 % sent: an iteration"] < slowest + 1.01 * 23 * 8 * 138_358 / 1.25e9
+    claim = part.claims[-1]
+    assert "0.1 %" in claim.says and claim.verdict == "holds in shape" and f"{found['VGG-16, dgc, 0.1 % sent: an iteration']:.2f} s" in claim.because
 
 
 @pytest.fixture(scope="module")
