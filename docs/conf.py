@@ -10,6 +10,8 @@ sys.path[:0] = [str(DOCS / "_ext"), str(ROOT)]
 # Notebooks' kernels are processes of their own: they find the same checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+# Whatever the caller plots with, cells of pages show their pictures.
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 
 import refsgd  # noqa: E402
 
@@ -32,6 +34,7 @@ extensions = [
     "sphinxcontrib.bibtex",
     "docstrings",
     "mathml",
+    "pictures",
     "tutorials_in_docs",
 ]
 if (DOCS / "_ext" / "algorithm_page.py").exists():

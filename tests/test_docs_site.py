@@ -1,8 +1,10 @@
 """The documentation site: what its pages name exists, and what it does to sources before it reads them is right."""
 
+import os
 import pkgutil
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,3 +105,47 @@ def test_tutorials_are_brought_in_only_where_they_changed(tmp_path):
     (source / "index.md").write_text("# Ours\n")
     assert sorted(bring(source, target)) == ["01-a.md", "index.md"]
     assert (target / "index.md").read_text() == "# Ours\n" and not (target / "01-a.md").exists()
+
+
+PLOT = """---
+file_format: mystnb
+kernelspec: {name: python3, display_name: Python 3}
+---
+# A page
+
+```{code-cell} ipython3
+:mystnb: {image: {alt: "%s"}}
+import matplotlib.pyplot as plt
+plt.plot([1, 2])
+plt.show()
+```
+"""
+
+
+def build(folder, alt, backend, *options):
+    """Exit code and last words of a build of one page that plots; `options` name the configuration."""
+    pytest.importorskip("myst_nb", reason="Sphinx builds pages with code: pip install '.[docs]'")
+    source = folder / "docs"
+    source.mkdir()
+    (source / "index.md").write_text(PLOT % alt)
+    env = os.environ | {"MPLBACKEND": backend, "PYTHONPATH": str(DOCS / "_ext")}
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-q", *options, str(source), str(folder / "out")], env=env, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alt", "backend", "flaw"), [
+    ("A line that rises.", "agg", "index: a cell plots and shows no picture"),
+    ("", "inline", "no alternative text"),
+    ("out/line.png", "inline", "has the alternative text 'out/line.png'"),
+])
+def test_a_picture_that_is_missing_or_without_a_text_fails_the_build(tmp_path, alt, backend, flaw):
+    code, said = build(tmp_path, alt, backend, "-C", "-b", "dummy", "-D", "extensions=myst_nb,pictures")
+    assert code and flaw in said
+
+
+@pytest.mark.slow
+def test_pages_have_their_pictures_whatever_backend_the_caller_sets(tmp_path):
+    code, said = build(tmp_path, "A line that rises.", "agg", "-c", str(DOCS), "-D", "autosummary_generate=0", "-D", "bibtex_bibfiles=")
+    assert not code, said
+    assert re.search(r'<img [^>]*alt="A line that rises\."', (tmp_path / "out" / "index.html").read_text())

@@ -20,8 +20,10 @@ that a run crosses) fails the build.
 from __future__ import annotations
 
 import ast
+import difflib
 import html
 import io
+import itertools
 import math
 import re
 import statistics
@@ -416,8 +418,8 @@ class Change(Directive):
         diff = [f"--- {source.path.relative_to(experiments.ROOT)}"]
         for hunk in hunks:
             first = source.find(hunk.old, hunk.function)
-            diff += [f"@@ line {first + 1}{', ' + hunk.function if hunk.function else ''} @@", *(f"-{line}" for line in hunk.old),
-                     *(f"+{line}" for line in hunk.new)]
+            lines = difflib.unified_diff(hunk.old, hunk.new, n=len(hunk.old), lineterm="")
+            diff += [f"@@ line {first + 1}{', ' + hunk.function if hunk.function else ''} @@", *itertools.islice(lines, 3, None)]
         assert found.wrong.failure is not None
         seen = found.wrong.printed + experiments.complaint(found.wrong.failure)
         out: list[nodes.Node] = [listing("\n".join(diff), "diff")]
