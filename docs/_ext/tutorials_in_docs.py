@@ -20,8 +20,8 @@ SUFFIXES = {".md", ".png", ".svg", ".py", ".txt"}
 
 INDEX = """# Tutorials
 
-Notebooks in the order of a course. Each runs in under half a minute, has exercises and folds their solutions away. They are
-here as they ran when these pages were built; in Jupyter they are the same files.
+Notebooks in the order of a course, with exercises and folded solutions. Running one takes up to four minutes on two cores. The
+output shown was produced when this site was built; the same files open in Jupyter.
 
 ```{toctree}
 :maxdepth: 1
