@@ -73,11 +73,17 @@ def markdown(study: Study, pictures: str = "") -> str:
             header, rows = cells(part)
             out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows), ""]
         if part.panels:
-            out += [f"![{part.title}]({pictures}{study.name}-{part.key}.png)", ""]
+            out += [f"![{_shown(part)}]({pictures}{study.name}-{part.key}.png)", ""]
         if part.claims:
             out += [_row(["claim", "where", "verdict", "because"]), _row(["---"] * 4)]
             out += [_row([c.says, c.where, f"**{c.verdict}**", c.because]) for c in part.claims] + [""]
     return "\n".join(out)
+
+
+def _shown(part: Part) -> str:
+    """What a part's picture shows, as its alternative text."""
+    panels = "; ".join(f"{panel.y} by {panel.x} ({panel.title})" for panel in part.panels)
+    return f"{part.title}: {panels}. Curves: {', '.join(dict.fromkeys(curve for panel in part.panels for curve in panel.curves))}."
 
 
 def _row(texts: list[str]) -> str:
