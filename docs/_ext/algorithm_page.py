@@ -415,17 +415,18 @@ class Change(Directive):
         text = "\n".join(self.content)
         hunks, code = experiments.parse(text)
         found = experiments.compare_with_change(name, text)
-        diff = [f"--- {source.path.relative_to(experiments.ROOT)}"]
+        diff = list[str]()
         for hunk in hunks:
             first = source.find(hunk.old, hunk.function)
             lines = difflib.unified_diff(hunk.old, hunk.new, n=len(hunk.old), lineterm="")
-            diff += [f"@@ line {first + 1}{', ' + hunk.function if hunk.function else ''} @@", *itertools.islice(lines, 3, None)]
+            place = f"{source.path.relative_to(experiments.ROOT)}, line {first + 1}{', ' + hunk.function if hunk.function else ''}"
+            diff += [f"@@ {place} @@", *itertools.islice(lines, 3, None)]
         assert found.wrong.failure is not None
         seen = found.wrong.printed + experiments.complaint(found.wrong.failure)
         out: list[nodes.Node] = [listing("\n".join(diff), "diff")]
         if found.right.printed:
             out += [nodes.paragraph("", "As it stands in the source:"), listing(found.right.printed, "text")]
-        out += [nodes.paragraph("", "With the line changed:"), listing(seen, "text", ["seen"])]
+        out += [nodes.paragraph("", f"With the {'line' if len(hunks) == 1 else 'lines'} changed:"), listing(seen, "text", ["seen"])]
         return [*out, *folded("The experiment that found it", listing(experiments.imports(code) + "\n" + code))]
 
 

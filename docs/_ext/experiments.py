@@ -22,6 +22,7 @@ import io
 import linecache
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -34,6 +35,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ROOT / "refsgd" / "algorithms"
 PACKAGES = ("refsgd.algorithms", "refsgd.collectives")
+WIDTH = 96  #: columns that a page shows of a listing
 
 #: where the names come from that an experiment may use without importing them
 NAMES = {
@@ -226,10 +228,12 @@ def tidy(text: str) -> str:
 def complaint(error: Exception) -> str:
     """A failure as text: for a counterexample the shortest schedule, drawn."""
     schedule = getattr(error, "schedule", None)
+    cause = error if schedule is None else error.error  # type: ignore[attr-defined]
+    lines = tidy(f"{type(cause).__name__}: {cause}").splitlines()
+    said = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
     if schedule is None:
-        return tidy(f"{type(error).__name__}: {error}")
-    cause = error.error  # type: ignore[attr-defined]
-    return tidy(f"{type(cause).__name__}: {cause}\n\nshortest schedule that shows it, {schedule or 'the first actions'}:\n\n{error.text}")  # type: ignore[attr-defined]
+        return said
+    return tidy(f"{said}\n\nshortest schedule that shows it, {schedule or 'the first actions'}:\n\n{error.text}")  # type: ignore[attr-defined]
 
 
 class Comparison(NamedTuple):
