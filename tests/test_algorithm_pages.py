@@ -92,6 +92,17 @@ def test_a_change_is_noticed_by_its_experiment(page, module, body):
     experiments.compare_with_change(module, body)  # raises unless it holds without the change and fails with it
 
 
+def test_the_page_of_adpsgd_shows_how_three_askers_wait_in_a_cycle():
+    (body,) = [body for page, _, body in CHANGES if page == "adpsgd" and "(rank + 1) % workers" in body]
+    source, (hunks, code) = experiments.source_of("adpsgd"), experiments.parse(body)
+    with experiments.changed(source, experiments.apply(source, hunks)):
+        said = " ".join(experiments.complaint(experiments.perform(code).failure).split())
+    assert re.findall(r"(peer\d) at \S+ \(changed\):\d+ in train waits for Recv\(Answer or Died from (peer\d)\)", said) == [
+        ("peer0", "peer1"), ("peer1", "peer2"), ("peer2", "peer0")]
+    assert said.index("choose peer1") < said.index("<- Ask#0 peer2")  # the schedule is drawn
+    assert "adpsgd-graphs.svg" in PAGES["adpsgd"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "module", "body"), CHANGES, ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(CHANGES)])
 def test_every_change_is_noticed_by_its_experiment(page, module, body):

@@ -306,19 +306,22 @@ class Listing(Directive):
     option_spec: ClassVar[dict[str, Any]] = {"function": directives.unchanged}
 
     def make(self) -> list[nodes.Node]:
-        """Numbered source lines."""
+        """Numbered source lines; of a whole file the docstring is folded, since the page has said it."""
         source = self.depends_on(self.name_of_algorithm())
-        blocks: list[nodes.Node] = []
-        for function in self.options.get("function", "").split(",") if self.options.get("function") else [""]:
-            where = source.within(function.strip())
-            text = "".join(source.lines[where.start:where.stop])
-            block = nodes.literal_block(text, text, language="python", linenos=True, classes=["algorithm-source"])
-            block["highlight_args"] = {"linenostart": where.start + 1, "lineanchors": source.path.stem}
-            shown = self.env.temp_data.setdefault("algorithm_page_lines", set())
-            shown |= {f"{source.path.stem}-{i + 1}" for i in where}
-            caption = nodes.caption("", "", nodes.literal("", str(source.path.relative_to(experiments.ROOT))))
-            blocks.append(nodes.container("", caption, block, literal_block=True, classes=["literal-block-wrapper"]))
-        return blocks
+        if self.options.get("function"):
+            return [self.block(source, source.within(function.strip())) for function in self.options["function"].split(",")]
+        end = ast.parse("".join(source.lines)).body[0].end_lineno or 0
+        return [*folded(f"Its docstring, lines 1 to {end}", self.block(source, range(end))), self.block(source, range(end + 1, len(source.lines)))]
+
+    def block(self, source: experiments.Source, where: range) -> nodes.Node:
+        """Lines of a file under its name."""
+        text = "".join(source.lines[where.start:where.stop])
+        block = nodes.literal_block(text, text, language="python", linenos=True, classes=["algorithm-source"])
+        block["highlight_args"] = {"linenostart": where.start + 1, "lineanchors": source.path.stem}
+        shown = self.env.temp_data.setdefault("algorithm_page_lines", set())
+        shown |= {f"{source.path.stem}-{i + 1}" for i in where}
+        caption = nodes.caption("", "", nodes.literal("", str(source.path.relative_to(experiments.ROOT))))
+        return nodes.container("", caption, block, literal_block=True, classes=["literal-block-wrapper"])
 
 
 def fitting(value: float) -> str:
