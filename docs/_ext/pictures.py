@@ -9,8 +9,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-#: a call that draws: of pyplot or of `refsgd.plots`, not in the body of a function
-DRAWS = re.compile(r"^(?!def |    ).*\b(?:plt|plots)\.\w+\(", re.M)
+#: a call that draws: of pyplot, of `refsgd.plots`, or of a method `plot`; not in the body of a function
+DRAWS = re.compile(r"^(?!def |    ).*(?:\b(?:plt|plots)\.\w+|\w\.plot)\(", re.M)
 FILE = re.compile(r"[\w./-]*\.(?:png|svg|jpe?g|gif|webp)")
 
 
