@@ -61,7 +61,7 @@ def test_real_processes_end_replay_and_count_the_bytes(name, runtime, tmp_path):
     result = refsgd.run(name, runtime=runtime, record=tmp_path / "record.json", **arguments)
     assert refsgd.replay(tmp_path / "record.json").parameters_sha256 == result.parameters_sha256
     predicted = result.predicted.get("bytes_sent")
-    if predicted is not None and predicted["kind"] == "exact" and "standard error" not in predicted["terms"]:
+    if predicted is not None and predicted["kind"] == "exact":
         assert sum(result.measured["bytes_sent"].values()) == predicted["value"]
 
 
@@ -75,8 +75,8 @@ def test_counted_bytes_equal_the_closed_form(name, servers):
         predicted = prepare(name, **arguments).predictions().get("bytes_sent")
         if predicted is None:
             pytest.skip(f"no closed form for the bytes of {name}: they depend on the data")
-        if predicted.kind != "exact" or "standard error" in predicted.terms:
-            pytest.skip(f"the bytes of {name} are {predicted.kind}, or a mean: they depend on chance or time")
+        if predicted.kind != "exact":
+            pytest.skip(f"the bytes of {name} are {predicted.kind}: they depend on chance or time")
         assert sum(refsgd.run(name, **arguments).measured["bytes_sent"].values()) == predicted.value
 
 

@@ -69,7 +69,7 @@ FIGURES = {
     "clock_gap_max": ("clock gap (started), largest", "clock_gap"),
     "lead_max": ("lead (completed), largest", "lead"),
 }
-KIND = {"exact": "exact", "approximation": "approximation", "lower": "lower bound", "upper": "upper bound"}
+KIND = {"exact": "exact", "numerical": "numerical", "approximation": "approximation", "lower": "lower bound", "upper": "upper bound"}
 
 
 def values_of(text: str) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class Check(Run):
         measured = measured_figures(trace)
         wanted = o.get("figures", " ".join(FIGURES)).split()
         errors = sampling_errors(trace, machine, steps)
-        if "bytes_sent" in predicted and "standard error" in predicted["bytes_sent"].terms:  # a mean: how many are sent is chance
+        if "bytes_sent" in predicted and predicted["bytes_sent"].error:  # a mean: how many are sent is chance
             errors["bytes_sent"] = lambda p: scatter_of_bytes(trace)
         rows = [self.row(key, predicted[key], measured[key], errors.get(key, lambda p: 0.0)(predicted[key].value)) for key in wanted if key in predicted]
         if not rows:
@@ -360,7 +360,7 @@ class Check(Run):
     def row(self, key: str, p: Any, seen: float, error: float) -> str:
         """One figure; raises ValueError where prediction and run contradict each other."""
         off, slack = seen - p.value, error + 1e-9 * max(1.0, abs(p.value))
-        if (p.bound == "upper" and off > slack) or (p.bound == "lower" and off < -slack) or (p.kind == "exact" and abs(off) > slack):
+        if (p.bound == "upper" and off > slack) or (p.bound == "lower" and off < -slack) or (p.faithful and abs(off) > slack):
             raise ValueError(f"{key}: predicted {p.value:.6g} ({KIND[p.bound or p.kind]}), simulated {seen:.6g}; expected at most {slack:.3g} apart")
         share = p.unit == "1" or not p.value  # the difference itself says more than its ratio to a share
         difference = "" if p.bound else f"{off:+.3f}" if share else f"{100 * off / p.value:+.1f} %"

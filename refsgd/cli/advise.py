@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from refsgd.advice import Strategy
 
-MARKS = {"exact": "", "approximation": "~", "bound": "?"}
+MARKS = {"exact": "", "numerical": "", "approximation": "~", "bound": "?"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WIDTH = 100  #: of what is printed where there is no terminal
 PATIENCE = 2.0  #: seconds after which a line says that it takes longer

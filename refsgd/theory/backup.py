@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refsgd.laws import Law
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time, kind_of, sampling
 from refsgd.theory.stragglers import Values, mean_of_maximum, mean_of_order
 
 MESSAGES = 6_000  # of one replica, about: a longer run is continued at its pace
@@ -253,10 +253,8 @@ def backup_workers(laws: Sequence[Law], backups: int, *, cancelled: bool = False
     else:
         value, formula, bound = quickest, "E[T_(N:n)]", True
     mean = math.fsum(law.mean for law in laws) / n
-    terms = {"compute E[T]": mean, "straggling": value - mean, "transfer": exchange}
-    if error:
-        terms["standard error"] = error
-    return Prediction(value + exchange, "s", "bound" if bound else "approximation" if exchange else "exact", terms,
+    terms = {"compute E[T]": mean, "straggling": value - mean, "transfer": exchange, **sampling(error)}
+    return Prediction(value + exchange, "s", "bound" if bound else kind_of(not exchange, error), terms,
                       formula + (" + exchange" if exchange else ""), "Chen et al. 2016", "independent times; late workers "
                       + ("are cancelled" if cancelled else "finish"), bound="lower" if bound else "",
                       lower=quickest + exchange, upper=slowest + exchange)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.laws import Law
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time, kind_of, sampling
 from refsgd.theory.stragglers import mean_of_maximum
 
 Values = npt.NDArray[np.float64]
@@ -245,12 +245,10 @@ def bsp(laws: Sequence[Law], *, servers: int = 1, transfer: float = 0.0, latency
     straggling = min(slowest - mean if stepped else behind(laws, w / k, collocated), max(total - mean - u, 0.0))
     transfer_term = min(alone, max(total - mean - straggling - u, 0.0))
     terms = {"compute E[T]": mean, "straggling": straggling, "transfer": transfer_term, "update": u,
-             "queueing": max(total - mean - straggling - u - transfer_term, 0.0)}
-    if error:
-        terms["standard error"] = error
+             "queueing": max(total - mean - straggling - u - transfer_term, 0.0), **sampling(error)}
     spread = slowest + 2 * alpha + u + (n / k + 1) * w
     return Prediction(
-        total, "s", "exact" if exact else "approximation", terms, formula,
+        total, "s", kind_of(exact, error), terms, formula,
         "renewal argument; Lindley 1952", "independent times; full duplex; slices of equal size; first come first served",
         lower=None if collocated else max(mean + 2 * alpha + u + (n / k + 1) * w,
                                           slowest + 2 * alpha + u + (1 + 1 / k) * w),
@@ -304,8 +302,8 @@ def bsp_run(laws: Sequence[Law], steps: int, *, servers: int = 1, transfer: floa
     else:
         first, _ = bsp_barrier(laws, w / k, staggered=False, lag=alpha)
         total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
-    error = {"standard error": steps * step.terms["standard error"]} if "standard error" in step.terms else {}
-    return Prediction(total, "s", step.kind, {"iterations": steps * step.value, "first and last": total - steps * step.value, **error},
+    terms = {"iterations": steps * step.value, "first and last": total - steps * step.value, **sampling(steps * step.error)}
+    return Prediction(total, "s", step.kind, terms,
                       "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
 
 
@@ -354,10 +352,8 @@ def bsp_duplex(laws: Sequence[Law], link: str, *, transfer: float = 0.0, latency
     exact = equal or link == "half"
     transfer_term = min(2 * (a + w) * (remote > 0), value - slowest - u)
     terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
-             "queueing": value - slowest - u - transfer_term}
-    if error:
-        terms["standard error"] = error
-    return Prediction(value, "s", "exact" if exact else "bound", terms, formula, "renewal argument",
+             "queueing": value - slowest - u - transfer_term, **sampling(error)}
+    return Prediction(value, "s", kind_of(True, error) if exact else "bound", terms, formula, "renewal argument",
                       f"{link} duplex; one server" if link == "half" else "a barrier before computing; one server",
                       bound="" if exact else "upper")
 

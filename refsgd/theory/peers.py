@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from refsgd.theory import gossip, iteration
-from refsgd.theory.prediction import Kind, Prediction
+from refsgd.theory.prediction import Kind, Prediction, kind_of, sampling
 from refsgd.theory.setting import Figures, Setting, last_of_sums, zero
 
 
@@ -138,11 +138,11 @@ def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], transfer: 
     terms = {"compute E[T]": mean, "partner": max(waits - paid, 0.0), "transfer": paid, "update": u}
     together = len(set(c.laws)) == 1 and c.tied
     steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
-    kind: Kind = "exact" if (not transfer or (together and most == 1)) and steady else "approximation"
+    clear = (not transfer or (together and most == 1)) and steady
     formula, source = "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019"
-    end = drawn.end if c.steps else 0.0
-    return (Prediction(drawn.seconds, "s", kind, terms | ({"standard error": drawn.error} if drawn.error else {}), formula, source),
-            Prediction(end, "s", kind, {"last peer": end, **({"standard error": drawn.end_error} if drawn.end_error and c.steps else {})}, formula, source))
+    end, end_error = (drawn.end, drawn.end_error) if c.steps else (0.0, 0.0)
+    return (Prediction(drawn.seconds, "s", kind_of(clear, drawn.error), terms | sampling(drawn.error), formula, source),
+            Prediction(end, "s", kind_of(clear, end_error), {"last peer": end, **sampling(end_error)}, formula, source))
 
 
 def fresh() -> Figures:

@@ -10,7 +10,7 @@ from refsgd.laws import Law
 from refsgd.theory import collectives, communication, iteration, ring
 from refsgd.theory.exchange import Exchange, Link
 from refsgd.theory.peers import at_slowest_update, fresh, heard_from, repeat
-from refsgd.theory.prediction import Kind, Prediction
+from refsgd.theory.prediction import Prediction, kind_of, sampling
 from refsgd.theory.setting import Figures, Setting, clocks, figures
 
 WIDEST = 32  # peers that all hear from all, whose links are drawn one by one
@@ -82,15 +82,16 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
         c.machine.law(f"worker{i}", "update") for i in range(c.workers)]
     run = ring.rounds(c.laws, gradients, _largest_chunk(c), link, own, before=before, after=after)
     long = ring.rounds(c.laws, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
-    kind: Kind = "approximation" if c.nbytes % (4 * c.workers) else "exact"
+    equal = c.nbytes % (4 * c.workers) == 0
     value, u = long.seconds / period, before * iteration.update_mean(c.machine.update) + after * iteration.update_mean(c.machine.update) / period
     mean = iteration.mean_time(c.laws)
     moved = min(step.terms["transfer"], max(value - mean - u, 0.0))
     terms = {"compute E[T]": mean, "straggling": max(value - mean - u - moved, 0.0), "transfer": moved, "update": u,
-             "standard error": long.error / period}
-    formula = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo"
-    return (Prediction(value, "s", kind, terms, formula, "Patarasuk and Yuan 2009; Baccelli et al. 1992", "equal chunks", upper=step.value),
-            Prediction(run.end, "s", kind, {"last rank": run.end, "standard error": run.end_error}, formula, "Patarasuk and Yuan 2009", "equal chunks"))
+             **sampling(long.error / period)}
+    formula, source = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo", "Patarasuk and Yuan 2009; Baccelli et al. 1992"
+    return (Prediction(value, "s", kind_of(equal, long.error), terms, formula, source, "equal chunks", upper=step.value),
+            Prediction(run.end, "s", kind_of(equal, run.end_error), {"last rank": run.end, **sampling(run.end_error)}, formula,
+                       "Patarasuk and Yuan 2009", "equal chunks"))
 
 
 def allreduce(c: Setting) -> Figures:

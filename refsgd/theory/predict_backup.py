@@ -8,7 +8,7 @@ from refsgd.theory import iteration
 from refsgd.theory.backup import backup_workers as backup_step
 from refsgd.theory.backup import computing, drawn
 from refsgd.theory.peers import fresh
-from refsgd.theory.prediction import Kind, Prediction
+from refsgd.theory.prediction import Prediction, kind_of, sampling
 from refsgd.theory.setting import Figures, Setting, figures
 from refsgd.theory.stragglers import mean_of_maximum
 
@@ -64,12 +64,11 @@ def _drawn_backup(c: Setting, k: int) -> Figures:
     dict of str to Prediction
     """
     w, alpha, update = c.transfer, c.machine.latency, c.machine.update
-    kind: Kind = "approximation" if c.tied else "exact"
     p = drawn(c.laws, k, c.steps, transfer=w, latency=alpha, update=update)
     formula, u, mean = "pushes in the order of their heads, by Monte Carlo", iteration.update_mean(update), iteration.mean_time(c.laws)
 
     def figure(value: float, unit: str, error: float, **terms: float) -> Prediction:
-        return Prediction(value, unit, kind, {**(terms or {"mean": value}), "standard error": error}, formula, "Chen et al. 2016",
+        return Prediction(value, unit, kind_of(not c.tied, error), {**(terms or {"mean": value}), **sampling(error)}, formula, "Chen et al. 2016",
                           "late workers finish; one server")
 
     lone = min(2 * (alpha + w), max(p.seconds - u, 0.0))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from refsgd.theory import iteration, periodic, queueing, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.peers import free
-from refsgd.theory.prediction import Kind, Prediction, check_count
+from refsgd.theory.prediction import Prediction, check_count, kind_of, sampling
 from refsgd.theory.setting import Figures, Setting, clocks, count, figures, zero
 from refsgd.theory.stragglers import sum_law
 
@@ -79,29 +79,30 @@ def _fetched(c: Setting, step: Prediction, path: slack.Path) -> tuple[Prediction
     (Prediction, Prediction)
         Of an iteration, and of the run.
     """
-    kind: Kind = "exact" if c.servers == 1 and not c.tied else "approximation"
+    clear = c.servers == 1 and not c.tied
     queue = max(path.seconds - step.value + step.terms.get("queueing", 0.0), 0.0)
-    terms = {**step.terms, "queueing": queue, "standard error": path.error}
+    terms = {**step.terms, "queueing": queue, **sampling(path.error)}
     formula = "closed network of links, by Monte Carlo"
-    return (Prediction(path.seconds, "s", kind, terms, formula, "Lindley 1952: the queues", "first come first served"),
-            Prediction(path.end, "s", kind, {"last": path.end, "standard error": path.end_error}, formula, "Lindley 1952: the queues"))
+    return (Prediction(path.seconds, "s", kind_of(clear, path.error), terms, formula, "Lindley 1952: the queues", "first come first served"),
+            Prediction(path.end, "s", kind_of(clear, path.end_error), {"last": path.end, **sampling(path.end_error)}, formula,
+                       "Lindley 1952: the queues"))
 
 
-def _fetched_age(path: slack.Path, step: Prediction) -> Prediction:
+def _fetched_age(path: slack.Path, clear: bool) -> Prediction:
     """Updates between a fetch and the application of what was computed with it.
 
     Parameters
     ----------
     path : Path
         Of the recursion.
-    step : Prediction
-        Seconds of an iteration, with its terms.
+    clear : bool
+        Whether the order in which messages come is never left to chance.
 
     Returns
     -------
     Prediction
     """
-    return Prediction(path.staleness, "updates", step.kind, {"mean": path.staleness, "standard error": path.age_error},
+    return Prediction(path.staleness, "updates", kind_of(clear, path.age_error), {"mean": path.staleness, **sampling(path.age_error)},
                       "updates between a fetch and its push, by Monte Carlo", "Lindley 1952: the queues")
 
 
@@ -132,7 +133,7 @@ def downpour(c: Setting) -> Figures:
     out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch))
     out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
     if path is not None:
-        out["staleness_mean"] = _fetched_age(path, step if c.machine.latency else replace(step, kind="approximation"))  # without it all ask at one moment
+        out["staleness_mean"] = _fetched_age(path, step.faithful and c.machine.latency > 0)  # without it all ask at one moment
     elif push == 1 and c.alike and c.steps:
         long = staleness.downpour(c.workers, fetch)
         whole = staleness.asp_run(c.laws, c.steps, c.exchanges)
@@ -186,6 +187,6 @@ def easgd(c: Setting) -> Figures:
         out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
         out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
     elif path is not None and (c.machine.latency or not c.tied):  # without latency all ask at one moment again and again: nobody is first
-        out["staleness_mean"] = _fetched_age(path, step if c.machine.latency else replace(step, kind="approximation"))
+        out["staleness_mean"] = _fetched_age(path, step.faithful and c.machine.latency > 0)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
     return out

@@ -9,8 +9,8 @@ from typing import Any
 from refsgd.theory import iteration, queueing, server, staleness
 from refsgd.theory import ssp as slack
 from refsgd.theory.predict_asp import asp_seconds
-from refsgd.theory.prediction import DomainError, Kind, Prediction
-from refsgd.theory.setting import Figures, Setting, clocks, figures, weaker
+from refsgd.theory.prediction import DomainError, Prediction, kind_of, sampling
+from refsgd.theory.setting import Figures, Setting, clocks, figures, throughput, weaker
 from refsgd.theory.stragglers import mean_of_maximum
 
 
@@ -40,14 +40,14 @@ def ssp(c: Setting) -> Figures:
         run = asp_seconds(c, step)
     elif refresh == "fresh" and s == 0:
         bulk = iteration.bsp_run(c.laws, c.steps, **c.network)
-        run = Prediction(bulk.value, "s", weaker(bulk.kind, step.kind), bulk.terms, bulk.formula, bulk.source)
+        run = Prediction(bulk.value, "s", kind_of(bulk.faithful and step.faithful, bulk.error), bulk.terms, bulk.formula, bulk.source)
     else:
         end = path.end + (step.value - path.seconds) * c.steps * (not quiet)
         if refresh != "fresh" and not path.whole:  # the servers end with the last push
             alone = c.machine.collocated and c.workers == 1
             end += (0.0 if alone else c.machine.latency + c.transfer) + iteration.update_mean(c.machine.update)
-        run = Prediction(end, "s", step.kind, {"iterations": step.value * c.steps, "the last one's excess": end - step.value * c.steps,
-                                               **({"standard error": path.end_error} if path.end_error else {})},
+        run = Prediction(end, "s", kind_of(step.faithful, path.end_error),
+                         {"iterations": step.value * c.steps, "the last one's excess": end - step.value * c.steps, **sampling(path.end_error)},
                          "end of the network's run" if path.whole else "end of the recursion F_i(c)", step.source, step.assumptions)
     down = path.refreshes if refresh == "lazy" else 1.0
     out = figures(c, step, run, c.workers * c.steps, (1 + down) * c.workers * c.nbytes)
@@ -58,7 +58,7 @@ def ssp(c: Setting) -> Figures:
                                    "M up, one pull when the cache is older than c - s", p.source, "", {"pulls per clock": "1"})
     out["staleness_max"] = staleness.ssp_bound(c.workers, s, c.steps)
     if c.steps:
-        out["staleness_mean"] = _ssp_staleness(c, s, path, fixed, quiet or (path.whole and step.kind == "exact"), refresh)
+        out["staleness_mean"] = _ssp_staleness(c, s, path, fixed, quiet or (path.whole and step.faithful), refresh)
     return {**out, **clocks(c, s, s + 1, "started: s, completed: s + 1")}
 
 
@@ -96,7 +96,7 @@ def _ssp_fresh(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.Pa
         value, kind, held = path.seconds, "approximation", max(path.seconds - floor, 0.0)
     update = iteration.update_mean(c.machine.update)
     terms = {"compute E[T]": mean, "slack": held, "transfer": lone - update, "update": update,
-             "queueing": max(value - mean - held - lone, 0.0)}
+             "queueing": max(value - mean - held - lone, 0.0), **sampling(bulk.error if kind == "numerical" else 0.0)}
     return Prediction(value, "s", kind, terms, "ASP + share (BSP - ASP), share from the recursion; unequal workers: the recursion",
                       "Ho et al. 2013: the gate", "queueing taken between ASP's and BSP's"), path, False
 
@@ -129,7 +129,7 @@ def _ssp_cached(c: Setting, s: float, refresh: str) -> tuple[Prediction, slack.P
     paid = min(read * path.refreshes, value - mean) if refresh == "lazy" else 0.0
     held = max(value - mean - paid, 0.0)
     terms = {"compute E[T]": mean, "slack": held, "transfer": max(paid - u * path.refreshes, 0.0) if paid else 0.0,
-             "update": min(u * path.refreshes, paid) if refresh == "lazy" else 0.0}
+             "update": min(u * path.refreshes, paid) if refresh == "lazy" else 0.0, **sampling(plain.error if plain else 0.0)}
     return Prediction(value, "s", plain.kind if plain else "approximation", terms,
                       "recursion F_i(c) with a read when the cache is too old (lazy) or rows at each advance (eager)",
                       "Ho et al. 2013; Dai et al. 2015", "no queueing" if quiet else "queueing averaged",
@@ -140,7 +140,7 @@ def _drawn(c: Setting, s: float, refresh: str, lower: float) -> tuple[Prediction
     """Gate and queues together: the closed network of links, drawn."""
     path = queueing.parameter_server(c.laws, c.links, s, c.steps, refresh)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
-    step = Prediction(path.seconds, "s", "exact" if c.servers == 1 and not (c.tied and refresh != "fresh") else "approximation",
+    step = Prediction(path.seconds, "s", kind_of(c.servers == 1 and not (c.tied and refresh != "fresh"), path.error),
                       terms_of(c, path, paid), "closed network of links with a gate, by Monte Carlo", "Ho et al. 2013: the gate; Lindley 1952: the queues",
                       "first come first served" if c.servers == 1 else "pushes reach all servers in one order", lower=lower)
     return step, path
@@ -169,7 +169,7 @@ def terms_of(c: Setting, path: slack.Path, paid: float) -> dict[str, float]:
     update = min(paid * u, room - lone)
     queue = min(path.queued * (paid > 0), room - lone - update)
     terms = {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update, "queueing": queue}
-    return {**terms, "standard error": path.error} if path.error else terms
+    return {**terms, **sampling(path.error)}
 
 
 def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bool, refresh: str) -> Prediction:
@@ -181,9 +181,9 @@ def _ssp_staleness(c: Setting, s: float, path: slack.Path, fixed: bool, sure: bo
     if refresh == "fresh" and (fixed or n == 1 or math.isinf(s)):
         return staleness.asp_run(c.laws, c.steps, c.exchanges)
     sure = sure and (c.alike or path.whole) and not (c.tied and refresh != "fresh")
-    return Prediction(path.staleness, "updates", "exact" if sure else "approximation",
+    return Prediction(path.staleness, "updates", kind_of(sure, path.age_error),
                       {"long run of ASP": n - 1.0, "gate, caches, and reads left at the end": path.staleness - n + 1,
-                       **({"standard error": path.age_error} if path.age_error else {})},
+                       **sampling(path.age_error)},
                       "updates of others between a read and its own update, by Monte Carlo",
                       staleness.SOURCE, "" if path.whole else "no queueing", lower=0.0)
 
@@ -209,17 +209,16 @@ def dssp(c: Setting) -> Figures:
     out = {k: v for k, v in slow.items() if not k.startswith(("idle", "staleness_mean"))}
     for name in ("seconds_per_iteration", "seconds"):
         a, b = quick[name], slow[name]
-        out[name] = Prediction((a.value + b.value) / 2, "s", "exact" if a.value == b.value and b.kind == "exact" else "approximation",
-                               {"SSP(upper)": a.value, "SSP(lower)": b.value}, "between SSP(upper) and SSP(lower)", "Zhao et al. 2019",
+        same = a.value == b.value and b.faithful
+        out[name] = Prediction((a.value + b.value) / 2, "s", kind_of(same, b.error),
+                               {"SSP(upper)": a.value, "SSP(lower)": b.value, **sampling(b.error * same)}, "between SSP(upper) and SSP(lower)", "Zhao et al. 2019",
                                b.assumptions, lower=min(a.value, b.value), upper=max(a.value, b.value))
     for name in ("idle_ratio", "staleness_mean"):
         if name in quick and name in slow:
             a, b = quick[name], slow[name]
             out[name] = Prediction((a.value + b.value) / 2, b.unit, "approximation", {"SSP(upper)": a.value, "SSP(lower)": b.value},
                                    "between SSP(upper) and SSP(lower)", "Zhao et al. 2019", b.assumptions)
-    each = out["seconds_per_iteration"]
-    images = c.workers * c.batch / each.value if each.value else math.inf
-    out["images_per_second"] = Prediction(images, "images/s", each.kind, {}, "n b / seconds_per_iteration", each.source)
+    out["images_per_second"] = throughput(c, out["seconds_per_iteration"])
     return {**out, **{k: quick[k] for k in ("clock_gap_max", "lead_max", "staleness_max")}}
 
 
@@ -238,11 +237,10 @@ def _granted(c: Setting, lower: int, upper: int) -> Figures:
     dict of str to Prediction
     """
     path = queueing.granting(c.laws, c.links, lower, upper, c.steps)
-    kind: Kind = "exact" if c.servers == 1 else "approximation"
     formula, source = "closed network of links with granted clocks, by Monte Carlo", "Zhao et al. 2019: the grants; Lindley 1952: the queues"
 
     def drawn(value: float, unit: str, error: float, terms: dict[str, float]) -> Prediction:
-        return Prediction(value, unit, kind, {**terms, "standard error": error}, formula, source, "first come first served")
+        return Prediction(value, unit, kind_of(c.servers == 1, error), {**terms, **sampling(error)}, formula, source, "first come first served")
 
     step = drawn(path.seconds, "s", path.error, terms_of(c, path, 1.0))
     out = figures(c, step, drawn(path.end, "s", path.end_error, {"last": path.end}), c.workers * c.steps, 2 * c.workers * c.nbytes)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from refsgd.laws import Law
 
-Kind = Literal["exact", "approximation", "bound"]
+Kind = Literal["exact", "numerical", "approximation", "bound"]
 Side = Literal["", "lower", "upper"]
+STANDARD_ERROR = "standard error"  #: the term that holds it
 
 
 class DomainError(ValueError):
@@ -27,8 +28,9 @@ class Prediction:
         The figure; a limit that the truth does not cross where `kind` is "bound".
     unit : str
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
-    kind : {"exact", "approximation", "bound"}
-        exact: under its assumptions, up to quadrature or the stated sampling error.
+    kind : {"exact", "numerical", "approximation", "bound"}
+        exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo mean of the
+        same, whose standard error is a term.  approximation: the model itself is simplified.
     terms : mapping of str to float
         What the value is made of, in `unit` unless `units` names another one.
     formula, source, assumptions : str
@@ -62,14 +64,26 @@ class Prediction:
     def __post_init__(self) -> None:
         if (self.kind == "bound") != bool(self.bound):
             raise ValueError(f"kind {self.kind!r} with bound {self.bound!r}; expected lower or upper for a bound only")
+        if self.faithful and (self.kind == "numerical") != bool(self.error):
+            raise ValueError(f"kind {self.kind!r} with standard error {self.error:g}; expected numerical with one, exact without")
 
     def __float__(self) -> float:
         return float(self.value)
 
     @property
+    def error(self) -> float:
+        """Standard error of a Monte Carlo mean, in `unit`; 0 where nothing was drawn."""
+        return self.terms.get(STANDARD_ERROR, 0.0)
+
+    @property
+    def faithful(self) -> bool:
+        """Whether its assumptions suffice: exact or numerical, and no approximation or bound."""
+        return self.kind in ("exact", "numerical")
+
+    @property
     def binding(self) -> str:
         """Name of the largest term in the value's own unit; "" if there is none."""
-        own = {name: v for name, v in self.terms.items() if name not in self.units}
+        own = {name: v for name, v in self.terms.items() if name not in (*self.units, STANDARD_ERROR)}
         return max(own, key=lambda name: own[name]) if own else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +102,38 @@ class Prediction:
             if limit is not None:
                 out[name] = _finite(limit)
         return out
+
+
+def kind_of(faithful: bool, error: float = 0.0) -> Kind:
+    """The kind of a figure without a bound.
+
+    Parameters
+    ----------
+    faithful : bool
+        Whether nothing is simplified.
+    error : float
+        Standard error of a Monte Carlo mean; 0 where nothing is drawn.
+
+    Returns
+    -------
+    str
+    """
+    return "approximation" if not faithful else "numerical" if error else "exact"
+
+
+def sampling(error: float) -> dict[str, float]:
+    """The term of a Monte Carlo mean's standard error; none where nothing is drawn.
+
+    Parameters
+    ----------
+    error : float
+        In the unit of the figure.
+
+    Returns
+    -------
+    dict of str to float
+    """
+    return {STANDARD_ERROR: error} if error else {}
 
 
 def _finite(value: float) -> float | None:

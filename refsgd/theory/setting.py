@@ -10,7 +10,7 @@ from typing import Any
 from refsgd.laws import Law
 from refsgd.machine import Machine
 from refsgd.theory import iteration, server
-from refsgd.theory.prediction import Kind, Prediction, Side, check_law
+from refsgd.theory.prediction import Kind, Prediction, Side, check_law, kind_of, sampling
 from refsgd.theory.stations import Network
 from refsgd.theory.stragglers import mean_of_maximum, sum_law
 
@@ -115,17 +115,17 @@ class Setting:
 
 
 def weaker(*kinds: Kind) -> Kind:
-    """exact only if all are.
+    """exact only if all are; numerical if all are faithful.
 
     Parameters
     ----------
-    *kinds : {"exact", "approximation", "bound"}
+    *kinds : {"exact", "numerical", "approximation", "bound"}
 
     Returns
     -------
     str
     """
-    return "exact" if all(k == "exact" for k in kinds) else "approximation"
+    return kind_of(all(k in ("exact", "numerical") for k in kinds), "numerical" in kinds)
 
 
 def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
@@ -165,12 +165,8 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     -------
     dict of str to Prediction
     """
-    images = Prediction(c.workers * c.batch / step.value if step.value else math.inf, "images/s", step.kind,
-                        {"images per iteration": float(c.workers * c.batch), "iteration": step.value},
-                        "n b / seconds_per_iteration", step.source, step.assumptions,
-                        {"images per iteration": "images", "iteration": "s"}, _flipped(step.bound))
     out = {
-        "seconds_per_iteration": step, "images_per_second": images, "seconds": run,
+        "seconds_per_iteration": step, "images_per_second": throughput(c, step), "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
         "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
         "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps"),
@@ -178,6 +174,28 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     if run.value > 0 and math.isfinite(run.value):
         out.update(_idleness(c, step, run))
     return out
+
+
+def throughput(c: Setting, step: Prediction) -> Prediction:
+    """Images per second of all workers together.
+
+    Parameters
+    ----------
+    c : Setting
+        The machine in numbers and the sizes of the run.
+    step : Prediction
+        Seconds of an iteration.
+
+    Returns
+    -------
+    Prediction
+    """
+    images = float(c.workers * c.batch)
+    error = images * step.error / step.value**2 if step.value else 0.0
+    return Prediction(images / step.value if step.value else math.inf, "images/s", step.kind,
+                      {"images per iteration": images, "iteration": step.value, **sampling(error)},
+                      "n b / seconds_per_iteration", step.source, step.assumptions,
+                      {"images per iteration": "images", "iteration": "s"}, _flipped(step.bound))
 
 
 def _flipped(bound: Side) -> Side:
@@ -198,11 +216,10 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:
     shares |= _fit(share("queueing", "slack", "partner", "straggling"), rest)
     shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)  # those that end first wait for the last
     shares = {name: v for name, v in shares.items() if v > 0}
-    error = {"standard error": (1 - idle) * run.terms["standard error"] / run.value} if "standard error" in run.terms else {}
-    ratio = Prediction(idle, "1", run.kind, {"computing": c.busy, "elapsed": run.value, **error},
+    ratio = Prediction(idle, "1", run.kind, {"computing": c.busy, "elapsed": run.value, **sampling((1 - idle) * run.error / run.value)},
                        "1 - steps x E[T] / seconds, mean over workers", step.source, step.assumptions,
                        {"computing": "s", "elapsed": "s"})
-    causes = Prediction(idle, "1", "approximation" if len(shares) > 1 else run.kind, shares,
+    causes = Prediction(idle, "1", kind_of(len(shares) < 2 and run.kind == "exact"), shares,
                         "terms of the iteration x steps / seconds", step.source, step.assumptions)
     return {"idle_ratio": ratio, "idle_by_cause": causes}
 

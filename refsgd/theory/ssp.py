@@ -32,7 +32,7 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from refsgd.laws import Law
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law, check_time, kind_of, sampling
 
 Values = npt.NDArray[np.float64]
 
@@ -354,9 +354,9 @@ def ssp(laws: Sequence[Law], staleness: float, *, exchange: float | Sequence[flo
     rounds = [law.mean + float(x) * (paid / e if e else 0.0) for law, x in zip(laws, each, strict=True)]
     harmonic = n / math.fsum(1 / r if r else math.inf for r in rounds)
     free = n / math.fsum(1 / law.mean if law.mean else math.inf for law in laws)
-    return Prediction(path.seconds, "s", "exact",
+    return Prediction(path.seconds, "s", kind_of(True, path.error),
                       {"compute E[T]": mean, "slack": max(path.seconds - harmonic, 0.0), "exchange": paid,
-                       "standard error": path.error},
+                       **sampling(path.error)},
                       "F_i(c) = T + max(F_i(c-1) + E, max_j F_j(c-1-s) + G), mean by Monte Carlo",
                       source + "max-plus recursion", "constant exchange; no queueing",
                       lower=harmonic if refresh == "fresh" else free)

@@ -59,6 +59,26 @@ def test_figures_agree_with_each_other(name, machine, n, k, steps):
         assert p.lower is None or p.value >= p.lower * (1 - 1e-6) - 6 * p.terms.get("standard error", 0) or p.kind == "approximation"
 
 
+@pytest.mark.parametrize("name,options", [*((name, {}) for name in PARALLEL), ("ssp", {"staleness": 0}), ("ssp", {"staleness": 0, "refresh": "lazy"}),
+                                          ("ssp", {"staleness": 2, "refresh": "eager"}), ("dssp", {"lower": 0, "upper": 0}), ("easgd", {"mode": "sync"})])
+def test_a_mean_of_draws_is_never_called_exact(name, options):
+    """It has a standard error, which every figure made of it has too; what has none is no mean of draws."""
+    random, network = Machine(compute="gamma(0.02,4)"), {"latency": 0.001, "bandwidth": 4e6}
+    for machine in (random, random.with_(**network), random.with_(**network, collocated=True), Machine(compute="fixed(0.02)", **network)):
+        out = predict(name, machine, workers=4, nbytes=12_000, batch=4, steps=12, options=options)
+        for key, p in out.items():
+            assert p.kind in ("approximation", "bound") or (p.kind == "numerical") == (p.terms.get("standard error", 0.0) > 0), (key, p)
+        step, images = out["seconds_per_iteration"], out["images_per_second"]
+        assert images.kind == step.kind and images.error / images.value == pytest.approx(step.error / step.value if step.kind != "bound" else 0.0)
+
+
+def test_the_barrier_on_a_link_is_a_mean_of_draws_and_without_a_link_a_quadrature():
+    machine = Machine(compute="exponential(0.02)", latency=0.001)
+    for bandwidth, kind in ((4e6, "numerical"), (math.inf, "exact")):
+        out = predict("bsp", machine.with_(bandwidth=bandwidth), workers=4, nbytes=12_000, batch=4, steps=12)
+        assert {out[key].kind for key in (*ALWAYS[:3], "idle_ratio")} == {kind} and out["bytes_sent"].kind == "exact"
+
+
 def test_bytes_of_the_message_protocol():
     """2 M per worker and iteration through servers; 2 (n-1) M in all for a ring; 2 M per period for EASGD."""
     machine = Machine(compute="fixed(0.02)")
@@ -114,6 +134,10 @@ def test_prediction():
     assert p.to_json() == {"value": None, "unit": "s", "kind": "bound", "terms": {"a": None, "b": 2.0}, "formula": "", "source": "",
                            "assumptions": "", "units": {"b": "1"}, "bound": "upper", "lower": 0.0}
     assert float(p) == math.inf and p.binding == "a"
+    for kind, error in (("exact", 0.1), ("numerical", 0.0)):
+        with pytest.raises(ValueError, match=f"kind '{kind}' with standard error {error:g}; expected numerical with one, exact without"):
+            Prediction(1.0, "s", kind, {"standard error": error})
+    assert Prediction(1.0, "s", "numerical", {"standard error": 0.1}).binding == ""
 
 
 @pytest.mark.parametrize("name,machine,sizes,assumption", [
