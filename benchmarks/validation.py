@@ -377,8 +377,8 @@ def _approximations(rows: list[Row]) -> str:
            "Over the whole grid:", "", "| figure | largest error | where |", "|---|---|---|"]
     out += [f"| {NAMES[name]} | {unit(r, r.relative)} ({_noise(r):.3f}) | `{r.label}`, {_where(r)} |" for name in FIGURES if (r := most.get(name))]
     out += ["", "GoSGD's bytes are predicted in expectation: what is left is the luck of its draws.", "", "## Every algorithm", "",
-            "E: all rows exact or numerical, and how many; *k of m*: so many are approximations, with their largest error; B: a bound; -: no formula (`refsgd predict` "
-            "says why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
+            "E: all rows exact or numerical, and how many; *k of m*: so many are approximations, with their largest error; B: a bound; -: no formula (`refsgd "
+            "predict` says why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
     for label in labels:
         cells = []
         for name in FIGURES:

@@ -209,9 +209,9 @@ def dssp(c: Setting) -> Figures:
     out = {k: v for k, v in slow.items() if not k.startswith(("idle", "staleness_mean"))}
     for name in ("seconds_per_iteration", "seconds"):
         a, b = quick[name], slow[name]
-        same = a.value == b.value and b.faithful
+        same, formula = a.value == b.value and b.faithful, "between SSP(upper) and SSP(lower)"
         out[name] = Prediction((a.value + b.value) / 2, "s", kind_of(same, b.error),
-                               {"SSP(upper)": a.value, "SSP(lower)": b.value, **sampling(b.error * same)}, "between SSP(upper) and SSP(lower)", "Zhao et al. 2019",
+                               {"SSP(upper)": a.value, "SSP(lower)": b.value, **sampling(b.error * same)}, formula, "Zhao et al. 2019",
                                b.assumptions, lower=min(a.value, b.value), upper=max(a.value, b.value))
     for name in ("idle_ratio", "staleness_mean"):
         if name in quick and name in slow:
