@@ -2,32 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from textwrap import wrap
+from typing import Any, NamedTuple
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from refsgd.comparison import Comparison, Row
 from refsgd.result import Result
+from refsgd.sweep import Sweep
+from refsgd.theory.prediction import STANDARD_ERROR
 
-#: what a worker does meanwhile, by cause of its idleness
-WAITING = {"transfer": "waiting for messages on the wire (transfer)", "queueing": "waiting behind others' messages at a link or server (queueing)",
+NAME = 16  #: characters after which an algorithm's options stand on a line of their own
+
+#: what an idle worker does, by cause
+WAITING = {"transfer": "waiting for messages on the wire (transfer)", "queueing": "waiting behind other messages at a link or server (queueing)",
            "straggling": "waiting for slower workers (straggling)", "slack": "waiting at the bound on clocks (slack)",
            "partner": "waiting for a partner that computes (partner)", "update": "waiting for updates to be computed (update)",
            "idleness": "waiting"}
-SIGN = {"exact": "", "approximation": "~", "bound": "≤"}
+OFF = 0.25  #: share of the simulated time by which processes may be off before their results are no longer ranked
+SIGN = {"exact": "", "numerical": "", "approximation": "~", "lower": "≥", "upper": "≤"}
+
+
+class Column(NamedTuple):
+    """A column of a table: heading, cells, how soon it is left out where the table is too wide (0: never), alignment."""
+
+    head: str
+    cells: Sequence[str]
+    rank: int = 0
+    right: bool = True
+
+
+def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
+    """A table of the columns that fit; cells are never cut.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+        Those of the highest rank are left out first.
+    width : int
+        Characters of a line.
+    **options
+        Of `rich.table.Table`.
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    for most in sorted({c.rank for c in columns}, reverse=True):
+        table = Table(box=box.HORIZONTALS, title_justify="left", caption_justify="left", **options)
+        shown = [c for c in columns if c.rank <= most]
+        for c in shown:
+            table.add_column(c.head, justify="right" if c.right else "left", no_wrap=True)
+        for cells in zip(*(c.cells for c in shown), strict=True):
+            table.add_row(*cells)
+        if Console(width=10_000, markup=False).measure(table).maximum <= width:
+            break
+    return table
 
 
 def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
     found = row.predicted.get(key)
     if found is None:
         return "-"
-    return ("≥" if found.get("side") == "lower" else SIGN[found["kind"]]) + pattern.format(found["value"] * scale)
+    value = "∞" if found["value"] is None else pattern.format(found["value"] * scale)
+    error = pattern.format(found["terms"].get(STANDARD_ERROR, 0.0) * scale)
+    if found["kind"] == "numerical" and error.strip("0.%"):  # one that the digits show
+        value = f"{value.removesuffix('%')}±{error}"
+    return SIGN[found.get("bound") or found["kind"]] + value
 
 
-def _cells(row: Row, pattern: str, key: str, scale: float, seen: Any) -> str:
+def _cells(row: Row, runs: Sequence[Result | None], pattern: str, key: str, scale: float, seen: Any) -> str:
     lines = [_predicted(row, key, scale, pattern)]
-    lines += [pattern.format(seen(r) * scale) if r is not None else "-" for r in (row.simulated, row.measured)]
+    lines += [pattern.format(seen(r) * scale) if r is not None else "-" for r in runs]
     return "\n".join(lines)
 
 
@@ -54,13 +105,12 @@ def _iteration(result: Result | None) -> float | None:
     return result.measured["seconds_per_iteration"] if result is not None else None
 
 
-def _residuals(row: Row) -> str:
-    found = [residual(row, "predicted"), residual(row, "simulated")]
-    return "\n".join(["-", *("-" if r is None else f"{r:+.1%}" for r in found)])
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
-    """Why the three answers of one algorithm part, where they do by more than `large`; the term with the most to say.
+    """Why the three answers for one algorithm differ, where they do by more than `large`: the largest cause.
 
     Parameters
     ----------
@@ -75,10 +125,10 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
     out = []
     off = residual(row, "predicted")
     if off is not None and abs(off) > large and row.simulated is not None and (why := _off_formula(row, row.simulated, off)):
-        out.append(f"{row.label}: simulation {off:+.1%} from the formula; {why}.")
+        out.append(f"{row.label}: the simulation is {off:+.1%} off the formula: {why}.")
     off = residual(row, "simulated")
     if off is not None and abs(off) > large and row.measured is not None:
-        out.append(f"{row.label}: processes {off:+.1%} from the simulation; {_off_simulation(row.measured, off)}.")
+        out.append(f"{row.label}: the processes are {off:+.1%} off the simulation: {_off_simulation(row.measured, off)}.")
     return out
 
 
@@ -91,7 +141,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
     run = row.predicted.get("seconds", {}).get("value")
     whole = s.measured["seconds"] / run - 1 if run else off
     if abs(whole) < abs(off) / 4:
-        return f"the formula's iteration is that of a long run, and this one began otherwise: its seconds in all are {whole:+.1%} from the formula's"
+        return f"the formula gives the iteration of a long run, and this run began differently: its total time is {whole:+.1%} off the formula's"
     total = off * found["value"]
     excess = {cause: share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0) for cause, share in s.measured["idle_by_cause"].items()}
     excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}  # what pulls the same way
@@ -99,9 +149,9 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
     drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
     luck = sum(d * s.machine.speed(w) for w, d in drawn.items()) / len(drawn) / law.mean - 1
     if abs(luck * law.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
-        return f"the draws of this seed were {luck:+.1%} off their mean: more --steps, or --seeds, average that out"
+        return f"the draws of this seed are {luck:+.1%} off their mean; more --steps or --seeds average that out"
     if s.steps < 50:
-        return f"{s.steps} iterations are few: the first, in which all start together, and the last weigh in"
+        return f"{s.steps} iterations are few: the common start and the end of the run carry weight"
     return f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration {'more' if excess[worst] > 0 else 'less'} than the formula says"
 
 
@@ -111,65 +161,104 @@ def _off_simulation(measured: Result, off: float) -> str:
     late = measured.trace.lateness.values() if measured.trace is not None else []
     slipped = max((t["slipped"] for t in late), default=0.0) / max(measured.measured["seconds"], 1e-9)
     if overrun > 0.02 or slipped > 0.5 * abs(off):
-        return (f"real computing overran its drawn times by {overrun:.1%} (overrun), since this machine is busy or too slow: "
-                "a longer --compute or fewer workers")
-    return "messages came in another order, so that other workers waited"
+        return (f"gradients took {overrun:.1%} longer than the emulated durations because this machine is busy or too slow; "
+                "use a longer --compute or fewer workers")
+    return "messages arrived in a different order, so other workers waited"
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Rows: algorithm, on three lines predicted, simulated and measured; ~ approximation, ≤ and ≥ bounds.
+def comparison_table(comparison: Comparison, width: int = 120) -> Table:
+    """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured.
 
     Parameters
     ----------
     comparison : Comparison
+    width : int
+        Characters of a line; columns that do not fit are left out.
 
     Returns
     -------
     rich.table.Table
     """
-    table = Table(title=f"{comparison.machine}", title_justify="left", caption="staleness in updates; ~ approximation, ≤ ≥ bound",
-                  caption_justify="left", show_lines=True)
-    for name in ("algorithm", "", "test\naccuracy", "ms per\niteration", "images/s", "residual", "staleness\nmean", "\nmax", "idle", "MB sent"):
-        table.add_column(name, justify="left" if name in ("algorithm", "") else "right", no_wrap=name != "algorithm")
+    real = any(row.measured for row in comparison.rows)
+    heads, lines, cells = [], [], list[list[str]]()
     for row in comparison.rows:
-        accuracies = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in (row.simulated, row.measured)]
+        runs = [row.simulated, row.measured] if real else [row.simulated]
         best = row.measured or row.simulated
-        head = f"{row.label}\n{best.workers} worker{'s' if best.workers > 1 else ''}, {best.steps} steps" if best else row.label
-        table.add_row(
-            head, "predicted\nsimulated\nmeasured", "\n".join(["-", *accuracies]),
-            _cells(row, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),
-            _cells(row, "{:.0f}", "images_per_second", 1, lambda r: r.measured["images_per_second"]),
-            _residuals(row),
-            _cells(row, "{:.2f}", "staleness_mean", 1, lambda r: r.measured["staleness"]["mean"]),
-            _cells(row, "{:.0f}", "staleness_max", 1, lambda r: r.measured["staleness"]["max"]),
-            _cells(row, "{:.1%}", "idle_ratio", 1, lambda r: r.measured["idle_ratio"]),
-            _cells(row, "{:.3f}", "bytes_sent", 1e-6, lambda r: sum(r.measured["bytes_sent"].values())),
-        )
+        heads.append("\n".join([*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False),
+                                *([_count(best.workers, "worker"), _count(best.steps, "step")] if best else [])]))
+        lines.append("\n".join(["predicted", "simulated", "measured"][:1 + len(runs)]))
+        cells.append(["\n".join(["-", *(f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in runs)]),
+                      _cells(row, runs, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),
+                      _cells(row, runs, "{:.0f}", "images_per_second", 1, lambda r: r.measured["images_per_second"]),
+                      "\n".join(["-", *("-" if d is None else f"{d:+.1%}" for d in map(partial(residual, row), ("predicted", "simulated")[:len(runs)]))]),
+                      _cells(row, runs, "{:.2f}", "staleness_mean", 1, lambda r: r.measured["staleness"]["mean"]),
+                      _cells(row, runs, "{:.0f}", "staleness_max", 1, lambda r: r.measured["staleness"]["max"]),
+                      _cells(row, runs, "{:.1%}", "idle_ratio", 1, lambda r: r.measured["idle_ratio"]),
+                      _cells(row, runs, "{:.3f}", "bytes_sent", 1e-6, lambda r: sum(r.measured["bytes_sent"].values()))])
+    names = (("test\naccuracy", 2), ("ms per\niteration", 0), ("images/s", 4), ("Δ time", 5), ("staleness\nmean", 3), ("staleness\nmax", 6), ("idle", 1),
+             ("MB\nsent", 7))
+    columns = [Column("algorithm", heads, right=False), Column("", lines, right=False),
+               *(Column(name, column, rank) for (name, rank), column in zip(names, zip(*cells) if cells else [()] * len(names)))]
+    table = fitted(columns, width, title=f"{comparison.machine}", show_lines=True)
+    meaning = {"Δ time": "Δ time: time per iteration against the line above.", "staleness\nmean": "staleness: updates that a gradient missed.",
+               "idle": "idle: share of a worker's time without computing."}
+    table.caption = " ".join([
+        "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
+        "~ approximation, ± standard error of a Monte Carlo mean, where these digits show it, ≤ ≥ bound.",
+        *(meaning[str(c.header)] for c in table.columns if c.header in meaning)])
     return table
 
 
-def prediction_table(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None) -> Table:
-    """One line per figure: value, kind, its terms, the formula; and why the others have none.
+def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None, width: int = 120) -> list[str]:
+    """Each figure with its value, kind, terms and formula; then why the others have none.
 
     Parameters
     ----------
     predictions : mapping of str to Prediction
     absent : mapping of str to str, optional
         See `refsgd.theory.absent`.
+    width : int
+        Characters of a line.
+
+    Returns
+    -------
+    list of str
+    """
+    def indented(head: str, text: str) -> list[str]:
+        return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
+
+    out = []
+    name = max(map(len, [*predictions, *(absent or {})]), default=0) + 2
+    for key, p in predictions.items():
+        unit = "" if p.unit == "1" else " " + p.unit
+        error = f" ± {p.error:.2g}" if p.error else ""
+        out.append(f"{key:{name}}{SIGN[p.bound or p.kind]}{p.value:.6g}{error}{unit}  ({f'{p.bound} {p.kind}'.strip()})")
+        terms = [f"{term} {value:.6g}" + f" {p.units.get(term, '')}".removesuffix(" 1").rstrip() for term, value in p.terms.items() if term != STANDARD_ERROR]
+        for head, text in (("  terms    ", "; ".join(terms)), ("  formula  ", p.formula)):
+            out += indented(head, text)
+    for key, reason in (absent or {}).items():
+        out += indented(f"{key:{name}}", f"none: {reason}")
+    return out
+
+
+def sweep_table(found: Sweep, width: int = 120) -> Table:
+    """A row per algorithm, a column per value of the quantity; of many values as many as fit, evenly taken.
+
+    Parameters
+    ----------
+    found : Sweep
+    width : int
+        Characters of a line.
 
     Returns
     -------
     rich.table.Table
     """
-    table = Table(show_lines=True)
-    for name in ("figure", "value", "kind", "terms", "formula"):
-        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
-    for key, p in predictions.items():
-        terms = "\n".join(f"{name}: {value:.6g}" for name, value in p.terms.items())
-        table.add_row(key, f"{p.value:.6g}" + (f" {p.unit}" if p.unit != "1" else ""), f"{p.bound} {p.kind}".strip(), terms, p.formula)
-    for key, reason in (absent or {}).items():
-        table.add_row(key, "none", "", "", reason)
-    return table
+    bits = len(found.values).bit_length()
+    columns = [Column(found.quantity, list(found.curves), right=False)]
+    columns += [Column(f"{found.values[i]:.4g}", ["-" if points[i] is None else f"{points[i]:.4g}" for points in found.curves.values()],
+                       bits + 1 - (i & -i).bit_length() if i else 0) for i in range(len(found.values))]  # every second one first
+    return fitted(columns, width, title=f"{found.figure} [{found.unit}]")
 
 
 def time_to(result: Result, accuracy: float) -> float | None:
@@ -192,7 +281,7 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the comparison shows, in a few plain sentences.
+    """What the comparison shows, in a few plain sentences; no ranking where processes are far from their simulation.
 
     Parameters
     ----------
@@ -202,47 +291,62 @@ def sentences(comparison: Comparison) -> list[str]:
     -------
     list of str
     """
-    seen = comparison.results
-    out = []
-    many = {name: r for name, r in seen.items() if r.workers > 1}
-    if many:
-        idlest = max(many, key=lambda name: many[name].measured["idle_ratio"])
-        m = many[idlest].measured
-        cause = max(m["idle_by_cause"], key=lambda c: m["idle_by_cause"][c])
-        busiest = min(many, key=lambda name: many[name].measured["idle_ratio"])
-        out.append(f"Workers of {idlest} are idle {m['idle_ratio']:.0%} of the time, most of it {cause}; "
-                   f"those of {busiest} {many[busiest].measured['idle_ratio']:.0%}.")
-        stalest = max(many, key=lambda name: many[name].measured["staleness"]["mean"])
-        s = many[stalest].measured["staleness"]
-        if s["max"]:
-            out.append(f"The price is age: a gradient of {stalest} misses {s['mean']:.1f} updates on average and up to {s['max']}.")
-    accuracies = {name: r.accuracy["test"] for name, r in seen.items() if r.accuracy}
-    if accuracies:
-        goal = 0.01 * int(100 * min(max(h[4] for h in r.history) for r in seen.values() if r.history))
-        times = {name: t for name, r in seen.items() if (t := time_to(r, goal)) is not None}
-        if times:
-            first, *others = sorted(times, key=lambda name: times[name])
-            shown = others if len(others) < 9 else [*others[:3], others[-1]]
-            out.append(f"{first} is the first to reach {goal:.0%} test accuracy, after {times[first]:.2f} s"
-                       + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
-    if comparison.runtime != "simulator":
-        both = [row for row in comparison.rows if row.simulated and row.measured]
-        off = {row.label: row.measured.measured["seconds"] / row.simulated.measured["seconds"] - 1  # type: ignore[union-attr]
-               for row in both if row.simulated.measured["seconds"]}  # type: ignore[union-attr]
-        if off:
-            worst = max(off, key=lambda name: abs(off[name]))
-            out.append(f"Processes took {off[worst]:+.1%} of the simulated time at most ({worst}).")
-        same = [row.label for row in both
-                if row.simulated.parameters_sha256 == row.measured.parameters_sha256]  # type: ignore[union-attr]
-        if same:
-            out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None and abs(off) > OFF}
+    out = _unranked(comparison, far) if far else [*_ranked(comparison.results), *_agreement(comparison)]
     for row in comparison.rows:
-        out += explain(row)
+        out += explain(replace(row, measured=None) if row.label in far else row)
         if row.failed:
             out.append(f"{row.label} diverged: {row.failed}.")
     if comparison.hard is not None:
         out += _parting(comparison.hard)
     return out
+
+
+def _ranked(seen: Mapping[str, Result]) -> list[str]:
+    """Idleness, age of gradients, time to an accuracy."""
+    out = []
+    many = {name: r for name, r in seen.items() if r.workers > 1}
+    if many:
+        idle = {name: r.measured["idle_ratio"] for name, r in many.items()}
+        most, least = max(idle, key=idle.__getitem__), min(idle, key=idle.__getitem__)
+        causes = many[most].measured["idle_by_cause"]
+        mostly = f", mostly {max(causes, key=causes.__getitem__)}" if idle[most] >= 0.005 else ""
+        out.append(f"Workers of {most} are idle {idle[most]:.0%} of the time{mostly}" + (f"; those of {least} {idle[least]:.0%}." if most != least else "."))
+        stalest = max(many, key=lambda name: many[name].measured["staleness"]["mean"])
+        s = many[stalest].measured["staleness"]
+        if s["max"]:
+            out.append(f"A gradient of {stalest} misses {s['mean']:.1f} updates on average and {s['max']} at most.")
+    histories = [r.history for r in seen.values() if r.history and r.accuracy]
+    if histories:
+        goal = 0.01 * int(100 * min(max(h[4] for h in history) for history in histories))
+        times = {name: t for name, r in seen.items() if r.accuracy and (t := time_to(r, goal)) is not None}
+        first, *others = sorted(times, key=times.__getitem__)
+        shown = others if len(others) < 9 else [*others[:3], others[-1]]
+        out.append(f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after {times[first]:.2f} s"
+                   + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
+    return out
+
+
+def _agreement(comparison: Comparison) -> list[str]:
+    """How near the processes are to their simulation."""
+    out = []
+    both = [(row.label, row.simulated, row.measured) for row in comparison.rows if row.simulated and row.measured]
+    off = {label: real.measured["seconds"] / virtual.measured["seconds"] - 1 for label, virtual, real in both if virtual.measured["seconds"]}
+    if off:
+        worst = max(off, key=lambda label: abs(off[label]))
+        out.append(f"The processes' time differs from the simulated time by {off[worst]:+.1%}{f' at most ({worst})' * (len(off) > 1)}.")
+    same = [label for label, virtual, real in both if virtual.parameters_sha256 == real.parameters_sha256]
+    if same:
+        out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    return out
+
+
+def _unranked(comparison: Comparison, far: Mapping[str, float]) -> list[str]:
+    """Why nothing is said of processes that are far from their simulation."""
+    worst = max(far, key=lambda name: abs(far[name]))
+    why = next(_off_simulation(row.measured, far[worst]) for row in comparison.rows if row.label == worst and row.measured)
+    return [f"No ranking: the processes of {', '.join(far)} are {'up to ' * (len(far) > 1)}{far[worst]:+.0%} off their simulation, "
+            f"so they do not show the described machine: {why}."]
 
 
 def _parting(hard: Comparison) -> list[str]:
@@ -251,13 +355,14 @@ def _parting(hard: Comparison) -> list[str]:
     final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
     if not final:
         return []
-    best, worst = max(final, key=lambda name: final[name]), min(final, key=lambda name: final[name])
+    best, *_, worst = [*sorted(final, key=final.__getitem__, reverse=True), min(final, key=final.__getitem__)]
     spread = {name: r.consensus_distance for name, r in hard.results.items() if name in final}
-    drifted = max(spread, key=lambda name: spread[name])
-    text = (f"Where they part (8 workers, each with only some of the digits; simulated): {best} ends with {final[best]:.0%} test accuracy, "
-            f"{worst} with {final[worst]:.0%}")
+    drifted = max(spread, key=spread.__getitem__)
+    text = f"With 8 workers that each see only some of the digits (simulated), {best} ends with {final[best]:.0%} test accuracy"
+    if worst != best:
+        text += f" and {worst} with {final[worst]:.0%}"
     if spread[drifted] > 0:
-        text += f"; the replicas of {drifted} are furthest apart, since nothing else shows them the other digits"
+        text += f"; the replicas of {drifted} drift furthest apart"
     if diverged:
         text += f"; {', '.join(diverged)} diverged"
     return [text + "."]

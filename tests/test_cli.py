@@ -303,7 +303,7 @@ def test_explore_and_replay_and_check(capsys, tmp_path):
 def test_predict_and_list(capsys):
     assert main(["predict", "bsp", "--compute", "exponential(0.02)", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] == pytest.approx(0.02 * 25 / 12)
-    assert main(["predict", "ssp"]) == 0 and main(["list"]) == 0
+    assert main(["predict", "ssp"]) == 0 and "seconds_per_iteration" in capsys.readouterr().out and main(["list"]) == 0
     out = capsys.readouterr().out
     assert "lognormal(mean,cv)" in out
     named = re.findall(r"^  ([a-z][\w-]*  *)[^ ].*", out.partition("nets\n")[0] + out.partition("machines\n")[2].partition("laws ")[0], re.M)

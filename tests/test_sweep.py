@@ -67,7 +67,7 @@ def test_a_large_residual_is_explained_by_the_draws():
     row = refsgd.compare(["asp"], runtime="simulator", data="quadratic", steps=60, machine=machine, seed=3).rows[0]
     assert abs(residual(row, "predicted")) > 0.03
     assert "draws of this seed" in explain(row)[0] or "iterations are few" in explain(row)[0]
-    assert "residual" in [c.header for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
+    assert "Δ time" in [c.header for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
 
 
 def test_what_waiting_is_more_or_less_than_predicted_is_said_in_words():
@@ -87,7 +87,7 @@ def test_a_run_too_short_for_its_long_run_is_said_to_be_one():
     (row,) = refsgd.compare(["post-local"], runtime="simulator", data="quadratic", steps=60, machine=FAST, options={"post-local": {"switch": 50}}).rows
     assert residual(row, "predicted") > 0.03
     (said,) = explain(row)
-    assert "of a long run, and this one began otherwise: its seconds in all are +0.0% from the formula's" in said
+    assert "of a long run, and this run began differently: its total time is +0.0% off the formula's" in said
 
 
 def test_every_cause_has_its_words():

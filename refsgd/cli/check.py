@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.cli.outputs import tell
 from refsgd.experiment import Usage
 
 
@@ -30,7 +31,8 @@ def do(args: argparse.Namespace) -> None:
     function = CATALOGUE.get(args.target) or imported(args.target)
     failed = 0
     for finding in check(function, processes=not args.no_processes):
-        print(finding, flush=True)
+        tell(str(finding), 5)
+        sys.stdout.flush()
         failed += finding.held is False
     if failed:
         raise RuntimeError(f"{failed} checks failed; expected none")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.options import arguments_of, common, known, number
-from refsgd.cli.outputs import check_output, compile_kernels, notice, progress, write, writing
+from refsgd.cli.outputs import PIPE, check_output, compile_kernels, notice, progress, tell, width, write, writing
 from refsgd.comparison import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment import Usage
 
@@ -48,10 +47,10 @@ def do(args: argparse.Namespace) -> None:
     if args.json != "-":
         from rich.console import Console
 
-        console = Console(width=None if sys.stdout.isatty() else 150)
-        console.print(comparison_table(comparison))
+        wide = width() or PIPE
+        Console(width=wide, markup=False).print(comparison_table(comparison, wide))
         for sentence in sentences(comparison):
-            console.print(sentence, highlight=False)
+            tell(sentence, 2)
     if picture:
         from refsgd import plots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from refsgd.cli.outputs import tell
 from refsgd.experiment import Usage
 
 
@@ -34,4 +35,4 @@ def do(args: argparse.Namespace) -> None:
         else:
             where = f"{row.found} of {row.expected} files in {row.folder}"
             where += "" if row.found == row.expected else f"; {load(row.name).note}"
-        print(f"{row.name:14} {where}")
+        tell(f"{row.name:14} {where}", 15)

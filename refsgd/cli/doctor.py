@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from refsgd.cli.outputs import tell
+
 
 def add(commands: Any) -> None:
     """Its parser."""
@@ -20,6 +22,6 @@ def do(args: argparse.Namespace) -> None:
 
     findings = examine()
     for finding in findings:
-        print(finding)
+        tell(str(finding), 22)
     if any(finding.verdict == MISSING for finding in findings):
         raise SystemExit(1)

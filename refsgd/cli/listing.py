@@ -9,6 +9,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import options_of
 from refsgd.cli.options import first_line, flag
+from refsgd.cli.outputs import tell
 from refsgd.laws import LAWS
 from refsgd.machine import PRESETS
 
@@ -27,15 +28,15 @@ def do(args: argparse.Namespace) -> None:
     print("algorithms")
     for name in CATALOGUE:
         own = ", ".join(flag(o) for o in options_of(CATALOGUE[name]))
-        print(f"  {name:{width}} {first_line(name)}" + (f" [{own}]" if own else ""))
-    print("nets\n  " + ", ".join(NETS))
+        tell(f"  {name:{width}} {first_line(name)}" + (f" [{own}]" if own else ""), width + 3)
+    tell("nets\n  " + ", ".join(NETS), 2)
     print("data sets\n  " + ", ".join(DATA))
     print("machines")
     for name, preset in PRESETS.items():
-        print(f"  {name:{width}} {preset.says}")
+        tell(f"  {name:{width}} {preset.says}", width + 3)
     print("update architectures (refsgd run --preset NAME)")
     for name, how in ARCHITECTURES.items():
-        print(f"  {name:{width}} {how.algorithm}: {how.says}")
+        tell(f"  {name:{width}} {how.algorithm}: {how.says}", width + 3)
     print("laws of a compute time")
     for law in LAWS:
-        print("  " + law)
+        tell("  " + law, 4)

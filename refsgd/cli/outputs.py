@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from refsgd.experiment import Usage, default_net
 from refsgd.result import Result
+
+PIPE = 140  #: columns of a table where there is no terminal
+SUMMARY = 11  #: characters before the values of a run's summary
 
 
 @contextlib.contextmanager
@@ -128,6 +133,26 @@ def check_outputs(args: argparse.Namespace) -> None:
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
 
 
+def width() -> int | None:
+    """Columns of the terminal, or as many as ``COLUMNS`` says; None in a pipe, where a line may be of any length."""
+    return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
+
+
+def tell(text: str, indent: int = 0) -> None:
+    """Print lines; those that are longer than the terminal is wide are folded between words.
+
+    Parameters
+    ----------
+    text : str
+    indent : int
+        Characters before the second and further lines of what is folded.
+    """
+    for line in text.splitlines():
+        wide = width()
+        fits = wide is None or len(line) <= wide
+        print(line if fits else textwrap.fill(line, wide or 0, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False))
+
+
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
     """A run's summary, JSON, player and picture, as the options ask.
 
@@ -140,7 +165,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
         Lines after the summary.
     """
     if args.json != "-":
-        print("\n".join([result.summary(), *more]))
+        tell("\n".join([result.summary(), *more]), SUMMARY)
     write(args.json, result.to_json())
     if args.player:
         from refsgd.player import LIMIT

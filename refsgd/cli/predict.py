@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, own_given
-from refsgd.cli.outputs import check_output, write, writing
+from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
 from refsgd.experiment import Usage, prepare
 
 
@@ -40,7 +39,7 @@ def do(args: argparse.Namespace) -> None:
         return
     if args.against:
         raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. --sweep workers=1:64")
-    from refsgd.report import prediction_table
+    from refsgd.report import prediction_lines
 
     experiment = prepare(args.algorithm, **arguments_of(args))
     predictions = experiment.predictions()
@@ -50,12 +49,9 @@ def do(args: argparse.Namespace) -> None:
     if not predictions:
         raise Usage(f"no figures of {args.algorithm}: {next(iter(missing.values()))}")
     if args.json != "-":
-        from rich.console import Console
-
-        console = Console(width=None if sys.stdout.isatty() else 140)
-        console.print(f"{args.algorithm} on: {machine_of(args)}", highlight=False)
-        console.print(_trained(experiment.problem.describe), highlight=False)
-        console.print(prediction_table(predictions, missing))
+        tell(f"{args.algorithm} on: {machine_of(args)}", 2)
+        tell(_trained(experiment.problem.describe), 2)
+        print("\n".join(prediction_lines(predictions, missing, width() or PIPE)))
     write(args.json, json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
 
 
@@ -76,6 +72,10 @@ def draw_sweep(args: argparse.Namespace) -> None:
     args : argparse.Namespace
         Of ``refsgd predict``, with a sweep.
     """
+    from rich.console import Console
+
+    from refsgd import plots
+    from refsgd.report import sweep_table
     from refsgd.sweep import parse_range, sweep
 
     quantity, values = parse_range(args.sweep)
@@ -91,13 +91,10 @@ def draw_sweep(args: argparse.Namespace) -> None:
         raise Usage(f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in own)} beside --against; expected options of one algorithm alone, or none")
     found = sweep(names, quantity, values, figure=args.figure, **arguments, **own)
     if args.json != "-":
-        for name, points in found.curves.items():
-            shown = [f"{x:g}: {y:.4g}" for x, y in zip(found.values, points) if y is not None]
-            print(f"{name:16} {found.figure} [{found.unit}]  " + "  ".join(shown[:: max(1, len(shown) // 8)]))
+        wide = width() or PIPE
+        Console(width=wide, markup=False).print(sweep_table(found, wide))
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
-        from refsgd import plots
-
         with writing(picture) as temporary:
             plots.save(plots.sweep_figure(found), temporary)
         print(f"picture: {picture}")

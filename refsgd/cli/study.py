@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from refsgd.cli.outputs import progress, write, writing
+from refsgd.cli.outputs import PIPE, progress, width, write, writing
 from refsgd.experiment import Usage
 from refsgd.studies import NAMES
 
@@ -48,7 +47,7 @@ def do(args: argparse.Namespace) -> None:
     with progress(args.quiet or args.json == "-", 100) as say:
         study = perform(args.name, Lab(args.quick, args.seed, None if args.no_cache else cache_folder(), say), parts)
     if args.json != "-":
-        console = Console(width=None if sys.stdout.isatty() else 150)
+        console = Console(width=width() or PIPE)
         for table in tables(study):
             console.print(table)
     write(args.json, study.to_json())

@@ -1,0 +1,138 @@
+"""What people read of a comparison and of formulas: whole names at every width, honest signs, no ranking of processes that are off."""
+
+import contextlib
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import refsgd
+from refsgd.cli import main
+from refsgd.machine import Machine
+from refsgd.report import comparison_table, prediction_lines, sentences, sweep_table
+from refsgd.sweep import sweep
+from refsgd.theory import Prediction, predict
+
+MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=2e6)
+NAMES = ("bsp", "asp", "ssp", "staleness-aware", "backup-workers")
+WIDTHS = (80, 90, 100, 120)
+
+
+def slowed(result, factor, overrun=0.0):
+    """The same as if it had been measured on OS processes, each iteration longer by a factor."""
+    m = result.measured
+    return replace(result, runtime="processes", measured={**m, "seconds": m["seconds"] * factor, "overrun_ratio": overrun,
+                                                          "seconds_per_iteration": m["seconds_per_iteration"] * factor})
+
+
+def as_processes(comparison, factor, overrun=0.0):
+    return replace(comparison, runtime="processes", rows=[replace(row, measured=slowed(row.simulated, factor, overrun)) for row in comparison.rows])
+
+
+@pytest.fixture(scope="module")
+def several():
+    return as_processes(refsgd.compare(NAMES, runtime="simulator", epochs=1, machine=MACHINE, options={"ssp": {"staleness": 3}}), 1.01)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return refsgd.compare("bsp", runtime="simulator", epochs=1, machine=MACHINE)
+
+
+def printed(table, width):
+    console = Console(width=width, markup=False)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_row_of_a_comparison_has_its_name_whole_and_no_cell_is_cut(several, width):
+    lines = printed(comparison_table(several, width), width)
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    for name in ("bsp", "asp", "ssp staleness=3", "staleness-aware", "backup-workers"):
+        assert len([line for line in lines if re.match(rf" *{name} +predicted ", line)]) == 1, name
+    head = " ".join(lines[:4])
+    assert all(word in head for word in ("accuracy", "iteration", "idle", "staleness"))
+    assert "Δ time" in head if width == 120 else "MB" not in head
+    caption = " ".join(" ".join(lines[-5:]).split())
+    assert ("Δ time: time per iteration against the line above" in caption) == ("Δ time" in head) and "residual" not in " ".join(lines)
+
+
+def test_the_widest_table_has_every_column(several):
+    head = " ".join(printed(comparison_table(several, 160), 160)[:4])
+    assert all(word in head for word in ("images/s", "Δ time", "max", "MB"))
+
+
+def test_signs_say_which_side_a_bound_is_and_what_was_drawn(several):
+    """SSP's staleness cannot exceed its bound; the time of a barrier on a link is a mean of draws, with its error."""
+    def row(step):
+        found = replace(several.rows[0], predicted={"seconds_per_iteration": step.to_json(), "idle_ratio": idle.to_json()})
+        return next(line for line in printed(comparison_table(replace(several, rows=[found]), 120), 120) if "predicted" in line)
+
+    idle = Prediction(0.4642, "1", "numerical", {"standard error": 0.0007})
+    assert "≥20.00 " in row(Prediction(0.02, "s", "bound", bound="lower")) and "≤20.00 " in row(Prediction(0.02, "s", "bound", bound="upper"))
+    assert " ~20.00 " in row(Prediction(0.02, "s", "approximation")) and " 20.00 " in row(Prediction(0.02, "s", "exact"))
+    drawn = row(Prediction(0.02, "s", "numerical", {"standard error": 0.00004}))
+    assert "20.00±0.04" in drawn and "46.4±0.1%" in drawn
+    assert "∞" in row(Prediction(float("inf"), "s", "approximation"))
+
+
+def test_one_algorithm_alone_is_not_compared_with_itself(alone):
+    said = " ".join(sentences(alone))
+    assert "those of" not in said and "first" not in said and said.count("idle") == 1
+    assert re.search(r"Workers of bsp are idle \d+% of the time, mostly \w+\.", said) and re.search(r"bsp reaches \d+% test accuracy after", said)
+
+
+def test_several_algorithms_are_ranked_where_their_processes_are_near(several):
+    said = " ".join(sentences(several))
+    assert "first" in said and "those of" in said and "No ranking" not in said
+
+
+def test_processes_that_are_far_off_are_not_ranked_but_explained_in_one_sentence(several):
+    said = sentences(as_processes(several, 3.0, 2.5))
+    (why,) = [line for line in said if "No ranking" in line]
+    assert "+200%" in why and "gradients took 250.0% longer than the emulated durations" in why
+    assert not any(word in " ".join(said) for word in ("first,", "idle", "at most (", "processes are +"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["bsp", "ssp", "approximate", "backup-workers"])
+def test_predictions_fit_and_break_no_word(name, width):
+    found = predict(name, MACHINE, workers=4, nbytes=40_000, batch=16, steps=40)
+    lines = prediction_lines(found, {"staleness_max": "because " * 20}, width)
+    assert max(map(len, lines)) <= width
+    for key, p in found.items():
+        assert [line for line in lines if line.startswith(key + " ")], key
+        assert set(p.formula.split()) <= set(" ".join(lines).split())
+    assert [line for line in lines if line.startswith("bytes_sent ") and " bytes" in line]
+    if name == "approximate":
+        assert [line for line in lines if re.match(r"seconds_per_iteration +≥[\d.]+ s  \(lower bound\)", line)]
+    if name == "bsp":
+        assert [line for line in lines if re.match(r"seconds_per_iteration +[\d.]+ ± [\de.-]+ s  \(numerical\)", line)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_sweep_has_a_row_for_each_algorithm_and_ends_at_a_value_that_fits(width):
+    found = sweep(["bsp", "asp", "ssp"], "workers", tuple(range(1, 17)), machine=MACHINE, data="quadratic", steps=10)
+    lines = printed(sweep_table(found, width), width)
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines) and "[images/s]" in lines[0]
+    assert all(any(re.match(f" *{name} ", line) for line in lines) for name in found.curves)
+    (head,) = [line.split() for line in lines if "workers" in line]
+    assert head[1] == "1" and 5 <= len(head) - 1 <= 16
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["doctor"], ["data"], ["run", "bsp", "--data", "quadratic", "--steps", "5"],
+                                       ["predict", "asp"], ["predict", "asp", "--sweep", "workers=1:9"]])
+def test_what_commands_print_keeps_within_the_terminal(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and max(len(line.rstrip()) for line in lines) <= 80
+    monkeypatch.delenv("COLUMNS")
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+    assert not any("…" in line for line in capsys.readouterr().out.splitlines())
