@@ -1,6 +1,7 @@
 """Pictures show what the traces say: positions and heights are read back from the axes."""
 
 import matplotlib.colors
+import matplotlib.text
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -142,6 +143,43 @@ def test_updates_and_seconds_are_the_columns_of_the_history(asp):
     by_time, by_updates = (draw({"asp": asp}, Figure().subplots()).lines[0] for draw in (plots.accuracy_against_time, plots.accuracy_against_updates))
     assert list(by_time.get_xdata()) == [h[0] for h in asp.history]
     assert list(by_updates.get_xdata()) == [h[1] for h in asp.history]
+
+
+def boxes(figure, artists):
+    figure.canvas.draw()
+    return [a.get_window_extent() for a in artists]
+
+
+def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar(asp):
+    """9 of 800 pixels, and titles; one key to the colours, outside all axes."""
+    found = refsgd.compare(["bsp", "asp", "ssp", "easgd", "allreduce"], runtime="simulator", data="quadratic", steps=12)
+    for figure in (plots.comparison(found), plots.run(asp)):
+        figure.canvas.draw()
+        wide = figure.get_size_inches()[0] * 72
+        drawn = [t for t in figure.findobj(matplotlib.text.Text) if t.get_text() and t.get_visible()]
+        assert len(drawn) > 20 and min(t.get_fontsize() for t in drawn) / wide * 800 >= 9
+        assert all(ax.get_title(loc="left") and ax.get_legend() is None for ax in figure.axes)
+        (legend,) = figure.legends
+        (key,) = boxes(figure, [legend])
+        assert not any(key.overlaps(box) for box in boxes(figure, figure.axes))
+        named = {t.get_text() for t in legend.get_texts()}
+        assert {"computing", "waits: transfer", "formula", "message"} <= named
+
+
+def test_the_comparison_has_a_tick_where_the_formula_is_and_three_timelines():
+    found = refsgd.compare(["sequential", "allreduce", "asp", "bsp", "ssp"], runtime="simulator", data="quadratic", steps=12)
+    idle, times, timeline = plots.comparison(found).axes
+    for ax, key, scale in ((idle, "idle_ratio", 100), (times, "seconds_per_iteration", 1000)):
+        assert [line.get_xdata()[0] for line in ax.lines] == pytest.approx([scale * row.predicted[key]["value"] for row in found.rows])
+    assert list(dict.fromkeys(label.get_text().split()[0] for label in timeline.get_yticklabels())) == ["bsp", "ssp", "asp"]
+
+
+def test_one_palette_for_causes_in_bars_and_in_timelines(asp):
+    drawn = set()
+    for ax in plots.comparison(refsgd.compare(["bsp", "asp"], runtime="simulator", data="quadratic", steps=20, machine=MACHINE)).axes:
+        for artist in [*ax.patches, *ax.collections]:
+            drawn.add(matplotlib.colors.to_hex(np.atleast_2d(artist.get_facecolor())[0]).upper())
+    assert drawn <= {"#C4C8CE", plots.WORK_COLOR, *plots.CAUSE_COLORS.values()} and len(drawn) > 4
 
 
 def test_whole_figures_draw(asp, gossip, tmp_path):

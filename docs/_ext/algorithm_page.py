@@ -36,6 +36,7 @@ import matplotlib
 import numpy as np
 from docutils import nodes
 from docutils.parsers.rst import directives
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -177,8 +178,8 @@ class Picture(Run):
         caption = self.options.get("caption", "")
         end = self.options.get("end", small.trace.seconds)
         picture = svg(small.trace, end, f"{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}", f"Space-time diagram of {small.title}. {caption}")
-        legend = ("<span class='work'></span> gradient &#8194;<span class='update'></span> update &#8194;<span class='wait'></span> waits for a message "
-                  "&#8194;<span class='message'></span> message")
+        legend = "&#8194;".join([*(f"<span style='background: {to_hex(patch.get_facecolor())}'></span> {patch.get_label()}"
+                                   for patch in plots.causes_key(plots.causes_of(small.trace))), "<span class='message'></span> message"])
         figure = nodes.figure(classes=["algorithm-picture"])
         figure += nodes.raw("", f"<div class='scroll'>{picture}</div><div class='legend' aria-hidden='true'>{legend}</div>", format="html")
         if caption:
@@ -196,7 +197,8 @@ def svg(trace: Trace, end: float, prefix: str, label: str) -> str:
              "ytick.color": INK, "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.2, 0.6 + 0.42 * len(lanes)), layout="constrained")
-        ax = plots.timeline(trace, figure.add_subplot(), 0.0, end)
+        ax = plots.timeline(trace, figure.add_subplot(), 0.0, end, causes=True)
+        ax.get_legend().remove()  # the page has one in its own letters
         ax.set_yticks(range(len(lanes)), lanes)
         ax.set_ylim(len(lanes) - 0.4, -0.6)
         ax.set_xlim(0, end)

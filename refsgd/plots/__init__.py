@@ -18,6 +18,7 @@ from refsgd.plots.runs import (
     accuracy_against_time,
     accuracy_against_updates,
     idle_by_cause,
+    iteration_times,
     predicted_against_measured,
     replica_spread,
     resources,
@@ -25,10 +26,10 @@ from refsgd.plots.runs import (
     sweep,
     throughput_against_workers,
 )
-from refsgd.plots.traces import communication, staleness_over_time, timeline
+from refsgd.plots.traces import causes_key, causes_of, communication, staleness_over_time, timeline
 
 __all__ = [
-    "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "color_of", "communication",
-    "comparison", "idle_by_cause", "predicted_against_measured", "replica_spread", "resources", "run", "save", "staleness_histogram",
+    "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "causes_key", "causes_of", "color_of", "communication",
+    "comparison", "idle_by_cause", "iteration_times", "predicted_against_measured", "replica_spread", "resources", "run", "save", "staleness_histogram",
     "staleness_over_time", "sweep", "sweep_figure", "throughput_against_workers", "timeline",
 ]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from refsgd.plots.drawn import DrawnComparison, DrawnRun, DrawnSweep
-from refsgd.plots.runs import accuracy_against_time, idle_by_cause, resources, staleness_histogram
+from refsgd.plots.runs import accuracy_against_time, idle_by_cause, iteration_times, label_of, resources, staleness_histogram
 from refsgd.plots.runs import sweep as draw_sweep
-from refsgd.plots.traces import timeline
+from refsgd.plots.traces import causes_key, causes_of, timeline
+
+SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines say most beside each other
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -32,26 +36,36 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _timelines(results: Mapping[str, DrawnRun], ax: Axes, iterations: int = 6) -> Axes:
-    """The first iterations of every result under each other on one time axis."""
+def _timelines(results: Mapping[str, DrawnRun], ax: Axes, iterations: int) -> set[str]:
+    """The first iterations of every result under each other on one time axis; the causes of their waits."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
     if not traces:
         ax.set_axis_off()
-        return ax
+        return set()
     window = iterations * max(results[name].measured["seconds_per_iteration"] for name in traces)
     lane, labels = 0, {}
     for name, trace in traces.items():
         nodes = list(trace.nodes)[:12]
-        timeline(trace, ax, 0.0, window, lane, nodes)
-        labels.update({lane + i: f"{name.split()[0]} {node}" for i, node in enumerate(nodes)})
+        timeline(trace, ax, 0.0, window, lane, nodes, causes=True)
+        labels.update({lane + i: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{node}" for i, node in enumerate(nodes)})
         lane += len(nodes) + 1
-    ax.set_yticks(list(labels), list(labels.values()), fontsize=7)
-    ax.set_xlabel("seconds   (blue: gradient, grey: update, orange: waiting, lines: messages)")
-    return ax
+    if legend := ax.get_legend():
+        legend.remove()
+    ax.set_yticks(list(labels), list(labels.values()))
+    return set[str]().union(*map(causes_of, traces.values()))
+
+
+def _key(figure: Figure, causes: Collection[str], formula: bool = True) -> None:
+    """One legend below all panels."""
+    handles: list[Artist] = [*causes_key(causes)]
+    if formula:
+        handles.append(Line2D([], [], color="black", linewidth=0, marker="|", markersize=10, markeredgewidth=1.6, label="formula"))
+    handles.append(Line2D([], [], color="#555555", linewidth=0.8, label="message"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
 
 
 def comparison(found: DrawnComparison) -> Figure:
-    """Accuracy against time, idleness by cause, staleness, and a timeline, of what was measured.
+    """Why workers wait, what an iteration takes, and a timeline of at most three algorithms; legible at a width of 800 pixels.
 
     Parameters
     ----------
@@ -62,27 +76,28 @@ def comparison(found: DrawnComparison) -> Figure:
     matplotlib.figure.Figure
     """
     results = found.results
-    lanes = sum(len(r.trace.nodes) + 1 for r in results.values() if r.trace is not None)
-    figure = _figure(13 if found.hard is None else 17, 4.2 + 0.19 * max(lanes, 8))
-    columns = 3 if found.hard is None else 4
-    grid = figure.add_gridspec(2, columns, height_ratios=[3.6, 0.19 * max(lanes, 8)])
-    panels = [figure.add_subplot(grid[0, i]) for i in range(columns)]
-    accuracy_against_time(results, panels[0]).set_title("accuracy against time", loc="left", fontsize=10)
-    idle_by_cause(results, panels[1]).set_title("why workers wait", loc="left", fontsize=10)
-    if found.hard is not None:
-        accuracy_against_time(found.hard.results, panels[3])
-        panels[3].set_title("8 workers, shards by label (simulated)", loc="left", fontsize=10)
-    parallel = {name: r for name, r in results.items() if r.workers > 1}
-    staleness_histogram(parallel, panels[2]).set_title("how old gradients are", loc="left", fontsize=10)
-    bottom = _timelines(results, figure.add_subplot(grid[1, :]))
-    bottom.set_title("the first iterations", loc="left", fontsize=10)
-    where = "simulated" if found.runtime == "simulator" else f"measured on OS processes ({found.runtime})"
-    figure.suptitle(f"{where};  {found.machine};  seed {found.seed}", fontsize=10)
+    parallel = {name: r for name, r in results.items() if r.workers > 1} or results
+    told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]
+    chosen = {name: parallel[name] for name in told[:3]}
+    lanes = sum(min(len(r.trace.nodes), 12) + 1 for r in chosen.values() if r.trace is not None)
+    heights = [0.6 + 0.26 * max(len(results), 4), 0.5 + 0.17 * max(lanes, 6)]
+    figure = _figure(8, sum(heights) + 1.5)
+    grid = figure.add_gridspec(2, 2, height_ratios=heights)
+    idle, times, below = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, :])
+    idle_by_cause(results, idle).set_title("Workers wait: how long, and why", loc="left")
+    if legend := idle.get_legend():
+        legend.remove()
+    iteration_times(results, times).set_title("What an iteration takes", loc="left")
+    causes = _timelines(chosen, below, 4) | {*(c for r in results.values() for c, share in r.measured["idle_by_cause"].items() if share > 0.0005)}
+    below.set_title(f"The first iterations: {', '.join(chosen)}", loc="left")
+    where = "simulated" if found.runtime == "simulator" else "measured on OS processes"
+    figure.suptitle(f"{where[0].upper()}{where[1:]}: {found.machine}", fontsize=9)
+    _key(figure, causes)
     return figure
 
 
 def run(result: DrawnRun) -> Figure:
-    """The same panels for one result.
+    """One result: learning, waiting, staleness, and the timeline of its first iterations.
 
     Parameters
     ----------
@@ -93,16 +108,23 @@ def run(result: DrawnRun) -> Figure:
     matplotlib.figure.Figure
     """
     watched = "resources" in result.measured
-    figure = _figure(11, 9 if watched else 6)
+    figure = _figure(9, 9.4 if watched else 6.6)
     grid = figure.add_gridspec(3 if watched else 2, 3)
     results = {result.algorithm: result}
-    accuracy_against_time(results, figure.add_subplot(grid[0, 0]))
-    idle_by_cause(results, figure.add_subplot(grid[0, 1]))
-    staleness_histogram(results, figure.add_subplot(grid[0, 2]))
-    _timelines(results, figure.add_subplot(grid[1, :]), 8)
+    learning, idle, ages, below = [figure.add_subplot(grid[0, i]) for i in range(3)] + [figure.add_subplot(grid[1, :])]
+    accuracy_against_time(results, learning).set_title("Learning", loc="left")
+    idle_by_cause(results, idle).set_title("Why workers wait", loc="left")
+    staleness_histogram(results, ages).set_title("Age of the gradients", loc="left")
+    for ax in (learning, idle, ages):
+        if legend := ax.get_legend():  # one algorithm: the title names it; the causes' colours are below
+            legend.remove()
+    causes = _timelines(results, below, 8)
+    below.set_title("The first iterations", loc="left")
+    figure.suptitle(f"{label_of(result)}: {result.workers} worker{'s' * (result.workers > 1)}, {result.runtime}; {result.machine}", fontsize=10)
+    _key(figure, causes)
     if watched:
-        resources(result, figure.add_subplot(grid[2, :2]))
-        resources(result, figure.add_subplot(grid[2, 2]), "memory")
+        resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
+        resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
     return figure
 
 

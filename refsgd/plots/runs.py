@@ -5,7 +5,7 @@ Mappings of results are from the name that the legend shows to the `refsgd.resul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -66,7 +66,7 @@ def accuracy_against_updates(results: Mapping[str, DrawnRun], ax: Axes | None = 
 
 
 def idle_by_cause(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result.
+    """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result, a tick for its formula.
 
     Parameters
     ----------
@@ -87,14 +87,47 @@ def idle_by_cause(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Ax
         if max(shares, default=0.0) > 0.05:
             ax.barh(names, shares, left=left, color=CAUSE_COLORS[cause], label=cause)
         left = [a + b for a, b in zip(left, shares)]
-    for y, total in enumerate(left):
-        ax.text(total + 0.5, y, f"{total:.1f} %", va="center", fontsize=8)
-    ax.set_xlim(0, max([*left, 1.0]) * 1.25)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
     ax.set_xlabel("idle share of a worker's time, %")
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8)
+    if ax.get_legend_handles_labels()[0]:  # below: beside the bars it would cover them
+        ax.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    return ax
+
+
+def _bars_of(results: Mapping[str, DrawnRun], ax: Axes, lengths: Sequence[float], figure: str, scale: float, pattern: str) -> None:
+    """Names and values of horizontal bars, and a tick where each formula has its value."""
+    most, label = max([*lengths, 1e-9]), "formula"
+    for y, (result, length) in enumerate(zip(results.values(), lengths, strict=True)):
+        value = _predicted(result, figure)
+        far = max(length, scale * (value or 0.0))
+        if value is not None:
+            ax.plot([scale * value] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.6, label=label)
+            label = "_formula"
+        ax.text(far + 0.02 * most, y, pattern.format(length), va="center", fontsize=8)
+    ax.set_xlim(0, most * 1.3)
+    ax.set_yticks(range(len(results)), list(results))
+    ax.set_ylim(len(results) - 0.4, -0.6)
+
+
+def iteration_times(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
+    """Milliseconds per iteration, a bar per result, a tick for its formula.
+
+    Parameters
+    ----------
+    results : mapping of str to Result
+        By label.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; by default on pyplot's current axes.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    ax = axes_or_current(ax)
+    times = [1e3 * r.measured["seconds_per_iteration"] for r in results.values()]
+    ax.barh(list(results), times, color="#C4C8CE")  # no colour of a cause
+    _bars_of(results, ax, times, "seconds_per_iteration", 1e3, "{:.1f}")
+    ax.set_xlabel("time per iteration, ms")
     return ax
 
 
@@ -317,5 +350,5 @@ def resources(result: DrawnRun, ax: Axes | None = None, what: Literal["processor
         ax.plot([s[0] for s in used["samples"]], [scale * s[column] for s in used["samples"]], LINES[i % 4], label=node, lw=1)
     ax.set_xlabel("seconds")
     ax.set_ylabel(label)
-    ax.legend(fontsize=7, ncols=2)
+    ax.legend(fontsize=8, ncols=2)
     return ax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -59,13 +59,44 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
         if t.src in place and t.to in place and t.sent >= start and t.received <= end:
             ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color="#555555", linewidth=0.4, alpha=0.6)
     if causes:
-        patches = [Patch(color=WORK_COLOR, label="gradient"), *(Patch(color=CAUSE_COLORS[c], label=c) for c in CAUSES)]
-        ax.legend(handles=patches, fontsize=7, ncols=len(patches), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        ax.legend(handles=causes_key(), fontsize=7, ncols=len(CAUSES) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     ax.set_yticks(range(lane, lane + len(nodes)), nodes)
     ax.set_ylim(lane + len(nodes) - 0.5, -0.5)
     ax.set_xlim(0, end - start)
     ax.set_xlabel("seconds" if not start else f"seconds after {start:g}")
     return ax
+
+
+def causes_of(trace: Trace) -> set[str]:
+    """The causes of waits that a timeline shows; ``update`` also where only servers take time for updates.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    set of str
+    """
+    updates = any(e.data["work"] != "gradient" and e.time > e.data["start"] for e in trace.of("compute"))
+    return {wait.cause for wait in waits(trace)[0] if wait.end > wait.start} | ({"update"} if updates else set())
+
+
+def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
+    """What the colours of a timeline mean, for a legend.
+
+    Parameters
+    ----------
+    causes : collection of str
+        Those of the waits to be named.
+
+    Returns
+    -------
+    list of matplotlib.patches.Patch
+        Computing first.
+    """
+    waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c == "update" else f"waits: {c}") for c in CAUSES if c in causes]
+    return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
 
 
 def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:
