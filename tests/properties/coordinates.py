@@ -1,0 +1,73 @@
+"""A coordinate for each gradient: parameters then say which gradients they contain, and at which rate each was applied."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refsgd.algorithms.sgd import SGD
+from refsgd.experiment import has_servers
+from refsgd.machine import Machine
+from refsgd.problems import Problem
+from refsgd.runtimes.faulty import Faulty
+
+UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="fixed(0.05)", speeds=(1, 0.5, 2))
+FREE = Machine(compute="exponential(1)", speeds=(1, 0.5, 2))
+
+
+def halving(t):
+    """A schedule that names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost."""
+    return 2.0**-t
+
+
+def rank_of(node):
+    """Rank of ``worker2`` or ``peer2``."""
+    return int(node.removeprefix("worker").removeprefix("peer"))
+
+
+class Marked:
+    """A run of `steps` iterations whose gradient (rank, t) is 1 at its own coordinate of each of `slices` equal parts, else 0.
+
+    Attributes
+    ----------
+    read : dict
+        (rank, t) -> (x, number of events before), where the gradient was computed.
+    """
+
+    def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(), **options):
+        self.workers, self.steps, self.slices, self.read = workers, steps, slices, {}
+        self.size = workers * steps
+        sgd = SGD(1.0, schedule=halving)
+        servers = {"servers": slices} if has_servers(deploy) else {}
+        problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0)
+        self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000, faults, "continue")
+        self.run = self.world.run()
+        self.trace = self.run.trace
+
+    def _gradient(self, x, rank, t):
+        assert (rank, t) not in self.read, "computed once"
+        self.read[rank, t] = x, len(self.world.events)
+        g = np.zeros((self.slices, self.size), np.float32)
+        g[:, self.place(rank, t)] = 1
+        return g.ravel()
+
+    def place(self, rank, t):
+        """The coordinate of a gradient."""
+        return rank * self.steps + t
+
+    def contents(self, part):
+        """The gradients in one part of the parameters."""
+        return {divmod(int(i), self.steps) for i in np.flatnonzero(part)}
+
+    def part(self, x, k):
+        """Slice k of whole parameters."""
+        return x[k * self.size:(k + 1) * self.size]
+
+    def updates(self, k=0):
+        """For every update of slice k its mark and the gradients that came with it."""
+        known, found = set(), []
+        for mark in self.trace.marks("update"):
+            if mark.data["slice"] == k:
+                now = self.contents(mark.data["x"])
+                found.append((mark, now - known))
+                known |= now
+        return found

@@ -1,0 +1,198 @@
+"""The learning-rate schedule: every gradient is applied at the rate of the update that its algorithm's page names."""
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import CATALOGUE, pipeline
+from refsgd.algorithms.parameter_server import slices
+from refsgd.algorithms.sgd import SGD
+from refsgd.runtimes.simulator import simulate
+from tests.properties.coordinates import FREE, Marked, halving, rank_of
+from tests.wrong import changed, wrong_deployment
+
+
+def of_the_server(run, rank, t, k):
+    """Updates of this slice before the one with the gradient."""
+    return next(u for u, (_, new) in enumerate(run.updates(k)) if (rank, t) in new)
+
+
+def of_the_worker(run, rank, t, k):
+    """The worker's own iteration."""
+    return t
+
+
+def of_the_center(run, rank, t, k):
+    """Earlier pushes of the workers in the same data centre, in the order of their server."""
+    centers = [range(run.workers)[center] for center in slices(run.workers, 2)]
+    (k, center), = [(k, center) for k, center in enumerate(centers) if rank in center]
+    return [(r, s) for _, new in run.updates(k) for r, s in new if r in center].index((rank, t))
+
+
+def whole(run, rank, t, k):
+    return 1.0
+
+
+def mean(run, rank, t, k):
+    return 1 / run.workers
+
+
+def first_two(run, rank, t, k):
+    return 1 / 2
+
+
+def by_staleness(run, rank, t, k):
+    mark = run.updates(k)[of_the_server(run, rank, t, k)][0]
+    return 1 / max(1, mark.data["version"] - dict(mark.data["reads"])[f"worker{rank}"])
+
+
+def by_place_in_the_clock(run, rank, t, k):
+    order = [g for _, new in run.updates(k) for g in new if g[1] == t]
+    return 1 / (order.index((rank, t)) + 1)
+
+
+#: algorithm, its options, which update's rate a gradient gets, and its weight in that update (3 workers)
+CASES = [
+    ("bsp", {}, of_the_server, mean),
+    ("bsp", {"aggregation": "sum"}, of_the_server, whole),
+    ("asp", {}, of_the_server, whole),
+    *[("ssp", {"staleness": s, "refresh": refresh}, of_the_server, whole) for s in (1, 9) for refresh in ("fresh", "lazy", "eager")],
+    ("downpour", {}, of_the_server, whole),
+    ("downpour", {"push_every": 2, "fetch_every": 3}, of_the_server, whole),
+    ("downpour", {"adagrad": True}, of_the_server, whole),
+    ("backup-workers", {}, of_the_server, first_two),
+    ("softsync", {}, of_the_server, mean),
+    ("staleness-aware", {}, of_the_server, by_staleness),
+    ("dc-asgd", {}, of_the_server, whole),
+    ("dc-asgd", {"adaptive": True}, of_the_server, whole),
+    ("consgd", {"staleness": 1}, of_the_server, mean),
+    ("dssp", {"lower": 0, "upper": 2}, of_the_server, whole),
+    ("dynsgd", {"staleness": 1}, of_the_worker, by_place_in_the_clock),
+    ("approximate", {}, of_the_center, whole),
+    ("easgd", {"period": 2}, of_the_worker, whole),
+    ("allreduce", {}, of_the_worker, mean),
+    ("dgc", {}, of_the_worker, mean),
+    ("dpsgd", {}, of_the_worker, whole),
+    ("dpsgd", {"order": "atc"}, of_the_worker, mean),  # in a ring of three all weights are 1/3
+    ("sgp", {}, of_the_worker, lambda *_: 1 / 2),
+    *[(name, {}, of_the_worker, whole) for name in ("gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
+    *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco")],
+]
+
+
+def hold_rates(deploy, options, index, weight, seed=0):
+    """The value with which each gradient's coordinate first appears is minus its rate."""
+    slices = 2 if deploy.__name__ == "approximate" else 1
+    run = Marked(deploy, slices=slices, seed=seed, **options)
+    for k in range(slices):
+        first = {}
+        for e in run.trace.of("mark"):
+            if e.data.get("slice", k) == k and "x" in e.data:
+                for g in run.contents(e.data["x"]) - first.keys():
+                    first[g] = -e.data["x"][run.place(*g)]
+        dropped = {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}
+        assert first.keys() | dropped == run.read.keys(), "every gradient is applied or dropped"
+        for (rank, t), value in first.items():
+            expected = halving(index(run, rank, t, k)) * weight(run, rank, t, k)
+            assert value == pytest.approx(expected, rel=1e-5), f"gradient {t} of worker {rank} was applied at rate {value}; expected {expected}"
+
+
+def test_all_algorithms_have_a_rate_here():
+    assert {name for name, *_ in CASES} | {"sequential"} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize(("name", "options", "index", "weight"), CASES)
+def test_each_gradient_is_applied_at_the_rate_of_its_update(name, options, index, weight):
+    for seed in range(3):
+        hold_rates(CATALOGUE[name], options, index, weight, seed)
+
+
+def alone(deploy):
+    """What sequential SGD does with a unit gradient per step."""
+    assert np.array_equal(Marked(deploy, workers=1, steps=6).run.values["worker0"], [-halving(t) for t in range(6)])
+
+
+def test_sequential_sgd_counts_its_updates():
+    alone(CATALOGUE["sequential"])
+
+
+def hold_own_steps(deploy, index, **options):
+    """A copy that is never refreshed contains the worker's own gradients at the rates that its page states."""
+    run = Marked(deploy, steps=6, **options)
+    for (rank, t), (x, _) in run.read.items():
+        assert run.contents(x) == {(rank, s) for s in range(t)}
+        assert [-x[run.place(rank, s)] for s in range(t)] == [halving(index(s)) for s in range(t)]
+
+
+def test_own_steps_on_a_cache_have_the_rate_that_the_server_has_when_all_have_come_so_far():
+    hold_own_steps(CATALOGUE["ssp"], lambda t: 3 * t, staleness=float("inf"), refresh="lazy")
+    for push_every in (1, 2, 4):
+        hold_own_steps(CATALOGUE["downpour"], lambda t: 3 * -(-t // push_every), push_every=push_every, fetch_every=9)
+
+
+def hold_pipeline_rates(deploy):
+    steps = 5
+
+    def backward(x, a, d):
+        return np.eye(steps, dtype=np.float32)[int(a[0, 0])], d
+
+    stage = pipeline.Stage(np.zeros(steps, np.float32), lambda x, a: a, backward)
+    chain = pipeline.Chain([stage] * 3, lambda t, j: np.full((1, 1), t, np.float32), lambda out, t, j: out)
+    for x in simulate(deploy(chain, steps, SGD(1.0, schedule=halving)), FREE).values.values():
+        assert np.array_equal(x, [-halving(t) for t in range(steps)])
+
+
+@pytest.mark.parametrize("deploy", [pipeline.gpipe, pipeline.pipedream])
+def test_a_stage_counts_its_updates(deploy):
+    hold_pipeline_rates(deploy)
+
+
+# -- wrong programs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("bsp", "ordered, t, aggregation", "ordered, 0, aggregation"),  # stuck
+    ("bsp", "ordered, t, aggregation", "ordered, t + 1, aggregation"),  # early
+    ("asp", "push.grad, version,", "push.grad, max(0, version - 1),"),  # late
+    ("ssp", "version, kind=\"update\")\n            yield Mark(\"update\", slice=k, version=version, reads=((w, message.version),), x=x)\n"
+            "            clock[w], version = clock[w] + 1, version + 1\n            waiting.add(w)",
+     "clock[w], kind=\"update\")\n            yield Mark(\"update\", slice=k, version=version, reads=((w, message.version),), x=x)\n"
+     "            clock[w], version = clock[w] + 1, version + 1\n            waiting.add(w)"),  # by the worker's clock
+    ("downpour", "adagrad_step, sgd, x, v, message.grad, version", "adagrad_step, sgd, x, v, message.grad, 0"),
+    ("approximate", "message.grad, done", "message.grad, version"),
+    ("dynsgd", "message.grad, share, c,", "message.grad, share, version,"),
+    ("allreduce", "np.float32(whole), t,", "np.float32(whole), t + 1,"),
+    ("dgc", "sum_of_sparse(messages, x), t,", "sum_of_sparse(messages, x), 0,"),
+    ("independent", "sgd.step, x, v, g, t,", "sgd.step, x, v, g, t + 1,"),
+    ("pair-averaging", "replica.x, v, g, t,", "replica.x, v, g, version,"),  # counts averages too
+    ("hogwild", "-sgd.rate(t)", "-sgd.rate(int(read[0]))"),  # by everybody's updates
+    ("easgd", "nesterov, sgd, x, v, z, g, t,", "nesterov, sgd, x, v, z, g, t // period,"),
+])
+def test_a_wrong_schedule_is_caught(name, right, wrong):
+    deploy = wrong_deployment(CATALOGUE[name], right, wrong)
+    with pytest.raises(AssertionError, match="was applied at rate"):
+        for n, options, index, weight in CASES:
+            if n == name:
+                hold_rates(deploy, options, index, weight)
+
+
+@pytest.mark.parametrize("wrong", ["0", "t + 1", "max(0, t - 1)"])
+def test_a_wrong_schedule_of_one_worker_is_caught(wrong):
+    with pytest.raises(AssertionError):
+        alone(wrong_deployment(CATALOGUE["sequential"], "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {wrong},"))
+
+
+def test_wrong_rates_of_own_steps_are_caught():
+    for rate in ("0", "c", "(c + 1) * workers"):
+        with pytest.raises(AssertionError):
+            hold_own_steps(wrong_deployment(CATALOGUE["ssp"], "sgd.rate(c * workers)", f"sgd.rate({rate})"), lambda t: 3 * t,
+                           staleness=float("inf"), refresh="lazy")
+    for rate in ("t", "workers * (t // push_every)"):
+        with pytest.raises(AssertionError):
+            hold_own_steps(wrong_deployment(CATALOGUE["downpour"], "sgd.rate(workers * -(-t // push_every))", f"sgd.rate({rate})"),
+                           lambda t: 3 * -(-t // 2), push_every=2, fetch_every=9)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [("gpipe", "v, g, t, kind", "v, g, 0, kind"), ("pipedream", "v, g, b, kind", "v, g, read, kind")])
+def test_a_wrong_schedule_of_a_stage_is_caught(name, right, wrong):
+    with pytest.raises(AssertionError):
+        hold_pipeline_rates(getattr(changed(pipeline, right, wrong), name))

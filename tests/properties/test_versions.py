@@ -1,0 +1,191 @@
+"""Versions and staleness: what each gradient read, recomputed from parameters and messages, is what the marks and the trace say."""
+
+from collections import Counter
+
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+from tests.properties.coordinates import FREE, UNEQUAL, Marked, rank_of
+from tests.wrong import wrong_deployment
+
+#: algorithms whose servers apply gradients, with options and the number of servers
+SERVERS = [
+    ("bsp", {}, 1), ("bsp", {"aggregation": "sum"}, 2), ("asp", {}, 1), ("asp", {}, 2),
+    *[("ssp", {"staleness": s, "refresh": refresh}, servers) for s, servers in ((0, 1), (1, 2), (9, 1)) for refresh in ("fresh", "lazy", "eager")],
+    ("dssp", {"lower": 0, "upper": 2}, 1),
+    *[("downpour", {"push_every": push, "fetch_every": fetch}, servers) for push, fetch, servers in ((1, 1, 1), (2, 1, 1), (1, 3, 2), (3, 2, 1))],
+    ("downpour", {"push_every": 2, "adagrad": True}, 1),
+    ("backup-workers", {}, 1), ("softsync", {}, 1), ("softsync", {"splitting": 2}, 2), ("staleness-aware", {}, 1), ("staleness-aware", {"splitting": 1}, 1),
+    ("dc-asgd", {}, 1), ("consgd", {"staleness": 1}, 1), ("dynsgd", {"staleness": 1}, 2), ("approximate", {}, 2),
+]
+#: which events, besides its own updates, change a peer's replica in a way that its version counts
+CHANGES = {
+    "gosgd": lambda e: e.kind == "receive",
+    "pair-averaging": lambda e: e.kind == "receive" and e.program == 0,
+    "adpsgd": lambda e: (e.kind == "receive" and e.program == 0) or (e.kind == "send" and e.program == 1),
+}
+PEERS = ["sequential", "independent", "gosgd", "adpsgd", "pair-averaging", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp"]
+
+
+def hold_versions_of_servers(deploy, options, servers, seed=0):
+    """A gradient has read as many versions as there are updates whose gradients all were in the x that it was computed at.
+
+    Downpour's own steps since its last fetch are in that x, but not in what was fetched, which its version is of.
+    """
+    run = Marked(deploy, workers=4 if servers == 2 else 3, slices=servers, seed=seed, **options)
+    taus = Counter()
+    for k in range(servers):
+        updates = run.updates(k)
+
+        def versions(rank, t):
+            held = run.contents(run.part(run.read[rank, t][0], k))
+            if "fetch_every" in options:
+                held -= {(rank, s) for s in range(t - t % options["fetch_every"], t)}
+            return sum(new <= held for _, new in updates)
+
+        for u, (mark, new) in enumerate(updates):
+            reads = sorted((f"worker{rank}", versions(rank, t)) for rank, t in new)
+            assert mark.data["version"] == u, "a version is the number of earlier updates"
+            assert sorted(mark.data["reads"]) == reads, f"update {u} of slice {k} says {mark.data['reads']}; expected {reads}"
+            taus.update((w, u - read) for w, read in reads)
+    assert Counter(run.trace.staleness) == taus
+
+
+@pytest.mark.parametrize(("name", "options", "servers"), SERVERS)
+def test_gradients_at_servers_have_read_what_they_say(name, options, servers):
+    for seed in range(3):
+        hold_versions_of_servers(CATALOGUE[name], options, servers, seed)
+
+
+def hold_versions_of_hogwild(deploy):
+    """Where an addition takes no time: as many updates as gradients in the vector that was read, and in the vector that was changed."""
+    run = Marked(deploy, machine=FREE)
+    marks = run.trace.marks("update")
+    assert len(marks) == run.size
+    for u, mark in enumerate(marks):
+        rank, t = rank_of(mark.node), mark.data["t"]
+        assert mark.data["version"] == u and mark.data["reads"] == ((mark.node, len(run.contents(run.read[rank, t][0]))),)
+    assert max(tau for _, tau in run.trace.staleness) > 0
+
+
+def test_gradients_of_hogwild_have_read_what_they_say():
+    hold_versions_of_hogwild(CATALOGUE["hogwild"])
+
+
+def hold_versions_of_forces(deploy, mode, servers):
+    """EASGD: a force has read the centre that its worker was sent last, and counts from the updates before it was sent."""
+    run = Marked(deploy, steps=6, slices=servers, period=2, mode=mode)
+    sent, forces, changes = {}, {}, Counter()
+    for e in run.trace.events:
+        if e.kind == "mark" and e.data["name"] == "update":
+            assert e.data["version"] == changes[e.node]
+            changes[e.node] += 1
+            for w, read in e.data["reads"]:
+                assert read == forces[e.node, w].pop(0), f"the force of {w} has read another centre than update {e.data['version']} says"
+        elif e.kind == "send" and e.data["message"] == "Model":
+            sent[e.node, e.data["to"], e.data["number"]] = changes[e.node]
+        elif e.kind == "receive" and e.data["message"] == "Model":
+            forces.setdefault((e.data["src"], e.node), []).append(sent[e.data["src"], e.node, e.data["number"]])
+    assert not any(forces.values()) and all(changes.values())
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("async", 1), ("async", 2), ("sync", 1)])
+def test_forces_have_read_what_they_say(mode, servers):
+    hold_versions_of_forces(CATALOGUE["easgd"], mode, servers)
+
+
+def hold_versions_of_peers(name, deploy, workers=3):
+    """A replica's version counts its changes, so staleness is the changes between reading x and applying the gradient to it."""
+    run = Marked(deploy, workers=1 if name == "sequential" else workers, steps=6, **({"p": 0.7} if name == "gosgd" else {}))
+    events = run.trace.events
+
+    def changes(node, until):
+        mine = [e for e in events[:until] if e.node == node]
+        return sum((e.kind == "mark" and e.data["name"] == "update") or CHANGES.get(name, lambda e: False)(e) for e in mine)
+
+    for at, e in enumerate(events):
+        if e.kind == "mark" and e.data["name"] == "update":
+            read_at = run.read[rank_of(e.node), e.data.get("t", e.data["version"])][1]
+            read = changes(e.node, read_at)
+            assert e.data["reads"] == ((e.node, read),), f"{e.node} says {e.data['reads']}; expected {read}"
+            # GoSGD queues what comes meanwhile until its next iteration
+            assert e.data["version"] == (read if name == "gosgd" else changes(e.node, at))
+    assert len(run.trace.staleness) == run.size
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_gradients_of_peers_have_read_what_they_say(name):
+    hold_versions_of_peers(name, CATALOGUE[name])
+
+
+def test_the_catalogue_is_complete():
+    assert {name for name, *_ in SERVERS} | set(PEERS) | {"hogwild", "easgd"} == set(CATALOGUE)
+
+
+#: a worker for sequential SGD; two servers for the data centres of Gaia; the cache of SSP, whose other worker all servers share
+CLOCKS = {"sequential": {"workers": 1}, "approximate": {"slices": 2}, "ssp": {"refresh": "lazy"}}
+
+
+def hold_clocks(deploy, **options):
+    """Each worker marks the end of every iteration, in order, with the t of its gradient."""
+    run = Marked(deploy, machine=UNEQUAL, **options)
+    for node in run.trace.workers:
+        rank = rank_of(node)
+        computed = [t for r, t in run.read if r == rank]
+        assert computed and [e.data["t"] for e in run.trace.marks("clock") if e.node == node] == computed
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_clocks_are_those_of_the_gradients(name):
+    hold_clocks(CATALOGUE[name], **CLOCKS.get(name, {}))
+
+
+# -- wrong programs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("bsp", "tuple((w, pushes[w].version) for w in sorted(pushes))", "tuple((w, 0) for w in sorted(pushes))"),
+    ("downpour", "[*reads, version]", "[*reads, {s: v + 1 for s, v in version.items()}]"),
+    ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
+    ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
+    ("asp", "reads=((w, push.version),)", "reads=((w, version),)"),
+    ("backup-workers", "tuple((w, t) for w in first)", "tuple((w, t - 1) for w in first)"),
+    ("approximate", "version=version, reads=((w, message.version),)", "version=done, reads=((w, message.version),)"),
+])
+def test_wrong_versions_at_servers_are_caught(name, right, wrong):
+    deploy = wrong_deployment(CATALOGUE[name], right, wrong)
+    with pytest.raises(AssertionError):
+        for n, options, servers in SERVERS:
+            if n == name:
+                hold_versions_of_servers(deploy, options, servers)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("int(read[0])", "int(now[0])"), ("version=int(now[0])", "version=int(now[0]) + 1"),
+    ("read = yield Load(count, 0)", "read = [t]")])
+def test_wrong_versions_of_hogwild_are_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        hold_versions_of_hogwild(wrong_deployment(CATALOGUE["hogwild"], right, wrong))
+
+
+def test_a_force_with_another_version_is_caught():
+    with pytest.raises(AssertionError, match="has read another centre"):
+        hold_versions_of_forces(wrong_deployment(CATALOGUE["easgd"], "reads=((w, message.version),)", "reads=((w, version),)"), "async", 1)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("gosgd", "replica.weight = total\n        replica.version += 1", "replica.weight = total"),
+    ("adpsgd", "= x, self.version + 1", "= x, self.version"),
+    ("adpsgd", "read = replica.version", "read = t"),
+    ("pair-averaging", "(theirs.x - replica.x) / 2, version + 1", "(theirs.x - replica.x) / 2, version"),
+])
+def test_wrong_versions_of_peers_are_caught(name, right, wrong):
+    with pytest.raises(AssertionError):
+        hold_versions_of_peers(name, wrong_deployment(CATALOGUE[name], right, wrong))
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("backup-workers", "newest"), ("sequential", "0"), ("ssp", "c + 1")])
+def test_wrong_clocks_are_caught(name, wrong):
+    right = "yield Mark(\"clock\", t=c)" if name == "ssp" else "yield Mark(\"clock\", t=t)"
+    with pytest.raises(AssertionError):
+        hold_clocks(wrong_deployment(CATALOGUE[name], right, right.replace(right[-2], wrong)), **CLOCKS.get(name, {}))

@@ -1,0 +1,20 @@
+"""Wrong programs: a module of the library in which some text is replaced, for tests that must notice it."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+
+def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
+    """A copy of `module` in which the text `right` reads `wrong`; it must occur exactly once, and the module itself stays as it is."""
+    source = inspect.getsource(module)
+    assert source.count(right) == 1, f"{module.__name__}: {source.count(right)} places read {right!r}; expected exactly 1"
+    copy = ModuleType(module.__name__)
+    exec(compile(source.replace(right, wrong), f"{module.__file__} (changed)", "exec"), vars(copy))
+    return copy
+
+
+def wrong_deployment(deploy, right, wrong):
+    """A deployment function of the catalogue, from a copy of its module with that change."""
+    return getattr(changed(inspect.getmodule(deploy), right, wrong), deploy.__name__)
