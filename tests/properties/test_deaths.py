@@ -1,0 +1,101 @@
+"""A death of each worker at each step, for every algorithm that goes on: nothing that had been sent is lost, and nobody waits for the dead."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.problems import quadratic
+from refsgd.runtimes.faults import Fault, survives_workers
+from refsgd.runtimes.simulator import Deadlock
+from tests.properties.coordinates import UNEQUAL, Marked, rank_of
+from tests.wrong import wrong_deployment
+
+WORKERS, STEPS = 3, 4
+#: algorithms and their options
+GO_ON = [
+    ("asp", {}), ("downpour", {}), ("downpour", {"push_every": 2, "fetch_every": 3}), ("backup-workers", {}), ("softsync", {}),
+    ("staleness-aware", {"splitting": 1}), ("dc-asgd", {}), ("consgd", {"staleness": 1}), ("dynsgd", {"staleness": 1}),
+    *[("ssp", {"staleness": s, "refresh": refresh}) for s in (0, 1, 9) for refresh in ("fresh", "lazy", "eager")],
+    ("dssp", {"lower": 0, "upper": 2}), ("approximate", {}), ("easgd", {"period": 1}),
+    ("hogwild", {}), ("independent", {}), ("gosgd", {"p": 0.7}), ("pair-averaging", {}), ("adpsgd", {}), ("adpsgd", {"graph": "star"}),
+]
+
+
+def applied(run, living):
+    """The gradients that the final parameters of the servers or of the shared memory contain; of replicas those of their owner."""
+    final = {node: getattr(value, "x", value) for node, value in run.run.values.items()}
+    if "worker0" not in run.world.nodes:
+        return {g for w in living for g in run.contents(final[w]) if g[0] == rank_of(w)}
+    if servers := [n for n in run.world.nodes if n.startswith("server")]:
+        final = {"": np.concatenate([final[s] for s in servers])}
+    x = final.popitem()[1]
+    found = [run.contents(run.part(x, k)) for k in range(run.slices)]
+    assert all(part == found[0] for part in found)
+    return found[0]
+
+
+def hold_death(deploy, options, dead, step, seed=0):
+    """Kill one worker before its gradient number `step`."""
+    roles = deploy(quadratic(workers=WORKERS), WORKERS, STEPS, SGD(0.1), **options)
+    name, = (n for n in roles if n in (f"worker{dead}", f"peer{dead}"))
+    run = Marked(deploy, WORKERS, STEPS, 2 if deploy.__name__ == "approximate" else 1, UNEQUAL, seed, [Fault("kill", name, step)], **options)
+    trace = run.trace
+    living = [w for w in trace.workers if w != name]
+    computed = Counter(rank for rank, _ in run.read)
+    if deploy.__name__ == "backup_workers":  # one that is late skips steps, and may have no such gradient
+        assert trace.updates == {"server0": STEPS} and computed[dead] <= step
+        assert all([e.data["t"] for e in trace.marks("clock") if e.node == w][-1] == STEPS - 1 for w in living)
+    else:
+        assert name in trace.dead and computed == {rank_of(w): STEPS for w in living} | ({dead: step} if step else {})
+    assert run.run.values.keys() == {*trace.nodes} - trace.dead.keys(), "all others return"
+    kept = run.read.keys() - {(rank_of(e.data["worker"]), e.data["t"]) for e in trace.marks("drop")}
+    if "push_every" in options:  # lost with the dead: the window that it had not pushed
+        kept -= {(dead, t) for t in range(max((t for t in range(step) if t % options["push_every"] == 0), default=-1) + 1, step)}
+    if deploy.__name__ == "easgd":  # the force of an iteration is sent before its gradient
+        assert trace.updates["server0"] == len(living) * STEPS + step + 1
+    else:
+        assert applied(run, living) == (kept if "worker0" in roles else {g for g in kept if g[0] != dead}), "what had arrived counts"
+    told = set()
+    for e in trace.events:
+        if e.kind == "receive" and e.data["message"] == "Died":
+            told.add(e.node)
+        assert not (e.kind == "send" and e.data["to"] == name and e.node in told), f"{e.node} knows that {name} is dead, and sends to it"
+
+
+@pytest.mark.parametrize(("name", "options"), GO_ON)
+def test_a_death_of_each_worker_at_each_step(name, options):
+    for dead in range(WORKERS):
+        for step in range(STEPS):
+            hold_death(CATALOGUE[name], options, dead, step, seed=step)
+
+
+def test_these_are_the_algorithms_that_go_on():
+    deployments = {name: deploy(quadratic(workers=3), 3, 1, SGD(0.1)) for name, deploy in CATALOGUE.items() if name != "sequential"}
+    assert {name for name, _ in GO_ON} == {name for name, deployment in deployments.items() if survives_workers(deployment)}
+
+
+# -- wrong programs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("asp", "with suppress(RunEnded):", "if True:"),
+    ("downpour", "with suppress(RunEnded):", "if True:"),
+    ("softsync", "(last and kept)", "(not left and kept)"),  # the gradients of an update that is filled no more are forgotten
+    ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        else:", "pass\n        else:"),
+    ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        elif", "pass\n        elif"),
+    ("dssp", "clock.pop(w, None)", "pass"),
+    ("dynsgd", "clock.pop(w, None)", "pass"),
+    ("adpsgd", "passive = [i for i in passive if i != j]", "pass"),
+    ("pair-averaging", "others = [i for i in others if i != j]", "pass"),
+])
+def test_a_death_that_is_not_survived_is_caught(name, right, wrong):
+    deploy = wrong_deployment(CATALOGUE[name], right, wrong)
+    with pytest.raises((AssertionError, Deadlock)):
+        for n, options in GO_ON:
+            for dead in range(WORKERS):
+                for step in range(STEPS):
+                    if n == name:
+                        hold_death(deploy, options, dead, step, seed=step)
