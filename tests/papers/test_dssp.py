@@ -16,6 +16,7 @@ from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 from tests.watching import FREE, curved, final
+from tests.wrong import wrong_deployment
 
 sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 7)}
 UNEQUAL = Machine(compute="exponential(1)", speeds=(1, 1, 6))
@@ -108,6 +109,66 @@ def test_a_grant_is_used_clock_by_clock_and_then_one_push_of_the_slowest_release
                 answered[-1].append(effect.to)
             effect = program.send(effect.fn(*effect.args) if isinstance(effect, Compute) else None)
     assert answered == [["worker0"], ["worker0"], [], ["worker0", "worker1"]]
+
+
+def answers_by_the_book(order, workers, lower, upper):
+    """Who is answered after each push, simulated from the page: predicted pushes are listed one by one, and their waits compared."""
+    came, left, bound, waiting, answered = {w: [] for w in workers}, dict.fromkeys(workers, 0), {}, set(), []
+    for now, w in enumerate(order, 1):
+        came[w].append(now)
+        waiting.add(w)
+        clock = {u: len(pushes) for u, pushes in came.items()}
+        slowest, ahead = min(clock.values()), clock[w] - min(clock.values())
+        use = left[w] > 0
+        if not use and ahead > lower:
+            def lasts(u):  # the interval between the last two pushes of u, the start being one; and the silence since
+                *_, before, last = [0, 0, *came[u]]
+                return last, max(last - before, now - last)
+
+            last, interval = max((lasts(u) for u in workers if clock[u] == slowest), key=sum)
+            own = now - [0, 0, *came[w]][-2]
+            waits = [min(k - now - r * own for k in range(last, now + 10**4, interval) if k > last and k >= now + r * own)
+                     for r in range(upper + 2 - ahead)]
+            left[w] = waits.index(min(waits))
+            use = left[w] > 0
+        bound[w] = ahead if use else ahead - 1
+        left[w] -= use
+        ready = {u for u in waiting if clock[u] - slowest <= max(lower, bound[u])}
+        waiting -= ready
+        answered.append(sorted(ready))
+    return answered
+
+
+def hold_answers(deploy, lower, upper, seed):
+    workers = [f"worker{i}" for i in range(3)]
+    trace = simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed).trace
+    order, answered = [], []
+    for e in trace.events:
+        if e.node == "server0" and e.kind == "receive":
+            order.append(e.data["src"])
+            answered.append([])
+        elif e.node == "server0" and e.kind == "send":
+            answered[-1].append(e.data["to"])
+    assert [sorted(a) for a in answered] == answers_by_the_book(order, workers, lower, upper)
+
+
+@pytest.mark.parametrize("lower, upper", [(0, 2), (0, 6), (1, 5), (2, 9)])
+def test_every_answer_is_that_of_the_page(lower, upper):
+    """Grants are given where there is none, used clock by clock, and predicted from the last two pushes."""
+    for seed in range(4):
+        hold_answers(dssp.dssp, lower, upper, seed)
+
+
+@pytest.mark.parametrize("right, wrong", [
+    ("if not granted[w] and clock[w] > slowest + lower", "if clock[w] > slowest + lower"),  # renewed at every push
+    ("pushed[w] = pushed[w][1], version", "pushed[w] = 0, version"),  # intervals from the start
+    ("interval = max(last - previous, now - last)", "interval = last - previous"),
+    ("next_push[max(next_push)]", "next_push[min(next_push)]"),
+])
+def test_a_wrong_grant_is_caught(right, wrong):
+    with pytest.raises((AssertionError, ZeroDivisionError)):
+        for seed in range(4):
+            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])

@@ -14,7 +14,8 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import LOCKSTEP, RANDOM, constant, curved, final
+from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, recorded
+from tests.wrong import wrong_deployment
 
 EMPTY = (np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.float32))
 ONES = np.ones(2, np.float32)
@@ -115,6 +116,36 @@ def test_odena_divides_by_the_deviation_of_each_parameter():
     assert moments[2][0] < 0.05 and moments[2][1] == pytest.approx(2, abs=0.8)
     fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad for tau in (1, 3))
     assert np.allclose(fresh, 3 * stale) and fresh[0] > 10 * fresh[1]
+
+
+def odena_by_hand(deploy, workers=3, steps=5, lr=0.01):
+    """Algorithm 1 of Odena in float64, from who read which version; s is that of the gradient that it divides."""
+    problem, seen = recorded(curved(workers=workers))
+    run = simulate(deploy(problem, workers, steps, SGD(lr), rule="odena"), RANDOM)
+    gradients = {(f"worker{rank}", t): np.float64(g) for rank, t, _, g in seen}
+    x, m1, m2, s, done = np.float64(problem.x0), 0.0, 0.0, 1.0, dict.fromkeys(run.trace.workers, 0)
+    for e in run.trace.marks("update"):
+        (w, read), = e.data["reads"]
+        g = gradients[w, done[w]]
+        done[w] += 1
+        m1, m2 = 0.9 * m1 + 0.1 * g, 0.9 * m2 + 0.1 * g**2
+        s = 0.9 * s + 0.1 * np.sqrt(m2 - m1**2 + 1e-8)
+        x = x - lr * g / (s * max(1, e.data["version"] - read))
+    return final_parameters(run), x
+
+
+def test_odena_is_his_algorithm():
+    found, expected = odena_by_hand(staleness_aware.staleness_aware)
+    assert np.allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("right, wrong", [
+    ("grad=g / (s * tau)", "grad=g / (moments[2] * tau)"),  # the deviation before this gradient
+    ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(x)", "np.zeros_like(x)"), ("grad=g / (s * tau)", "grad=g / s"),
+])
+def test_another_rule_is_caught(right, wrong):
+    found, expected = odena_by_hand(wrong_deployment(staleness_aware.staleness_aware, right, wrong))
+    assert not np.allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @given(machine=machines, seed=seeds, servers=st.integers(1, 3))
