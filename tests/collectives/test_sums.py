@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, reduce, reduce_scatter
+from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, double_tree, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
 from refsgd.collectives.parts import BLOCK, add, chunks
 from refsgd.effects import Node
@@ -25,6 +25,7 @@ from tests.collectives.groups import (
     together,
 )
 from tests.strategies import machines, seeds
+from tests.wrong import changed
 
 OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rings", {"count": 5}), ("recursive-doubling", {}),
            ("halving-doubling", {}), ("tree", {}), ("double-tree", {"pieces": 1}), ("double-tree", {"pieces": 5}), ("root", {}),
@@ -142,6 +143,27 @@ def test_a_rank_is_inside_one_of_the_two_trees_at_most(n):
         assert parents.count(None) == 1
         assert all(i in places(p, n)[tree].children for i, p in enumerate(parents) if p is not None)
         assert max(len(places(i, n)[tree].children) for i in range(n)) <= 2
+
+
+def hold_second_tree(places, n):
+    """The second tree is the first one with rank i at n - 1 - i (n even) or at i + 1 (n odd), as NCCL numbers them."""
+    moved = [n - 1 - i if n % 2 == 0 else (i + 1) % n for i in range(n)]
+    for i in range(n):
+        first, second = places(i, n)[0], places(moved[i], n)[1]
+        assert second.parent == (None if first.parent is None else moved[first.parent])
+        assert second.children == [moved[child] for child in first.children]
+
+
+def test_the_second_tree_is_mirrored_or_shifted():
+    for n in SIZES:
+        hold_second_tree(places, n)
+
+
+@pytest.mark.parametrize("wrong", ["(i + 1) % n", "n - 1 - i"])
+def test_a_second_tree_that_is_never_mirrored_or_never_shifted_is_caught(wrong):
+    with pytest.raises(AssertionError):
+        for n in SIZES:
+            hold_second_tree(changed(double_tree, "n - 1 - i if n % 2 == 0 else (i + 1) % n", wrong).places, n)
 
 
 def test_every_collective_says_how_long_it_takes_or_what_it_is():

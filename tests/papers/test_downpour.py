@@ -16,6 +16,7 @@ from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
+from tests.wrong import wrong_deployment
 
 periods = {"push_every": st.integers(1, 4), "fetch_every": st.integers(1, 4)}
 
@@ -120,6 +121,27 @@ def test_adagrad_divides_by_the_root_of_all_squares():
     assert np.array_equal(x, np.array([-0.5, 0.5, 0], np.float32))  # the first step is lr, whatever the scale
     x, grown = downpour.adagrad_step(sgd, x, squares, np.array([4, 0, 0], np.float32), 1)
     assert np.allclose(x, [-0.5 - 0.5 * 4 / 5, 0.5, 0]) and np.all(grown >= squares) and x.dtype == np.float32
+
+
+def adagrad_with_decay(deploy, steps=6, lr=0.1, decay=0.3):
+    """One worker, and the rule in float64: what is decayed is part of the gradient, so its squares count as well."""
+    x, squares, problem = np.zeros(6), np.zeros(6), curved(workers=1)
+    for t in range(steps):
+        a = np.float64(problem.gradient(np.float32(x), 0, t)) + decay * x
+        squares += a**2
+        x = x - lr * a / np.sqrt(squares)
+    return final(deploy(problem, 1, steps, SGD(lr, 0.0, decay), adagrad=True)), x
+
+
+def test_adagrad_decays_weights_as_part_of_the_gradient():
+    found, expected = adagrad_with_decay(downpour.downpour)
+    assert np.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["a", "a + np.float32(sgd.weight_decay)"])
+def test_adagrad_with_another_decay_is_caught(wrong):
+    found, expected = adagrad_with_decay(wrong_deployment(downpour.downpour, "a = a + np.float32(sgd.weight_decay) * x", f"a = {wrong}"))
+    assert not np.allclose(found, expected, rtol=0, atol=1e-3)
 
 
 @given(machine=machines, seed=seeds, servers=st.integers(1, 3))

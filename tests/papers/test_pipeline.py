@@ -1,7 +1,5 @@
 """What is claimed of pipelines: Huang et al., NeurIPS 2019 (GPipe), and Narayanan et al., SOSP 2019 (PipeDream)."""
 
-import inspect
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +14,7 @@ from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import Deadlock, Simulator, simulate
 from refsgd.theory import pipeline as formulas
 from tests.strategies import machines, seeds
+from tests.wrong import changed
 
 WIDTH, ROWS = 3, 12
 FIXED = Machine(compute="fixed(1)")
@@ -105,6 +104,35 @@ def test_gpipe_idles_k_minus_1_of_m_plus_k_minus_1(depth, micro):
     trace = simulate(gpipe(mlp(depth, micro), steps, SGD(0.1), micro=micro), FIXED).trace
     assert trace.seconds == 2 * (micro + depth - 1) * steps
     assert trace.idle_ratio == pytest.approx(formulas.bubble(micro, depth).value, rel=1e-12, abs=1e-12)
+
+
+def hold_last_first(deploy, micro=4, depth=3):
+    """Section 2.3: every stage runs its backward passes in the reverse order of its forward passes; the memory of the last is needed the shortest."""
+    seen = {}
+
+    def watched(k):
+        def forward(x, a):
+            seen.setdefault(k, []).append(("forward", float(a[0, 0])))
+            return a
+
+        def backward(x, a, d):
+            seen[k].append(("backward", float(a[0, 0])))
+            return np.zeros(1), d
+
+        return Stage(np.zeros(1), forward, backward)
+
+    simulate(deploy(Chain([watched(k) for k in range(depth)], lambda t, j: np.full((1, 1), 1.0 * j), lambda out, t, j: out), 2, SGD(0.1), micro=micro))
+    order = [("forward", j) for j in range(micro)] + [("backward", j) for j in reversed(range(micro))]
+    assert all(calls == 2 * order for calls in seen.values()) and len(seen) == depth
+
+
+def test_gpipe_goes_back_last_first():
+    hold_last_first(gpipe)
+
+
+def test_going_back_in_the_order_of_the_forward_passes_is_caught():
+    with pytest.raises(AssertionError):
+        hold_last_first(changed(pipeline, "for j in reversed(range(micro)):", "for j in range(micro):").gpipe)
 
 
 def test_without_micro_batches_model_parallelism_is_no_faster_than_one_node():
@@ -205,19 +233,10 @@ def test_processes_agree_with_the_simulator_bit_for_bit(deploy):
 # -- wrong programs --------------------------------------------------------------------------------------------
 
 
-def wrong_stage(name, right, wrong):
-    """A stage's program with one expression exchanged."""
-    source = inspect.getsource(getattr(pipeline, name))
-    assert right in source
-    space = dict(vars(pipeline))
-    exec(source.replace(right, wrong), space)
-    return space[name]
-
-
 def test_without_stashing_the_mixed_versions_are_caught(monkeypatch):
     """WRONG: the backward pass uses the newest parameters; it runs, and it is the gradient of no function."""
     hold_one_version_and_few_in_flight(3)
-    monkeypatch.setattr(pipeline, "pipedream_stage", wrong_stage("pipedream_stage", "backward(k, chain, stash[read], a, d)", "backward(k, chain, x, a, d)"))
+    monkeypatch.setattr(pipeline, "pipedream_stage", changed(pipeline, "backward(k, chain, stash[read], a, d)", "backward(k, chain, x, a, d)").pipedream_stage)
     with pytest.raises(AssertionError, match="one version"):
         hold_one_version_and_few_in_flight(3)
     run = simulate(pipedream(mlp(3), 6, SGD(0.5)))
@@ -230,14 +249,14 @@ def test_without_stashing_the_mixed_versions_are_caught(monkeypatch):
     ("min(b + depth - k, batches)", "min(b + 1, batches)"),  # WRONG: one batch at a time: no pipeline
 ])
 def test_too_many_or_too_few_batches_in_flight_are_caught(monkeypatch, right, wrong):
-    monkeypatch.setattr(pipeline, "pipedream_stage", wrong_stage("pipedream_stage", right, wrong))
+    monkeypatch.setattr(pipeline, "pipedream_stage", changed(pipeline, right, wrong).pipedream_stage)
     with pytest.raises((AssertionError, Deadlock, KeyError)):  # KeyError: the version of a batch too many is stashed no more
         hold_one_version_and_few_in_flight(3)
 
 
 def test_a_mean_of_means_is_caught_where_micro_batches_are_unequal(monkeypatch):
     """WRONG: 12 rows in 5 micro-batches of 2 or 3, and each counts the same."""
-    monkeypatch.setattr(pipeline, "gpipe_stage", wrong_stage("gpipe_stage", "[len(a) for a, _ in kept]", "[1] * micro"))
+    monkeypatch.setattr(pipeline, "gpipe_stage", changed(pipeline, "[len(a) for a, _ in kept]", "[1] * micro").gpipe_stage)
     run = simulate(gpipe(mlp(2, 5), 3, SGD(0.5), micro=5))
     assert not np.allclose(run.values["stage0"], sequential(mlp(2), 3, SGD(0.5))[-1][0], rtol=0, atol=1e-6)
 

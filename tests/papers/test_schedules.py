@@ -14,6 +14,7 @@ from refsgd.machine import Machine
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
+from tests.wrong import changed
 
 RNG = np.random.default_rng(3)
 
@@ -86,6 +87,30 @@ def test_an_update_that_is_committed_twice_is_caught(monkeypatch):
     monkeypatch.setattr(schedules, "worker", twice)
     expected = one_at_a_time(SPARSE, TARGET, 0.1, [round_robin(t, 24, 1) for t in range(30)])
     assert not np.allclose(final_parameters(run(SPARSE, TARGET, 30, policy="round-robin", width=1)), expected, rtol=0, atol=1e-3)
+
+
+def hold_minimum(step):
+    """A step goes to the minimum of (x - v)^2 / 2 + penalty |x|, which is 0 wherever |v| is below the penalty."""
+    grid = np.arange(-300, 301) / 100
+    for penalty in (0.0, 0.25, 1.0):
+        for v in np.arange(-8, 9) / 4:
+            best = grid[np.argmin((grid - v) ** 2 / 2 + penalty * np.abs(grid))]
+            assert step(np.array([v]), penalty) == pytest.approx([best]), f"v {v}, penalty {penalty}"
+
+
+def test_a_step_goes_to_the_minimum_along_its_coordinate():
+    hold_minimum(soft)
+    x = final_parameters(run(SPARSE, 0.01 * TARGET, 240, policy="round-robin", width=1))
+    assert np.array_equal(x == 0, np.abs(SPARSE.T @ (0.01 * TARGET - SPARSE @ x) + x) <= 0.1), "0 wherever the penalty outweighs the slope"
+    assert np.any(x == 0) and np.any(x)
+
+
+@pytest.mark.parametrize("right, wrong", [("np.maximum(np.abs(v) - penalty, 0)", "(np.abs(v) - penalty)"), ("np.abs(v) - penalty", "np.abs(v) + penalty"),
+                                          ("np.sign(v) * np", "np")])
+def test_another_step_is_caught(right, wrong):
+    """WRONG: without the clamp, a small v is thrown to the other side of 0."""
+    with pytest.raises(AssertionError, match="penalty"):
+        hold_minimum(changed(schedules, right, wrong).soft)
 
 
 # -- dependencies ----------------------------------------------------------------------------------------------

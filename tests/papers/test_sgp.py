@@ -17,6 +17,7 @@ from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.ledger import Ledger, with_bodies
 from tests.strategies import machines, seeds
+from tests.wrong import wrong_deployment
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
 GRAPHS = ["one-peer-exponential", "ring", "complete", "star", "torus"]
@@ -51,6 +52,25 @@ def test_the_gradient_is_of_the_model_and_is_applied_to_the_numerator():
     program.send(None)
     compute = program.send(None)
     assert isinstance(compute, Compute) and np.array_equal(compute.args[0], [2, 4])
+
+
+def hold_hops(deploy, workers, steps=7):
+    """On the one-peer exponential graph peer i sends to i + 2^k, k = 0, 1, ... in turn."""
+    hops = [2**k for k in range(workers) if 2**k < workers]
+    trace = simulate(deploy(quadratic(workers=workers), workers, steps, SGD(0.1)), MACHINE).trace
+    for i in range(workers):
+        assert [e.data["to"] for e in trace.of("send", f"peer{i}")] == [f"peer{(i + hops[t % len(hops)]) % workers}" for t in range(steps)]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+def test_hops_double_in_turn_from_one_on(workers):
+    hold_hops(sgp.sgp, workers)
+
+
+def test_hops_in_another_order_are_caught():
+    """WRONG: begins with the second hop; it averages as fast."""
+    with pytest.raises(AssertionError):
+        hold_hops(wrong_deployment(sgp.sgp, "one_peer_exponential(workers, t) if", "one_peer_exponential(workers, t + 1) if"), 4)
 
 
 # -- push-sum --------------------------------------------------------------------------------------------------
