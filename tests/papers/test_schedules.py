@@ -100,8 +100,8 @@ def hold_minimum(step):
 
 def test_a_step_goes_to_the_minimum_along_its_coordinate():
     hold_minimum(soft)
-    x = final_parameters(run(SPARSE, 0.01 * TARGET, 240, policy="round-robin", width=1))
-    assert np.array_equal(x == 0, np.abs(SPARSE.T @ (0.01 * TARGET - SPARSE @ x) + x) <= 0.1), "0 wherever the penalty outweighs the slope"
+    x = final_parameters(run(SPARSE, 0.1 * TARGET, 240, policy="round-robin", width=1))
+    assert np.array_equal(x == 0, np.abs(SPARSE.T @ (0.1 * TARGET - SPARSE @ x) + x) <= 0.1), "0 wherever the penalty outweighs the slope"
     assert np.any(x == 0) and np.any(x)
 
 
