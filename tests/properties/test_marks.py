@@ -1,0 +1,58 @@
+"""What an algorithm tells observers: its marks, and what kind of work each computation is."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.experiment import has_servers
+from tests.properties.coordinates import Marked
+from tests.wrong import wrong_deployment
+
+STEPS = 4
+#: replicas whose last update is what they return
+ENDS = ["sequential", "independent", "allreduce", "dgc", "dpsgd", "sgp", "pair-averaging"]
+
+
+def updates_of(name, node, marks):
+    """Computations of kind "update" that a node is charged for, by its marks."""
+    if name in ("adpsgd", "hogwild"):  # plain Python, and additions
+        return 0
+    if name == "easgd" and node.startswith("worker"):
+        return STEPS
+    return marks + (name == "diloco")  # the outer step of the only round
+
+
+def hold_marks(name, deploy):
+    slices = 2 if has_servers(deploy) or name == "approximate" else 1
+    run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices)
+    trace, values = run.trace, run.run.values
+    assert {e.data["work"] for e in trace.of("compute")} <= {"gradient", "update", "reduction"}
+    work = Counter((e.node, e.data["work"]) for e in trace.of("compute"))
+    assert sum(count for (_, kind), count in work.items() if kind == "gradient") == len(run.read), "nothing else is a gradient"
+    servers = [n for n in trace.nodes if n.startswith("server")]
+    for node in trace.nodes:
+        marks = [e.data for e in trace.marks("update") if e.node == node]
+        assert work[node, "update"] == updates_of(name, node, len(marks))
+        for u, mark in enumerate(marks):
+            assert mark["slice"] == (servers.index(node) if servers else 0)
+            assert mark.get("t") == (None if servers or name == "sequential" else u)
+            assert mark["x"].shape == (run.size,)
+        if (servers and marks) or name in ENDS:
+            assert np.array_equal(marks[-1]["x"], values[node]), "the last update is the result"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_marks_tell_the_slice_the_iteration_and_the_parameters(name):
+    hold_marks(name, CATALOGUE[name])
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("sequential", 'g, t, kind="update"', "g, t"), ("asp", 'version, kind="update"', "version"), ("asp", "slice=k", "slice=0"),
+    ("independent", "t=t, x=x", "x=x"), ("ssp", "x=x)\n            clock[w], version = clock[w] + 1, version + 1\n            waiting", "x=v)\n"
+     "            clock[w], version = clock[w] + 1, version + 1\n            waiting"), ("sgp", "x=x / weight", "x=part.x"),
+])
+def test_wrong_marks_are_caught(name, right, wrong):
+    with pytest.raises((AssertionError, KeyError)):
+        hold_marks(name, wrong_deployment(CATALOGUE[name], right, wrong))
