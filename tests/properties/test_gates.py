@@ -66,7 +66,7 @@ def hold_gate(deploy, staleness, refresh="fresh", killed=(), seed=0):
             body = next(taken["server0", u])
             assert np.array_equal(body.x, x) and body[1:] == ((version,) if refresh == "fresh" else (version, slowest, clock[u])), "what it is told"
         ended = slowest >= STEPS
-    assert ended
+    assert ended and np.array_equal(run.values["server0"], x)
     for w in living if refresh != "fresh" else ():
         hold_cache([e for e in trace.events if e.node == w], w, staleness, refresh, sent.get(("server0", w), []), sent[w, "server0"])
 
