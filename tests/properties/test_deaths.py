@@ -72,6 +72,24 @@ def test_a_death_of_each_worker_at_each_step(name, options):
             hold_death(CATALOGUE[name], options, dead, step, seed=step)
 
 
+#: no servers; and backup workers, who survive as many deaths as there are backups
+NO_SERVERS = "hogwild", "independent", "gosgd", "pair-averaging", "adpsgd"
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in GO_ON if case[0] not in (*NO_SERVERS, "backup-workers")])
+def test_when_all_workers_are_dead_the_servers_return_what_they_have(name, options):
+    run = Marked(CATALOGUE[name], WORKERS, STEPS, 2 if name == "approximate" else 1, UNEQUAL, 1,
+                 [Fault("kill", f"worker{i}", 1 + i) for i in range(WORKERS)], **options)
+    assert run.run.values.keys() == {n for n in run.world.nodes if n.startswith("server")} and len(run.trace.dead) == WORKERS
+    if name != "easgd" and "push_every" not in options:  # whose last gradients are in no push
+        assert applied(run, []) == run.read.keys()
+
+
+def test_more_deaths_than_backups_are_a_deadlock():
+    with pytest.raises(Deadlock, match="after the death of worker0, worker1: worker2 at .*server0 at"):
+        Marked(CATALOGUE["backup-workers"], WORKERS, STEPS, faults=[Fault("kill", "worker0", 1), Fault("kill", "worker1", 1)])
+
+
 def test_these_are_the_algorithms_that_go_on():
     deployments = {name: deploy(quadratic(workers=3), 3, 1, SGD(0.1)) for name, deploy in CATALOGUE.items() if name != "sequential"}
     assert {name for name, _ in GO_ON} == {name for name, deployment in deployments.items() if survives_workers(deployment)}
