@@ -1,0 +1,47 @@
+"""The order of messages: a model of K slices goes out slice by slice, from the first server on or, rotated, from the sender's own number on."""
+
+import inspect
+
+import pytest
+
+from refsgd.algorithms import CATALOGUE, bsp, parameter_server
+from refsgd.machine import Machine
+from tests.properties.coordinates import Marked
+from tests.wrong import changed, wrong_deployment
+
+SLICED = [name for name, deploy in CATALOGUE.items() if "rotated" in inspect.signature(deploy).parameters]
+OPTIONS = {"easgd": {"period": 2}, "downpour": {"push_every": 2}}
+
+
+def hold_order(deploy, rotated, **options):
+    run = Marked(deploy, 4, 3, 3, Machine(compute="exponential(1)", latency=0.1), **options, **({} if rotated is None else {"rotated": rotated}))
+    for i in range(run.workers):
+        first = i if rotated else 0
+        sent = [e.data["to"] for e in run.trace.of("send", f"worker{i}")]
+        turn = [f"server{(first + k) % 3}" for k in range(3)]
+        assert sent and sent == turn * (len(sent) // 3), "to each server once, in turn"
+    if deploy.__name__ == "bsp":
+        for k in range(3):
+            first = k if rotated else 0
+            answers = [e.data["to"] for e in run.trace.of("send", f"server{k}")]
+            assert answers == [f"worker{(first + i) % 4}" for i in range(4)] * 3
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_go_out_in_turn(name):
+    for rotated in (None, False, True):  # by default not rotated
+        hold_order(CATALOGUE[name], rotated, **OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("rotate(ws, k) if rotated", "rotate(ws, k + 1) if rotated"), ("rotated: bool = False, *", "rotated: bool = True, *")])
+def test_another_order_is_caught(right, wrong):
+    deploy = wrong_deployment(bsp.bsp, right, wrong)
+    with pytest.raises(AssertionError):
+        for rotated in (None, True):
+            hold_order(deploy, rotated)
+
+
+def test_an_order_of_the_workers_alone_is_caught(monkeypatch):
+    monkeypatch.setattr(bsp, "worker", changed(parameter_server, "order = rotate(servers, rank) if rotated else servers", "order = rotate(servers, rank)").worker)
+    with pytest.raises(AssertionError):
+        hold_order(bsp.bsp, False)
