@@ -1,7 +1,10 @@
 """What must hold for every algorithm of the catalogue, whatever it is; a new one is tested by being listed."""
 
+import inspect
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +66,16 @@ def test_real_processes_end_replay_and_count_the_bytes(name, runtime, tmp_path):
     predicted = result.predicted.get("bytes_sent")
     if predicted is not None and predicted["kind"] == "exact":
         assert sum(result.measured["bytes_sent"].values()) == predicted["value"]
+
+
+def test_defaults_are_those_of_their_table():
+    """docs/defaults.md; one server, and nobody rotates, where nothing is said."""
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", (Path(__file__).parent.parent / "docs" / "defaults.md").read_text(), re.M))
+    for name, deploy in CATALOGUE.items():
+        parameters = inspect.signature(deploy).parameters.values()
+        own = ", ".join(f"{p.name}={p.default}" for p in parameters if p.kind == p.KEYWORD_ONLY)
+        assert rows[name] == (own or "-")
+        assert {p.name: p.default for p in parameters if p.kind != p.KEYWORD_ONLY and p.default != p.empty} in ({}, {"servers": 1, "rotated": False})
 
 
 @pytest.mark.parametrize("servers", [1, 3])

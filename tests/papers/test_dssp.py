@@ -12,8 +12,10 @@ from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.result import final_parameters
+from refsgd.runtimes import faulty
 from refsgd.runtimes.explorer import explore
-from refsgd.runtimes.simulator import simulate
+from refsgd.runtimes.faults import Fault
+from refsgd.runtimes.simulator import Deadlock, simulate
 from tests.strategies import machines, seeds
 from tests.watching import FREE, curved, final
 from tests.wrong import wrong_deployment
@@ -112,9 +114,21 @@ def test_a_grant_is_used_clock_by_clock_and_then_one_push_of_the_slowest_release
 
 
 def answers_by_the_book(order, workers, lower, upper):
-    """Who is answered after each push, simulated from the page: predicted pushes are listed one by one, and their waits compared."""
-    came, left, bound, waiting, answered = {w: [] for w in workers}, dict.fromkeys(workers, 0), {}, set(), []
-    for now, w in enumerate(order, 1):
+    """Who is answered after each push or death (w, False or True), and whether w is held back, simulated from the page.
+
+    Predicted pushes are listed one by one, and their waits compared.
+    """
+    came, left, bound, waiting, answered, now = {w: [] for w in workers}, dict.fromkeys(workers, 0), {}, set(), [], 0
+    for w, died in order:
+        if died:
+            del came[w]
+            waiting.discard(w)
+            slowest = min(map(len, came.values()))
+            ready = {u for u in waiting if len(came[u]) - slowest <= max(lower, bound[u])}
+            waiting -= ready
+            answered.append((sorted(ready), False))
+            continue
+        now += 1
         came[w].append(now)
         waiting.add(w)
         clock = {u: len(pushes) for u, pushes in came.items()}
@@ -125,7 +139,7 @@ def answers_by_the_book(order, workers, lower, upper):
                 *_, before, last = [0, 0, *came[u]]
                 return last, max(last - before, now - last)
 
-            last, interval = max((lasts(u) for u in workers if clock[u] == slowest), key=sum)
+            last, interval = max((lasts(u) for u in came if clock[u] == slowest), key=sum)
             own = now - [0, 0, *came[w]][-2]
             waits = [min(k - now - r * own for k in range(last, now + 10**4, interval) if k > last and k >= now + r * own)
                      for r in range(upper + 2 - ahead)]
@@ -135,21 +149,26 @@ def answers_by_the_book(order, workers, lower, upper):
         left[w] -= use
         ready = {u for u in waiting if clock[u] - slowest <= max(lower, bound[u])}
         waiting -= ready
-        answered.append(sorted(ready))
+        answered.append((sorted(ready), w not in ready))
     return answered
 
 
-def hold_answers(deploy, lower, upper, seed):
+def hold_answers(deploy, lower, upper, seed, kill=False):
+    """`kill`: worker2 is the slowest and dies; the news, as all that it sends, comes so late that the others are held back by then."""
     workers = [f"worker{i}" for i in range(3)]
-    trace = simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed).trace
+    faults = [Fault("delay", "worker2", 0, 5.0), Fault("kill", "worker2", 1 + seed)] if kill else []
+    trace = faulty.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed, faults=faults).trace
     order, answered = [], []
     for e in trace.events:
         if e.node == "server0" and e.kind == "receive":
-            order.append(e.data["src"])
-            answered.append([])
+            order.append((e.data["src"], e.data["message"] == "Died"))
+            answered.append(([], False))
         elif e.node == "server0" and e.kind == "send":
-            answered[-1].append(e.data["to"])
-    assert [sorted(a) for a in answered] == answers_by_the_book(order, workers, lower, upper)
+            answered[-1][0].append(e.data["to"])
+        elif e.node == "server0" and e.kind == "mark" and e.data["name"] == "block":
+            assert e.data["worker"] == order[-1][0]
+            answered[-1] = answered[-1][0], True
+    assert answered == answers_by_the_book(order, workers, lower, upper)
 
 
 @pytest.mark.parametrize("lower, upper", [(0, 2), (0, 6), (1, 5), (2, 9)])
@@ -157,6 +176,7 @@ def test_every_answer_is_that_of_the_page(lower, upper):
     """Grants are given where there is none, used clock by clock, and predicted from the last two pushes."""
     for seed in range(4):
         hold_answers(dssp.dssp, lower, upper, seed)
+        hold_answers(dssp.dssp, lower, upper, seed, kill=True)
 
 
 @pytest.mark.parametrize("right, wrong", [
@@ -164,11 +184,12 @@ def test_every_answer_is_that_of_the_page(lower, upper):
     ("pushed[w] = pushed[w][1], version", "pushed[w] = 0, version"),  # intervals from the start
     ("interval = max(last - previous, now - last)", "interval = last - previous"),
     ("next_push[max(next_push)]", "next_push[min(next_push)]"),
+    ("for it no more\n            slowest = min(clock.values(), default=steps)", "for it no more\n            pass"),
 ])
 def test_a_wrong_grant_is_caught(right, wrong):
-    with pytest.raises((AssertionError, ZeroDivisionError)):
+    with pytest.raises((AssertionError, ZeroDivisionError, Deadlock)):
         for seed in range(4):
-            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed)
+            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed, kill="no more" in right)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])

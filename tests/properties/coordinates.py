@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.experiment import has_servers
 from refsgd.machine import Machine
 from refsgd.problems import Problem
 from refsgd.runtimes.faulty import Faulty
 
-UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="fixed(0.05)", speeds=(1, 0.5, 2))
+UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="exponential(0.2)", speeds=(1, 0.5, 2))
 FREE = Machine(compute="exponential(1)", speeds=(1, 0.5, 2))
 
 
-def halving(t):
-    """A schedule that names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost."""
-    return 2.0**-t
+HALVING = StepDecay(1, 0.5)  #: names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost
 
 
 def rank_of(node):
@@ -36,7 +34,7 @@ class Marked:
     def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(), **options):
         self.workers, self.steps, self.slices, self.read = workers, steps, slices, {}
         self.size = workers * steps
-        sgd = SGD(1.0, schedule=halving)
+        sgd = SGD(1.0, schedule=HALVING)
         servers = {"servers": slices} if has_servers(deploy) else {}
         problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0)
         self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000, faults, "continue")

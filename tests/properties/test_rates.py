@@ -5,9 +5,9 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE, pipeline
 from refsgd.algorithms.parameter_server import slices
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.runtimes.simulator import simulate
-from tests.properties.coordinates import FREE, Marked, halving, rank_of
+from tests.properties.coordinates import FREE, HALVING, Marked, rank_of
 from tests.wrong import changed, wrong_deployment
 
 
@@ -92,8 +92,15 @@ def hold_rates(deploy, options, index, weight, seed=0):
         dropped = {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}
         assert first.keys() | dropped == run.read.keys(), "every gradient is applied or dropped"
         for (rank, t), value in first.items():
-            expected = halving(index(run, rank, t, k)) * weight(run, rank, t, k)
+            expected = 0.5 ** (index(run, rank, t, k)) * weight(run, rank, t, k)
             assert value == pytest.approx(expected, rel=1e-5), f"gradient {t} of worker {rank} was applied at rate {value}; expected {expected}"
+
+
+@pytest.mark.parametrize(("every", "factor", "rates"), [(1, 0.5, [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]), (3, 0.1, [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]),
+                                                        (2, 1.0, [1, 1, 1, 1])])
+def test_a_step_schedule_multiplies_after_each_so_many_updates(every, factor, rates):
+    schedule = SGD(2.0, schedule=parse_schedule(f"step({every},{factor})"))
+    assert [schedule.rate(t) for t in range(len(rates))] == pytest.approx([2 * rate for rate in rates])
 
 
 def test_all_algorithms_have_a_rate_here():
@@ -111,7 +118,7 @@ def hold_own_steps(deploy, index, **options):
     run = Marked(deploy, steps=6, **options)
     for (rank, t), (x, _) in run.read.items():
         assert run.contents(x) == {(rank, s) for s in range(t)}
-        assert [-x[run.place(rank, s)] for s in range(t)] == [halving(index(s)) for s in range(t)]
+        assert [-x[run.place(rank, s)] for s in range(t)] == [0.5 ** (index(s)) for s in range(t)]
 
 
 def test_own_steps_on_a_cache_have_the_rate_that_the_server_has_when_all_have_come_so_far():
@@ -128,8 +135,8 @@ def hold_pipeline_rates(deploy):
 
     stage = pipeline.Stage(np.zeros(steps, np.float32), lambda x, a: a, backward)
     chain = pipeline.Chain([stage] * 3, lambda t, j: np.full((1, 1), t, np.float32), lambda out, t, j: out)
-    for x in simulate(deploy(chain, steps, SGD(1.0, schedule=halving)), FREE).values.values():
-        assert np.array_equal(x, [-halving(t) for t in range(steps)])
+    for x in simulate(deploy(chain, steps, SGD(1.0, schedule=HALVING)), FREE).values.values():
+        assert np.array_equal(x, [-0.5 ** (t) for t in range(steps)])
 
 
 @pytest.mark.parametrize("deploy", [pipeline.gpipe, pipeline.pipedream])

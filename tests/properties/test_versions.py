@@ -5,6 +5,10 @@ from collections import Counter
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.problems import quadratic
+from refsgd.runtimes.simulator import simulate
+from tests.ledger import with_bodies
 from tests.properties.coordinates import FREE, UNEQUAL, Marked, rank_of
 from tests.wrong import wrong_deployment
 
@@ -55,6 +59,23 @@ def hold_versions_of_servers(deploy, options, servers, seed=0):
 def test_gradients_at_servers_have_read_what_they_say(name, options, servers):
     for seed in range(3):
         hold_versions_of_servers(CATALOGUE[name], options, servers, seed)
+
+
+def hold_reports(deploy, **options):
+    """A server believes no schedule: what it marks as read is what the push says, whatever that is."""
+    def reads(less):
+        def change(name, to, body):
+            return body._replace(version=body.version - less) if type(body).__name__ == "Push" else body
+
+        return [e.data["reads"] for e in simulate(with_bodies(deploy(problem, 3, 3, SGD(0.1), **options), change), UNEQUAL).trace.marks("update")]
+
+    problem = quadratic(workers=3)
+    assert reads(7) == [tuple((w, read - 7) for w, read in pairs) for pairs in reads(0)]
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp", "ssp", "dssp", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "approximate"])
+def test_servers_mark_what_a_push_says(name):
+    hold_reports(CATALOGUE[name])
 
 
 def hold_versions_of_hogwild(deploy):
@@ -158,6 +179,11 @@ def test_wrong_versions_at_servers_are_caught(name, right, wrong):
         for n, options, servers in SERVERS:
             if n == name:
                 hold_versions_of_servers(deploy, options, servers)
+
+
+def test_a_server_that_believes_its_schedule_is_caught():
+    with pytest.raises(AssertionError):
+        hold_reports(wrong_deployment(CATALOGUE["bsp"], "(w, pushes[w].version) for w", "(w, t) for w"))
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
