@@ -16,6 +16,8 @@ FREE = Machine(compute="exponential(1)", speeds=(1, 0.5, 2))
 
 HALVING = StepDecay(1, 0.5)  #: names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost
 
+BY_HALVES = SGD(1.0, schedule=HALVING)
+
 
 def rank_of(node):
     """Rank of ``worker2`` or ``peer2``."""
@@ -31,12 +33,11 @@ class Marked:
         (rank, t) -> (x, number of events before), where the gradient was computed.
     """
 
-    def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(), **options):
+    def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(), sgd=BY_HALVES, **options):
         self.workers, self.steps, self.slices, self.read = workers, steps, slices, {}
         self.size = workers * steps
-        sgd = SGD(1.0, schedule=HALVING)
         servers = {"servers": slices} if has_servers(deploy) else {}
-        problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0)
+        problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0, images=self.images)
         self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000, faults, "continue")
         self.run = self.world.run()
         self.trace = self.run.trace
@@ -47,6 +48,10 @@ class Marked:
         g = np.zeros((self.slices, self.size), np.float32)
         g[:, self.place(rank, t)] = 1
         return g.ravel()
+
+    def images(self, rank, t):
+        """Shares are unequal, so that a mean is one over images, each weighed with its own."""
+        return 1 + (3 * rank + 2 * t) % 5
 
     def place(self, rank, t):
         """The coordinate of a gradient."""

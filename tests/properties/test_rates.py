@@ -32,47 +32,55 @@ def whole(run, rank, t, k):
     return 1.0
 
 
-def mean(run, rank, t, k):
+def one_of_n(run, rank, t, k):
     return 1 / run.workers
 
 
-def first_two(run, rank, t, k):
-    return 1 / 2
+def share(run, rank, t, k):
+    """Of the images of its update."""
+    new = run.updates(k)[of_the_server(run, rank, t, k)][1]
+    return run.images(rank, t) / sum(run.images(*g) for g in new)
 
 
-def by_staleness(run, rank, t, k):
+def share_of_the_step(run, rank, t, k):
+    """Of the images of all peers in this iteration."""
+    return run.images(rank, t) / sum(run.images(i, t) for i in range(run.workers))
+
+
+def share_by_staleness(run, rank, t, k):
     mark = run.updates(k)[of_the_server(run, rank, t, k)][0]
-    return 1 / max(1, mark.data["version"] - dict(mark.data["reads"])[f"worker{rank}"])
+    return share(run, rank, t, k) / max(1, mark.data["version"] - dict(mark.data["reads"])[f"worker{rank}"])
 
 
-def by_place_in_the_clock(run, rank, t, k):
+def share_of_the_clock_so_far(run, rank, t, k):
     order = [g for _, new in run.updates(k) for g in new if g[1] == t]
-    return 1 / (order.index((rank, t)) + 1)
+    return run.images(rank, t) / sum(run.images(*g) for g in order[:order.index((rank, t)) + 1])
 
 
 #: algorithm, its options, which update's rate a gradient gets, and its weight in that update (3 workers)
 CASES = [
-    ("bsp", {}, of_the_server, mean),
+    ("bsp", {}, of_the_server, share),
     ("bsp", {"aggregation": "sum"}, of_the_server, whole),
     ("asp", {}, of_the_server, whole),
     *[("ssp", {"staleness": s, "refresh": refresh}, of_the_server, whole) for s in (1, 9) for refresh in ("fresh", "lazy", "eager")],
     ("downpour", {}, of_the_server, whole),
     ("downpour", {"push_every": 2, "fetch_every": 3}, of_the_server, whole),
     ("downpour", {"adagrad": True}, of_the_server, whole),
-    ("backup-workers", {}, of_the_server, first_two),
-    ("softsync", {}, of_the_server, mean),
-    ("staleness-aware", {}, of_the_server, by_staleness),
+    ("backup-workers", {}, of_the_server, share),
+    ("softsync", {}, of_the_server, share),
+    ("softsync", {"splitting": 3}, of_the_server, whole),
+    ("staleness-aware", {}, of_the_server, share_by_staleness),
     ("dc-asgd", {}, of_the_server, whole),
     ("dc-asgd", {"adaptive": True}, of_the_server, whole),
-    ("consgd", {"staleness": 1}, of_the_server, mean),
+    ("consgd", {"staleness": 1}, of_the_server, one_of_n),
     ("dssp", {"lower": 0, "upper": 2}, of_the_server, whole),
-    ("dynsgd", {"staleness": 1}, of_the_worker, by_place_in_the_clock),
+    ("dynsgd", {"staleness": 1}, of_the_worker, share_of_the_clock_so_far),
     ("approximate", {}, of_the_center, whole),
     ("easgd", {"period": 2}, of_the_worker, whole),
-    ("allreduce", {}, of_the_worker, mean),
-    ("dgc", {}, of_the_worker, mean),
+    ("allreduce", {}, of_the_worker, share_of_the_step),
+    ("dgc", {}, of_the_worker, share_of_the_step),
     ("dpsgd", {}, of_the_worker, whole),
-    ("dpsgd", {"order": "atc"}, of_the_worker, mean),  # in a ring of three all weights are 1/3
+    ("dpsgd", {"order": "atc"}, of_the_worker, one_of_n),  # in a ring of three all weights are 1/3
     ("sgp", {}, of_the_worker, lambda *_: 1 / 2),
     *[(name, {}, of_the_worker, whole) for name in ("sequential", "gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
     *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco")],
@@ -111,6 +119,28 @@ def test_all_algorithms_have_a_rate_here():
 def test_each_gradient_is_applied_at_the_rate_of_its_update(name, options, index, weight):
     for seed in range(3):
         hold_rates(CATALOGUE[name], options, index, weight, seed)
+
+
+#: those whose velocity sees whole gradients, one after the other
+WITH_MOMENTUM = ("sequential", "independent", "bsp", "asp", "ssp", "downpour", "backup-workers", "softsync", "staleness-aware", "dc-asgd", "dssp", "allreduce")
+
+
+def hold_momentum(deploy, options, index, weight):
+    """A gradient moves its coordinate at each later update too, by what the velocity has of it; what decays is the coordinate of then."""
+    sgd = SGD(1.0, 0.5, 0.25, HALVING)
+    run = Marked(deploy, 1 if deploy.__name__ == "sequential" else 3, sgd=sgd, **options)
+    for rank, t in run.read.keys() - {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}:
+        node, = {"server0", f"worker{rank}", f"peer{rank}"} & run.trace.updates.keys()
+        first, x, v = index(run, rank, t, 0), 0.0, 0.0
+        for u in range(first, run.trace.updates[node]):
+            v = 0.5 * v + weight(run, rank, t, 0) * (u == first) + 0.25 * x
+            x -= sgd.rate(u) * v
+        assert run.run.values[node][run.place(rank, t)] == pytest.approx(x, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "options", "index", "weight"), [case for case in CASES if case[0] in WITH_MOMENTUM and "adagrad" not in case[1]])
+def test_velocity_and_decay_act_at_each_update(name, options, index, weight):
+    hold_momentum(CATALOGUE[name], options, index, weight)
 
 
 def hold_own_steps(deploy, index, **options):
@@ -183,6 +213,18 @@ def test_wrong_rates_of_own_steps_are_caught():
         with pytest.raises(AssertionError):
             hold_own_steps(wrong_deployment(CATALOGUE["downpour"], "sgd.rate(workers * -(-t // push_every))", f"sgd.rate({rate})"),
                            lambda t: 3 * -(-t // 2), push_every=2, fetch_every=9)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("asp", "sgd.step, x, v, push.grad", "sgd.step, x, x, push.grad"),
+    ("bsp", "for i in range(len(workers))]\n        x, v =", "for i in range(len(workers))]\n        x, _ ="),
+    ("independent", "x, v = yield Compute", "x, _ = yield Compute"),
+])
+def test_a_wrong_velocity_is_caught(name, right, wrong):
+    with pytest.raises(AssertionError):
+        for n, options, index, weight in CASES:
+            if n == name:
+                hold_momentum(wrong_deployment(CATALOGUE[name], right, wrong), options, index, weight)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [("gpipe", "v, g, t, kind", "v, g, 0, kind"), ("pipedream", "v, g, b, kind", "v, g, read, kind")])
