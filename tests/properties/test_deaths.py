@@ -58,6 +58,9 @@ def hold_death(deploy, options, dead, step, seed=0):
         assert trace.updates["server0"] == len(living) * STEPS + step + 1
     else:
         assert applied(run, living) == (kept if "worker0" in roles else {g for g in kept if g[0] != dead}), "what had arrived counts"
+    asked = Counter(e.data["src"] for e in trace.of("receive") if e.data["message"] in ("Push", "Fetch", "Pull"))
+    answered = Counter(e.data["to"] for e in trace.of("send") if e.data["message"] == "Model")
+    assert answered <= asked, "at most one answer to a question"
     told = set()
     for e in trace.events:
         if e.kind == "receive" and e.data["message"] == "Died":
@@ -101,6 +104,7 @@ def test_these_are_the_algorithms_that_go_on():
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("asp", "with suppress(RunEnded):", "if True:"),
     ("downpour", "with suppress(RunEnded):", "if True:"),
+    ("softsync", "        w = None\n", ""),  # answers who came last once more
     ("softsync", "(last and kept)", "(not left and kept)"),  # the gradients of an update that is filled no more are forgotten
     ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        else:", "pass\n        else:"),
     ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        elif", "pass\n        elif"),

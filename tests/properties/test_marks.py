@@ -7,12 +7,15 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import has_servers
-from tests.properties.coordinates import Marked
+from tests.properties.coordinates import Marked, rank_of
 from tests.wrong import wrong_deployment
 
 STEPS = 4
-#: replicas whose last update is what they return
+CASES = [*[(name, {}) for name in CATALOGUE], ("downpour", {"adagrad": True}), ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
+         *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")]]
+#: replicas whose last update is what they return, and workers that return the last model that answered a push of theirs
 ENDS = ["sequential", "independent", "allreduce", "dgc", "dpsgd", "sgp", "pair-averaging"]
+ANSWERED = ["bsp", "asp", "dssp", "dc-asgd", "consgd", "dynsgd", "approximate"]
 
 
 def updates_of(name, node, marks):
@@ -24,9 +27,9 @@ def updates_of(name, node, marks):
     return marks + (name == "diloco")  # the outer step of the only round
 
 
-def hold_marks(name, deploy):
+def hold_marks(name, deploy, **options):
     slices = 2 if has_servers(deploy) or name == "approximate" else 1
-    run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices)
+    run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices, **options)
     trace, values = run.trace, run.run.values
     assert {e.data["work"] for e in trace.of("compute")} <= {"gradient", "update", "reduction"}
     work = Counter((e.node, e.data["work"]) for e in trace.of("compute"))
@@ -43,12 +46,25 @@ def hold_marks(name, deploy):
             assert np.array_equal(marks[-1]["x"], values[node]), "the last update is the result"
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_marks_tell_the_slice_the_iteration_and_the_parameters(name):
-    hold_marks(name, CATALOGUE[name])
+    for drop in trace.marks("drop"):
+        assert drop.node in servers and drop.data.keys() == {"name", "worker", "t", "reason"} and (rank_of(drop.data["worker"]), drop.data["t"]) in run.read
+    for w in [w for w in trace.workers if servers]:
+        own = {(rank_of(w), t) for t in range(STEPS)}
+        if name in ANSWERED:
+            assert own <= run.contents(run.part(values[w], 0))
+        elif name == "ssp" and options.get("refresh", "fresh") != "fresh":
+            assert np.array_equal(values[w], run.read[rank_of(w), STEPS - 1][0]), "the cache of the last iteration"
+        elif name == "downpour":
+            assert own == {g for g in run.contents(run.part(values[w], 0)) if g[0] == rank_of(w)}
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_marks_tell_the_slice_the_iteration_and_the_parameters(name, options):
+    hold_marks(name, CATALOGUE[name], **options)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("backup-workers", ', reason="late")', ")"), ("asp", "yield Send(w, Model(x, version + 1))", "yield Send(w, Model(v, version + 1))"),
     ("sequential", 'g, t, kind="update"', "g, t"), ("asp", 'version, kind="update"', "version"), ("asp", "slice=k", "slice=0"),
     ("independent", "t=t, x=x", "x=x"), ("ssp", "x=x)\n            clock[w], version = clock[w] + 1, version + 1\n            waiting", "x=v)\n"
      "            clock[w], version = clock[w] + 1, version + 1\n            waiting"), ("sgp", "x=x / weight", "x=part.x"),

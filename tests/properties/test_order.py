@@ -5,7 +5,11 @@ import inspect
 import pytest
 
 from refsgd.algorithms import CATALOGUE, bsp, parameter_server
+from refsgd.algorithms.sgd import SGD
 from refsgd.machine import Machine
+from refsgd.problems import quadratic
+from refsgd.runtimes.simulator import simulate
+from tests.ledger import with_bodies
 from tests.properties.coordinates import Marked
 from tests.wrong import changed, wrong_deployment
 
@@ -31,6 +35,18 @@ def hold_order(deploy, rotated, **options):
 def test_slices_go_out_in_turn(name):
     for rotated in (None, False, True):  # by default not rotated
         hold_order(CATALOGUE[name], rotated, **OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "period"), [("downpour", "fetch_every"), ("easgd", "period")])
+def test_a_fetch_names_the_iteration(name, period):
+    asked = []
+
+    def look(node, to, body):
+        asked.extend([(node, to, body.t)] if type(body).__name__ == "Fetch" else [])
+        return body
+
+    simulate(with_bodies(CATALOGUE[name](quadratic(workers=2), 2, 5, SGD(0.1), 2, **{period: 2}), look), Machine(compute="fixed(1)"))
+    assert sorted(asked) == [(f"worker{i}", f"server{k}", t) for i in range(2) for k in range(2) for t in (0, 2, 4)]
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("rotate(ws, k) if rotated", "rotate(ws, k + 1) if rotated"), ("rotated: bool = False", "rotated: bool = True")])
