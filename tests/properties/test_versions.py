@@ -50,6 +50,7 @@ def hold_versions_of_servers(deploy, options, servers, seed=0):
         for u, (mark, new) in enumerate(updates):
             reads = sorted((f"worker{rank}", versions(rank, t)) for rank, t in new)
             assert mark.data["version"] == u, "a version is the number of earlier updates"
+            assert [w for w, _ in mark.data["reads"]] == [w for w, _ in reads], "in the order of workers"
             assert sorted(mark.data["reads"]) == reads, f"update {u} of slice {k} says {mark.data['reads']}; expected {reads}"
             taus.update((w, u - read) for w, read in reads)
     assert Counter(run.trace.staleness) == taus

@@ -1,0 +1,135 @@
+"""Replay: the gradients of a run, applied by hand in float64 in the order in which its servers did, give its parameters."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD, StepDecay
+from refsgd.problems import Problem
+from refsgd.result import final_parameters
+from refsgd.runtimes.simulator import simulate
+from tests.properties.coordinates import UNEQUAL
+from tests.watching import curved, recorded
+from tests.wrong import wrong_deployment
+
+PLAIN = SGD(0.05, 0.6, 0.1, StepDecay(4, 0.7))
+WORKERS, STEPS = 3, 6
+
+
+class Server:
+    """A server by hand: x and the velocity, and what else its rule keeps."""
+
+    def __init__(self, x, sgd):
+        self.x, self.v, self.sgd, self.updates = np.float64(x), np.zeros(x.size), sgd, 0
+        self.clock, self.images, self.mean, self.backup = Counter(), Counter(), defaultdict(lambda: np.zeros(x.size)), defaultdict(lambda: np.float64(x))
+        self.squares = np.zeros(x.size)
+
+    def decayed(self, g):
+        return g + self.sgd.weight_decay * self.x
+
+    def move(self, g, t=None, part=1):
+        """Velocity and parameters after a gradient, with the rate of update t: by default of the number of updates so far."""
+        self.v = self.sgd.momentum * self.v + g
+        self.x = self.x - part * float(self.sgd.rate(self.updates if t is None else t)) * self.v
+        self.updates += 1
+
+
+def mean_of(gradients):
+    return sum(b * g for _, g, b, _ in gradients) / sum(b for _, _, b, _ in gradients)
+
+
+def mean(server, gradients):
+    server.move(server.decayed(mean_of(gradients)))
+
+
+def total(server, gradients):
+    server.move(server.decayed(sum(g for _, g, _, _ in gradients)))
+
+
+def one_nth(server, gradients):
+    (_, g, _, _), = gradients
+    server.move(server.decayed(g), part=1 / WORKERS)
+
+
+def adagrad(server, gradients):
+    a = server.decayed(sum(g for _, g, _, _ in gradients))
+    server.squares += a**2
+    server.move(a / np.sqrt(server.squares))
+
+
+def less_by_staleness(server, gradients):
+    server.move(server.decayed(mean_of([(w, g / max(1, tau), b, tau) for w, g, b, tau in gradients])))
+
+
+def compensated(factor, adaptive):
+    def rule(server, gradients):
+        (w, g, _, _), = gradients
+        server.squares = 0.95 * server.squares + 0.05 * g**2
+        ratio = factor / np.sqrt(server.squares + 1e-7) if adaptive else factor
+        server.move(server.decayed(g + ratio * g**2 * (server.x - server.backup[w])))
+        server.backup[w] = server.x
+
+    return rule
+
+
+def mean_so_far(server, gradients):
+    (w, g, b, _), = gradients
+    c = server.clock[w]
+    server.clock[w] += 1
+    server.images[c] += b
+    change = b / server.images[c] * (server.decayed(g) - server.mean[c])
+    server.mean[c] = server.mean[c] + change
+    server.move(change, c)
+
+
+CASES = [
+    ("sequential", {}, total), ("bsp", {}, mean), ("bsp", {"aggregation": "sum"}, total), ("asp", {}, total), ("dssp", {"lower": 0, "upper": 2}, total),
+    *[("ssp", {"staleness": 1, "refresh": refresh}, total) for refresh in ("fresh", "lazy", "eager")],
+    ("consgd", {"staleness": 1}, one_nth), ("dynsgd", {"staleness": 1}, mean_so_far),
+    ("downpour", {}, total), ("downpour", {"push_every": 3, "fetch_every": 2}, total), ("downpour", {"push_every": 2, "adagrad": True}, adagrad),
+    ("backup-workers", {}, mean), ("softsync", {}, mean), ("softsync", {"splitting": 2}, mean),
+    ("staleness-aware", {}, less_by_staleness), ("staleness-aware", {"splitting": 1}, less_by_staleness),
+    ("dc-asgd", {}, compensated(0.04, False)), ("dc-asgd", {"compensation": 0.7}, compensated(0.7, False)),
+    ("dc-asgd", {"adaptive": True}, compensated(2.0, True)),
+]
+
+
+def replayed(deploy, options, rule, seed):
+    """The parameters of a run and those by hand."""
+    workers = 1 if deploy.__name__ == "sequential" else WORKERS
+    plain = curved(workers=workers)
+    problem, seen = recorded(Problem(plain.x0, plain.gradient, plain.loss, images=lambda rank, t: 1 + (rank + t) % 3))
+    sgd = SGD(0.05, 0.0, 0.1, StepDecay(4, 0.7)) if "adagrad" in options else PLAIN
+    run = simulate(deploy(problem, workers, STEPS, sgd, **options), UNEQUAL, seed)
+    dropped = {(e.data["worker"], e.data["t"]) for e in run.trace.marks("drop")}
+    gradients, server = defaultdict(list), Server(problem.x0, sgd)
+    for rank, t, _, g in seen:
+        if (w := f"worker{rank}", t) not in dropped:
+            gradients[w].append((w, np.float64(g), problem.images(rank, t)))
+    for e in run.trace.marks("update"):
+        rule(server, [(*gradients[w].pop(0), e.data["version"] - read) for w, read in e.data["reads"]])
+    assert not any(gradients.values())
+    return final_parameters(run), server.x
+
+
+@pytest.mark.parametrize(("name", "options", "rule"), CASES)
+def test_a_run_is_its_gradients_applied_by_hand(name, options, rule):
+    for seed in range(2):
+        assert np.allclose(*replayed(CATALOGUE[name], options, rule, seed), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("asp", "x, v = yield Compute(sgd.step, x, v,", "x, _ = yield Compute(sgd.step, x, v,"),
+    ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"), ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
+    ("dc-asgd", "backup[w] = x\n", "pass\n"), ("dc-asgd", "sgd.step(x, v, g, t)", "sgd.step(x, v, g, t + 1)"),
+    ("downpour", "squares = squares + a * a", "squares = a * a"), ("staleness-aware", "grad=g / tau", "grad=g"),
+    ("softsync", "version, kept = version + 1, []", "version, kept = version + 1, kept[1:]"),
+])
+def test_another_rule_is_caught(name, right, wrong):
+    deploy = wrong_deployment(CATALOGUE[name], right, wrong)
+    with pytest.raises((AssertionError, IndexError)):
+        for n, options, rule in CASES:
+            if n == name:
+                assert np.allclose(*replayed(deploy, options, rule, 0), rtol=0, atol=1e-5)
