@@ -88,7 +88,24 @@ def test_momentum_is_the_form_of_pytorch():
     assert x2.dtype == np.float32
 
 
-@pytest.mark.parametrize("text", ["cosine", "step(0,0.5)", "step(5)", "step(5,2)"])
-def test_a_wrong_schedule_is_named(text):
-    with pytest.raises(ValueError, match="expected"):
+@pytest.mark.parametrize(("text", "said"), [
+    ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"), ("step(2,0)", r"step\(2,0.0\); expected every"),
+    ("step(2,1.5)", r"step\(2,1.5\); expected every"), ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
+    ("step(2,0.5", "not understood"), ("cosine", "'cosine' not understood; expected constant or step")])
+def test_a_schedule_that_is_none_is_named(text, said):
+    with pytest.raises(ValueError, match=said):
         parse_schedule(text)
+
+
+def test_a_constant_rate_is_the_default():
+    assert parse_schedule("constant") is SGD(0.3).schedule
+    assert {SGD(0.3).rate(t) for t in range(5)} == {np.float32(0.3)}
+
+
+@pytest.mark.parametrize(("constants", "said"), [
+    ((-0.1,), "learning rate -0.1"), ((float("inf"),), "learning rate inf"), ((float("nan"),), "learning rate nan"), ((1, 1.0), "momentum 1.0"),
+    ((1, -0.1), "momentum -0.1"), ((1, 0, -0.1), "weight decay -0.1"), ((1, 0, float("inf")), "weight decay inf")])
+def test_constants_that_are_none_are_named(constants, said):
+    SGD(0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match=said + "; expected a"):
+        SGD(*constants)

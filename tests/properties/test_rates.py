@@ -111,29 +111,6 @@ def test_a_step_schedule_multiplies_after_each_so_many_updates(every, factor, ra
     assert [schedule.rate(t) for t in range(len(rates))] == pytest.approx([2 * rate for rate in rates])
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"), ("step(2,0)", r"step\(2,0.0\); expected every"),
-    ("step(2,1.5)", r"step\(2,1.5\); expected every"), ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
-    ("step(2,0.5", "not understood"), ("cosine", "'cosine' not understood; expected constant or step")])
-def test_a_schedule_that_is_none_is_named(text, said):
-    with pytest.raises(ValueError, match=said):
-        parse_schedule(text)
-
-
-def test_a_constant_rate_is_the_default():
-    assert parse_schedule("constant") is SGD(0.3).schedule
-    assert {SGD(0.3).rate(t) for t in range(5)} == {np.float32(0.3)}
-
-
-@pytest.mark.parametrize(("constants", "said"), [((-0.1,), "learning rate -0.1"), ((float("inf"),), "learning rate inf"), ((float("nan"),), "learning rate nan"),
-                                                 ((1, 1.0), "momentum 1.0"), ((1, -0.1), "momentum -0.1"), ((1, 0, -0.1), "weight decay -0.1"),
-                                                 ((1, 0, float("inf")), "weight decay inf")])
-def test_constants_that_are_none_are_named(constants, said):
-    SGD(0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match=said + "; expected a"):
-        SGD(*constants)
-
-
 def test_all_algorithms_have_a_rate_here():
     assert {name for name, *_ in CASES} == set(CATALOGUE)
 
