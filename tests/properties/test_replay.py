@@ -133,3 +133,23 @@ def test_another_rule_is_caught(name, right, wrong):
         for n, options, rule in CASES:
             if n == name:
                 assert np.allclose(*replayed(deploy, options, rule, 0), rtol=0, atol=1e-5)
+
+
+def hold_empty(deploy):
+    """Iteration 1 has no images at all, 2 none for worker 0: such gradients are zero, and a mean over no images is one over the workers."""
+    def images(rank, t):
+        return 0 if t == 1 or (t == 2 and not rank) else 2
+
+    problem = Problem(np.ones(4, np.float32), lambda x, rank, t: np.float32(images(rank, t) > 0) * x, lambda x: 0.0, images=images)
+    run = simulate(deploy(problem, 1 if deploy.__name__ == "sequential" else WORKERS, STEPS, SGD(0.1)), UNEQUAL)
+    assert np.all(np.isfinite(final_parameters(run)))
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_shares_may_be_empty(name):
+    hold_empty(CATALOGUE[name])
+
+
+def test_a_share_of_no_images_is_caught():
+    with pytest.raises(ZeroDivisionError):
+        hold_empty(wrong_deployment(CATALOGUE["dynsgd"], "max(1, images[c])", "images[c]"))
