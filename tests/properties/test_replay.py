@@ -136,7 +136,7 @@ def test_another_rule_is_caught(name, right, wrong):
 
 
 def hold_empty(deploy):
-    """Iteration 1 has no images at all, 2 none for worker 0: such gradients are zero, and a mean over no images is one over the workers."""
+    """Iteration 1 has no images at all, 2 none for worker 0: such gradients are zero, and where no share has images all weigh the same."""
     def images(rank, t):
         return 0 if t == 1 or (t == 2 and not rank) else 2
 
