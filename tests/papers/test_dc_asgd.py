@@ -121,6 +121,13 @@ def test_adaptive_divides_lambda_by_the_root_of_a_moving_average():
         assert corrections[1] / corrections[0] == pytest.approx(10**power, rel=1e-3)
 
 
+def test_a_moving_average_of_zero_is_no_division_by_zero():
+    """The root is of m + 1e-7: of a first gradient of 1e-4, whose square is far below that, the correction is 2 g^2 / sqrt(1.005e-7)."""
+    for first, expected in ((1e-4, 1e-4 + 2e-8 / np.sqrt(1.005e-7)), (0.0, 0.0)):
+        g, _ = dc_asgd.compensated(np.full(1, first, np.float32), np.ones(1, np.float32), np.zeros(1, np.float32), 2.0, True)
+        assert g == pytest.approx([expected], rel=1e-4)
+
+
 @given(machine=machines, seed=seeds, adaptive=st.booleans(), **sizes)
 def test_every_gradient_is_applied_once_and_stays_float32(machine, seed, adaptive, workers, servers, steps):
     problem, seen = recorded(curved(workers=workers))

@@ -139,6 +139,14 @@ def test_odena_is_his_algorithm():
     assert np.allclose(found, expected, rtol=0, atol=1e-6)
 
 
+def test_the_deviation_of_no_noise_is_1e_4():
+    """The root is of a variance plus 1e-8, so that a parameter without any gradient for a while is not divided by zero."""
+    moments, zero = EMPTY, 0 * ONES
+    for t in range(300):
+        push, moments = staleness_aware.divided(Push(zero, 1, t), t, moments, "odena")
+    assert moments[2] == pytest.approx([1e-4, 1e-4], rel=1e-3) and np.all(push.grad == 0)
+
+
 @pytest.mark.parametrize("right, wrong", [
     ("grad=g / (s * tau)", "grad=g / (moments[2] * tau)"),  # the deviation before this gradient
     ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(x)", "np.zeros_like(x)"), ("grad=g / (s * tau)", "grad=g / s"),

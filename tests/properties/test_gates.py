@@ -39,7 +39,7 @@ def hold_gate(deploy, staleness, refresh="fresh", killed=(), seed=0):
                          lambda name, to, body: sent.setdefault((name, to), []).append(body) or body)
     # News of a death comes late, as all that the dead have sent: the others may be held back by then.
     run = faulty.simulate(tapped, UNEQUAL, seed,
-                          faults=[f for i in killed for f in (Fault("delay", f"worker{i}", 0, 3.0 * i), Fault("kill", f"worker{i}", 1 + i))])
+                          faults=[f for i in killed for f in (Fault("delay", f"worker{i}", 0, 3.0 * i), Fault("kill", f"worker{i}", i))])
     trace, x = run.trace, np.zeros(8, np.float32)
     living = {f"worker{i}" for i in range(3) if i not in killed}
     assert run.values.keys() == living | {"server0"} and all(trace.iterations[w] == STEPS for w in living)
@@ -102,6 +102,7 @@ def test_every_answer_and_every_wait_is_that_of_the_bound(name, options):
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("ssp", "if clock.get(w, 0) > slowest + staleness", "if clock.get(w, 0) >= slowest + staleness"),
+    ("ssp", "if clock.get(w, 0) > slowest + staleness", "if clock.get(w, 1) > slowest + staleness"),  # the dead are held back
     ("ssp", "w in waiting and clock[w] <= slowest + staleness", "w in waiting and clock[w] <= slowest"),
     ("ssp", "if message.clock > before", "if message.clock >= before"),
     ("ssp", "Row(x, version, slowest, clock[w])", "Row(x, version, slowest + 1, clock[w])"),
@@ -109,7 +110,7 @@ def test_every_answer_and_every_wait_is_that_of_the_bound(name, options):
     ("ssp", "eager and slowest > before", "eager and slowest >= before"),
     ("ssp", "if oldest < c - staleness and eager", "if eager"),
     ("ssp", "while hit := (yield Poll(Row))", "if hit := (yield Poll(Row))"),
-    ("dynsgd", "slowest = min(clock.values(), default=steps)\n", "if not isinstance(message, Died):\n            slowest = min(clock.values())\n"),
+    ("dynsgd", "slowest = min(clock.values(), default=steps)\n", "slowest = 0 if isinstance(message, Died) else min(clock.values())\n"),
     ("dynsgd", "while min(clock.values(), default=steps)", "while min(clock.values(), default=0)"),  # waits when all are dead
 ])
 def test_a_wrong_gate_is_caught(name, right, wrong):
