@@ -153,10 +153,10 @@ def answers_by_the_book(order, workers, lower, upper):
     return answered
 
 
-def hold_answers(deploy, lower, upper, seed, kill=False):
-    """`kill`: worker2 is the slowest and dies; the news, as all that it sends, comes so late that the others are held back by then."""
+def hold_answers(deploy, lower, upper, seed, killed=None, delay=0.0):
+    """A worker dies; the news, as all that it sends, comes `delay` later: the others may be held back by then."""
     workers = [f"worker{i}" for i in range(3)]
-    faults = [Fault("delay", "worker2", 0, 5.0), Fault("kill", "worker2", 1 + seed)] if kill else []
+    faults = [] if killed is None else [Fault("delay", f"worker{killed}", 0, delay), Fault("kill", f"worker{killed}", 1 + seed)]
     trace = faulty.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed, faults=faults).trace
     order, answered = [], []
     for e in trace.events:
@@ -176,7 +176,8 @@ def test_every_answer_is_that_of_the_page(lower, upper):
     """Grants are given where there is none, used clock by clock, and predicted from the last two pushes."""
     for seed in range(4):
         hold_answers(dssp.dssp, lower, upper, seed)
-        hold_answers(dssp.dssp, lower, upper, seed, kill=True)
+        for killed, delay in ((2, 5.0), (0, 1.0), (1, 0.0)):
+            hold_answers(dssp.dssp, lower, upper, seed, killed, delay)
 
 
 @pytest.mark.parametrize("right, wrong", [
@@ -189,7 +190,7 @@ def test_every_answer_is_that_of_the_page(lower, upper):
 def test_a_wrong_grant_is_caught(right, wrong):
     with pytest.raises((AssertionError, ZeroDivisionError, Deadlock)):
         for seed in range(4):
-            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed, kill="no more" in right)
+            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed, 2 if "no more" in right else None, 5.0)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])

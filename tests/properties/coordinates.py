@@ -25,7 +25,7 @@ def rank_of(node):
 
 
 class Marked:
-    """A run of `steps` iterations whose gradient (rank, t) is 1 at its own coordinate of each of `slices` equal parts, else 0.
+    """A run of `steps` iterations whose gradient (rank, t) is 1 + k at its own coordinate of part k of `slices` equal ones, else 0.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Marked:
         assert (rank, t) not in self.read, "computed once"
         self.read[rank, t] = x, len(self.world.events)
         g = np.zeros((self.slices, self.size), np.float32)
-        g[:, self.place(rank, t)] = 1
+        g[:, self.place(rank, t)] = 1 + np.arange(self.slices)
         return g.ravel()
 
     def images(self, rank, t):

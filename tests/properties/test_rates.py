@@ -96,7 +96,7 @@ def hold_rates(deploy, options, index, weight, seed=0):
         for e in run.trace.of("mark"):
             if e.data.get("slice", k) == k and "x" in e.data:
                 for g in run.contents(e.data["x"]) - first.keys():
-                    first[g] = -e.data["x"][run.place(*g)]
+                    first[g] = -e.data["x"][run.place(*g)] / (1 + k)
         dropped = {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}
         assert first.keys() | dropped == run.read.keys(), "every gradient is applied or dropped"
         for (rank, t), value in first.items():

@@ -17,7 +17,7 @@ SERVERS = [
     ("bsp", {}, 1), ("bsp", {"aggregation": "sum"}, 2), ("asp", {}, 1), ("asp", {}, 2),
     *[("ssp", {"staleness": s, "refresh": refresh}, servers) for s, servers in ((0, 1), (1, 2), (9, 1)) for refresh in ("fresh", "lazy", "eager")],
     ("dssp", {"lower": 0, "upper": 2}, 1),
-    *[("downpour", {"push_every": push, "fetch_every": fetch}, servers) for push, fetch, servers in ((1, 1, 1), (2, 1, 1), (1, 3, 2), (3, 2, 1))],
+    *[("downpour", {"push_every": push, "fetch_every": fetch}, servers) for push, fetch, servers in ((1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 3, 2), (3, 2, 1))],
     ("downpour", {"push_every": 2, "adagrad": True}, 1),
     ("backup-workers", {}, 1), ("softsync", {}, 1), ("softsync", {"splitting": 2}, 2), ("staleness-aware", {}, 1), ("staleness-aware", {"splitting": 1}, 1),
     ("dc-asgd", {}, 1), ("consgd", {"staleness": 1}, 1), ("dynsgd", {"staleness": 1}, 2), ("approximate", {}, 2),
@@ -41,8 +41,12 @@ def hold_versions_of_servers(deploy, options, servers, seed=0):
     for k in range(servers):
         updates = run.updates(k)
 
+        states = {bytes(4 * run.size), *(mark.data["x"].tobytes() for mark, _ in updates)}
+
         def versions(rank, t):
             held = run.contents(run.part(run.read[rank, t][0], k))
+            if t % options.get("fetch_every", 1) == 0 and options.get("refresh", "fresh") == "fresh" and deploy.__name__ != "approximate":
+                assert run.part(run.read[rank, t][0], k).tobytes() in states, "what is read is a state of this slice"
             if "fetch_every" in options:
                 held -= {(rank, s) for s in range(t - t % options["fetch_every"], t)}
             return sum(new <= held for _, new in updates)
@@ -169,6 +173,7 @@ def test_clocks_are_those_of_the_gradients(name):
     ("bsp", "tuple((w, pushes[w].version) for w in sorted(pushes))", "tuple((w, 0) for w in sorted(pushes))"),
     ("downpour", "[*reads, version]", "[*reads, {s: v + 1 for s, v in version.items()}]"),
     ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
+    ("downpour", "yield Recv(Model, src=server)", "yield Recv(Model)"),  # slices in order of arrival
     ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
     ("asp", "reads=((w, push.version),)", "reads=((w, version),)"),
     ("backup-workers", "tuple((w, t) for w in first)", "tuple((w, t - 1) for w in first)"),
