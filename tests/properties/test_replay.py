@@ -100,7 +100,7 @@ def replayed(deploy, options, rule, seed):
     """The parameters of a run and those by hand."""
     workers = 1 if deploy.__name__ == "sequential" else WORKERS
     plain = curved(workers=workers)
-    problem, seen = recorded(Problem(plain.x0 + np.float32(0.3), plain.gradient, plain.loss, images=lambda rank, t: 1 + (rank + t) % 3))
+    problem, seen = recorded(Problem(np.float32([0.3, -0.3] * 3), plain.gradient, plain.loss, images=lambda rank, t: 1 + (rank + t) % 3))
     sgd = SGD(0.05, 0.0, 0.1, StepDecay(4, 0.7)) if "adagrad" in options else PLAIN
     run = simulate(deploy(problem, workers, STEPS, sgd, **options), UNEQUAL, seed)
     dropped = {(e.data["worker"], e.data["t"]) for e in run.trace.marks("drop")}
@@ -125,7 +125,7 @@ def test_a_run_is_its_gradients_applied_by_hand(name, options, rule):
     ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"), ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
     ("dc-asgd", "backup[w] = x\n", "pass\n"), ("dc-asgd", "dict.fromkeys(workers, x)", "dict.fromkeys(workers, v)"),
     ("dc-asgd", "sgd.step(x, v, g, t)", "sgd.step(x, v, g, t + 1)"),
-    ("downpour", "squares = squares + a * a", "squares = a * a"), ("staleness-aware", "grad=g / tau", "grad=g"),
+    ("downpour", "squares = squares + a * a", "squares = a * a"), ("downpour", "np.where(squares > 0,", "np.where(x > 0,"), ("staleness-aware", "grad=g / tau", "grad=g"),
     ("softsync", "version, kept = version + 1, []", "version, kept = version + 1, kept[1:]"),
 ])
 def test_another_rule_is_caught(name, right, wrong):
