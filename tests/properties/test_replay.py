@@ -125,7 +125,8 @@ def test_a_run_is_its_gradients_applied_by_hand(name, options, rule):
     ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"), ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
     ("dc-asgd", "backup[w] = x\n", "pass\n"), ("dc-asgd", "dict.fromkeys(workers, x)", "dict.fromkeys(workers, v)"),
     ("dc-asgd", "sgd.step(x, v, g, t)", "sgd.step(x, v, g, t + 1)"),
-    ("downpour", "squares = squares + a * a", "squares = a * a"), ("downpour", "np.where(squares > 0,", "np.where(x > 0,"), ("staleness-aware", "grad=g / tau", "grad=g"),
+    ("downpour", "squares = squares + a * a", "squares = a * a"), ("downpour", "np.where(squares > 0,", "np.where(x > 0,"),
+    ("staleness-aware", "grad=g / tau", "grad=g"),
     ("softsync", "version, kept = version + 1, []", "version, kept = version + 1, kept[1:]"),
 ])
 def test_another_rule_is_caught(name, right, wrong):
