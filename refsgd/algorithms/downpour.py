@@ -80,7 +80,7 @@ def pushes_at(t: int, steps: int, push_every: int) -> bool:
 
 
 def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD, push_every: int,
-           fetch_every: int, rotated: bool = False) -> Program[Array]:
+           fetch_every: int, rotated: bool) -> Program[Array]:
     """Accrue gradients while stepping locally; returns the local copy, shape (d,)."""
     x = problem.x0
     cut = dict(zip(servers, slices(x.size, len(servers)), strict=True))

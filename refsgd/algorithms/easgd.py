@@ -69,7 +69,7 @@ def nesterov(sgd: SGD, x: Array, v: Array, z: Array, g: Array, t: int) -> tuple[
 
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD, period: int, alpha: float,
-           rotated: bool = False) -> Program[Array]:
+           rotated: bool) -> Program[Array]:
     """Step alone; every `period` iterations exchange a force with the centre; returns the replica, shape (d,)."""
     x, v = problem.x0, sgd.start(problem.x0)
     cut = dict(zip(servers, slices(x.size, len(servers)), strict=True))
