@@ -78,6 +78,18 @@ def test_defaults_are_those_of_their_table():
         assert {p.name: p.default for p in parameters if p.kind != p.KEYWORD_ONLY and p.default != p.empty} in ({}, {"servers": 1, "rotated": False})
 
 
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_nobody_is_refused_in_one_line_and_one_is_enough(name):
+    problem, deploy = quadratic(workers=1), CATALOGUE[name]
+    for workers in (0, -1):
+        with pytest.raises(ValueError, match=f"^workers {workers}; expected (at least )?1"):
+            deploy(problem, workers, 2, SGD(0.1))
+    simulate(deploy(problem, 1, 2, SGD(0.1)))
+    if has_servers(deploy):
+        with pytest.raises(ValueError, match="^servers 0; expected at least 1"):
+            deploy(problem, 1, 2, SGD(0.1), 0)
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", PARALLEL)
 def test_counted_bytes_equal_the_closed_form(name, servers):

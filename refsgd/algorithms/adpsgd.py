@@ -146,11 +146,10 @@ def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str
         A bipartite one of `refsgd.graphs.GRAPHS`: "bipartite" (every even rank with every odd one, any n), "star"
         (any n), "ring" or "bipartite-ring" (even n), "torus" (even sides).  The side of rank 0 is passive, the other one active.
     """
-    near = graph_of(graph, workers, BIPARTITE)
+    names, near, deployment = peers(workers), graph_of(graph, workers, BIPARTITE), {}
     side = sides(near)
     if side is None:
         raise ValueError(f"graph {graph!r} of {workers} peers has an odd cycle; expected a bipartite graph: {', '.join(BIPARTITE)}")
-    names, deployment = peers(workers), {}
     for rank, me in enumerate(names):
         replica, passive = Replica(problem.x0), [names[j] for j in near[rank]] if side[rank] else []
         program = train(rank, me, passive, replica, problem, steps, sgd)
