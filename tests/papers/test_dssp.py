@@ -1,5 +1,7 @@
 """What is claimed of dynamic SSP (Zhao et al., ICDCS 2019)."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,8 +143,7 @@ def answers_by_the_book(order, workers, lower, upper):
 
             last, interval = max((lasts(u) for u in came if clock[u] == slowest), key=sum)
             own = now - [0, 0, *came[w]][-2]
-            waits = [min(k - now - r * own for k in range(last, now + 10**4, interval) if k > last and k >= now + r * own)
-                     for r in range(upper + 2 - ahead)]
+            waits = [next(k for k in itertools.count(last + interval, interval) if k >= now + r * own) - now - r * own for r in range(upper + 2 - ahead)]
             left[w] = waits.index(min(waits))
             use = left[w] > 0
         bound[w] = ahead if use else ahead - 1
