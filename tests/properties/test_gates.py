@@ -120,3 +120,12 @@ def test_a_wrong_gate_is_caught(name, right, wrong):
             for seed, killed in enumerate(KILLED):
                 if n == name:
                     hold_gate(deploy, **options, killed=killed, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["ssp", "dynsgd", "consgd"])
+def test_a_slack_that_is_none_is_named(name):
+    for staleness in (-1, -INF, 0.5, 2.25, float("nan")):
+        with pytest.raises(ValueError, match=f"staleness {staleness}; expected a whole number of clocks >= 0, or inf"):
+            CATALOGUE[name](integer_gradients(workers=3), 3, 1, SGD(0.25), staleness=staleness)
+    for staleness in (0, 1, 4.0, INF):
+        CATALOGUE[name](integer_gradients(workers=3), 3, 1, SGD(0.25), staleness=staleness)
