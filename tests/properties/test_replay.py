@@ -120,6 +120,36 @@ def test_a_run_is_its_gradients_applied_by_hand(name, options, rule):
         assert np.allclose(*replayed(CATALOGUE[name], options, rule, seed), rtol=0, atol=1e-5)
 
 
+def both_centers(deploy, threshold, seed=0):
+    """The parameters of a run of Gaia, half of a copy from each data centre, and by hand: all steps of both, each with its own velocity."""
+    sgd, (problem, seen) = SGD(0.05, 0.6, 0.0, StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3), curved(workers=3).gradient, lambda x: 0.0))
+    run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold), UNEQUAL, seed)
+    x = np.float64(problem.x0)
+    for k, center in enumerate((("worker0",), ("worker1", "worker2"))):
+        gradients, server = {w: [g for rank, _, _, g in seen if w == f"worker{rank}"] for w in center}, Server(0 * problem.x0, sgd)
+        for e in run.trace.marks("update"):
+            (w, _), = e.data["reads"]
+            if e.node == f"server{k}" and w in center:
+                server.move(gradients[w].pop(0))
+        x += server.x
+    return final_parameters(run), x
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.3, 50.0])
+def test_both_data_centres_end_with_the_steps_of_both(threshold):
+    for seed in range(2):
+        assert np.allclose(*both_centers(CATALOGUE["approximate"], threshold, seed), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("old = x", "old = v"), ("unsent + (x - old), done + 1", "x - old, done + 1"), ("if done < pushes else 0.0", "if done else 0.0"),
+    ("x, v = yield", "x, _ = yield"), ("per_iteration) ** 0.5 if done <", "per_iteration) ** 0.5 if not done <")])
+def test_a_data_centre_that_lacks_something_is_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        for threshold in (0.01, 50.0):
+            assert np.allclose(*both_centers(wrong_deployment(CATALOGUE["approximate"], right, wrong), threshold), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("asp", "x, v = yield Compute(sgd.step, x, v,", "x, _ = yield Compute(sgd.step, x, v,"),
     ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"), ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
