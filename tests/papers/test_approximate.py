@@ -10,12 +10,13 @@ from refsgd.algorithms.approximate import Significant
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.effects import Compute, Recv, Send
 from refsgd.machine import Machine
-from refsgd.problems import integer_gradients
+from refsgd.problems import Problem, integer_gradients
 from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
+from tests.wrong import wrong_deployment
 
 thresholds = st.sampled_from([0.0, 0.01, 0.3, 2.0, 1e6])
 
@@ -96,6 +97,44 @@ def test_what_stays_is_small_and_what_goes_is_whole(pairs, limit):
     whole = rest.copy()
     whole[entries] += unsent[entries]
     assert np.array_equal(whole, unsent)
+
+
+def hold_filter(deploy, threshold, workers=5, steps=5):
+    """What is sent after own push number p (from 0) of a centre of m workers: entries that have changed by more than v / sqrt(1 + p // m), at last all."""
+    x, old, unsent, done = {}, {}, {}, {}
+    members = {"server0": workers // 2, "server1": workers - workers // 2}
+
+    def told(node, effect, answer):
+        if isinstance(effect, Compute) and effect.kind == "update":
+            old[node], x[node] = effect.args[0], answer[0] if isinstance(answer, tuple) else answer
+        elif isinstance(effect, Send) and isinstance(effect.body, Significant):
+            push, m = done.get(node, 0), members[node]
+            done[node] = push + 1
+            waits = unsent.get(node, np.zeros(6, np.float32)) + (x[node] - old[node])
+            limit = 0.0 if push == m * steps - 1 else threshold / np.sqrt(1 + push // m)
+            goes = np.abs(waits) > np.float32(limit) * np.abs(x[node])
+            assert effect.body.entries.tolist() == np.flatnonzero(goes).tolist() and np.array_equal(effect.body.change, waits[goes])
+            unsent[node] = np.where(goes, np.float32(0), waits)
+
+    problem = Problem(np.full(6, 2, np.float32), curved(workers=workers).gradient, lambda x: 0.0)
+    for _ in moments(deploy(problem, workers, steps, SGD(0.1, 0.5), threshold=threshold), told, RANDOM, 0):
+        pass
+    assert done == {node: m * steps for node, m in members.items()}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.03, 0.1, 0.5])
+def test_what_is_sent_are_the_entries_above_the_limit_of_that_iteration(threshold):
+    hold_filter(approximate.approximate, threshold)
+
+
+@pytest.mark.parametrize("right, wrong", [
+    ("(done - 1) // per_iteration", "done // per_iteration"), ("(done - 1) // per_iteration", "version // per_iteration"), ("** 0.5 if", "if"),
+    ("filtered(x, unsent, limit)", "filtered(old, unsent, limit)"), ("unsent = rest", "pass"), ("if done < pushes else", "if done <= pushes else"),
+])
+def test_another_filter_is_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        for threshold in (0.03, 0.1, 0.5):
+            hold_filter(wrong_deployment(approximate.approximate, right, wrong), threshold)
 
 
 def test_small_changes_add_up_until_they_are_significant():
