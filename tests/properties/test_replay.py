@@ -120,6 +120,25 @@ def test_a_run_is_its_gradients_applied_by_hand(name, options, rule):
         assert np.allclose(*replayed(CATALOGUE[name], options, rule, seed), rtol=0, atol=1e-5)
 
 
+def hold_hogwild(deploy):
+    """Every step is taken at what was read, decays that, and is added to what is there by then."""
+    problem, seen = recorded(Problem(np.float32([0.3, -0.3] * 3), curved(workers=3).gradient, lambda x: 0.0))
+    sgd = SGD(0.05, 0.0, 0.1, StepDecay(2, 0.7))
+    run = simulate(deploy(problem, WORKERS, STEPS, sgd), UNEQUAL)
+    steps = [float(sgd.rate(t)) * (np.float64(g) + sgd.weight_decay * x) for _, t, x, g in seen]
+    assert len(steps) == WORKERS * STEPS and np.allclose(final_parameters(run), problem.x0 - sum(steps), rtol=0, atol=1e-5)
+
+
+def test_hogwild_adds_all_steps():
+    hold_hogwild(CATALOGUE["hogwild"])
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("weight_decay) * x if", "weight_decay) * g if"), ("if sgd.weight_decay else g", "if sgd.momentum else g")])
+def test_another_step_of_hogwild_is_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        hold_hogwild(wrong_deployment(CATALOGUE["hogwild"], right, wrong))
+
+
 def both_centers(deploy, threshold, seed=0):
     """The parameters of a run of Gaia, half of a copy from each data centre, and by hand: all steps of both, each with its own velocity."""
     sgd, (problem, seen) = SGD(0.05, 0.6, 0.0, StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3), curved(workers=3).gradient, lambda x: 0.0))
