@@ -108,3 +108,16 @@ def test_a_step_takes_the_time_of_an_update_however_many_parts_it_is_added_in(pa
     assert predicted["seconds"].kind == "exact" and predicted["seconds"].value == pytest.approx(trace.seconds)
     real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine, 0, transport="shm").trace
     assert real.seconds == pytest.approx(trace.seconds, rel=0.5) and real.seconds >= trace.seconds * 0.999
+
+
+@pytest.mark.parametrize("parts", [0, -2])
+def test_a_vector_in_no_parts_is_named(parts):
+    with pytest.raises(ValueError, match=f"parts {parts}; expected at least 1"):
+        hogwild.hogwild(unit_gradients(2), 2, 1, SGD(1.0), parts=parts)
+
+
+def test_every_node_names_the_two_cells_that_it_shares_with_all():
+    """The vector and the number of updates: what real processes must place in shared memory."""
+    nodes = hogwild.hogwild(unit_gradients(2), 2, 1, SGD(1.0)).values()
+    cells = [list(map(id, node.cells)) for node in nodes]
+    assert cells[0] == cells[1] and len(set(cells[0])) == 2 and len(cells) == 2
