@@ -37,6 +37,12 @@ def test_slices_go_out_in_turn(name):
         hold_order(CATALOGUE[name], rotated, **OPTIONS.get(name, {}))
 
 
+def test_a_worker_of_its_own_begins_with_the_first_server():
+    program = parameter_server.worker(1, ["server0", "server1"], quadratic(d=4, workers=2), 1)
+    send = program.send(program.send(None).args[0])
+    assert send.to == "server0" and program.send(None).to == "server1"
+
+
 @pytest.mark.parametrize(("name", "period"), [("downpour", "fetch_every"), ("easgd", "period")])
 def test_a_fetch_names_the_iteration(name, period):
     asked = []
