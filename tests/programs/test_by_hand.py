@@ -91,7 +91,7 @@ def test_momentum_is_the_form_of_pytorch():
 @pytest.mark.parametrize(("text", "said"), [
     ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"), ("step(2,0)", r"step\(2,0.0\); expected every"),
     ("step(2,1.5)", r"step\(2,1.5\); expected every"), ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
-    ("step(2,0.5", "not understood"), ("cosine", "'cosine' not understood; expected constant or step")])
+    ("step(2,0.5", "not understood"), ("stop(2,0.5)", "not understood"), ("cosine", "'cosine' not understood; expected constant or step")])
 def test_a_schedule_that_is_none_is_named(text, said):
     with pytest.raises(ValueError, match=said):
         parse_schedule(text)
