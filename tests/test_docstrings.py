@@ -1,32 +1,31 @@
-"""Every public name is documented: what it is, what it takes (shapes, units), what it gives back."""
+"""The public interface is a list, and every name in it says what it takes (shapes, units) and gives back; elsewhere a sentence is enough."""
 
 import importlib
 import inspect
 import pkgutil
 import re
 import warnings
-from functools import cache
-from typing import Protocol
+from pathlib import Path
 
 import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli import doctor, hosts
 from refsgd.nn import elementwise, kernels, vector, winograd
-from refsgd.nn.steps import Step
 
-#: rooms whose functions are read beside their source: a docstring each, sections not held
-EXEMPT = {
-    "algorithms": "an algorithm is one short file, read as a whole: the function that deploys it has sections, the others a sentence",
-}
-#: parts of those rooms that readers call, or that are whole
-HELD = ("algorithms.parameter_server", "algorithms.sgd")
+#: the public modules; everything else is internal, read beside its source
+PUBLIC = ("refsgd", "refsgd.effects", "refsgd.graphs", "refsgd.collectives", "refsgd.algorithms", "refsgd.laws", "refsgd.machine", "refsgd.problems",
+          "refsgd.data", "refsgd.nn.layers", "refsgd.nn.nets", "refsgd.result", "refsgd.trace", "refsgd.theory", "refsgd.testing")
+NAMES = ("Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.") if m.name != "refsgd.__main__"]
-HELD_TO_SECTIONS = [m for m in MODULES if m.split(".")[1] not in EXEMPT or m.removeprefix("refsgd.").startswith(HELD)]
+API = Path(__file__).parents[1] / "docs" / "api" / "index.rst"
 
 
-def public(module):
+def is_public(module):
+    return any(module == name or module.startswith(name + ".") for name in PUBLIC[1:])
+
+
+def defined(module):
     """(name, thing) of the functions, classes, methods and properties that a module defines without an underscore."""
     for name, thing in vars(module).items():
         if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
@@ -38,9 +37,15 @@ def public(module):
                 yield f"{name}.{own}", getattr(thing, own)
 
 
-#: the functions that a reader calls of an algorithm's file
-DEPLOYING = {f"{m}.{name}": thing for m in MODULES if m.startswith("refsgd.algorithms.") for name, thing in public(importlib.import_module(m))
-             if inspect.isfunction(thing) and inspect.signature(thing).return_annotation == "Deployment"}
+def deploys(thing):
+    """Whether a function deploys an algorithm, so that users call it."""
+    return inspect.isfunction(thing) and inspect.signature(thing).return_annotation == "Deployment"
+
+
+def held(name):
+    """The documented things of a public module: of an algorithm, which is read as a whole, what deploys it and what others import."""
+    whole = not name.startswith("refsgd.algorithms.") or name.endswith((".parameter_server", ".sgd"))
+    return {own: thing for own, thing in defined(importlib.import_module(name)) if whole or deploys(thing)}
 
 
 def parameters(doc):
@@ -49,7 +54,7 @@ def parameters(doc):
 
 
 def lacks(thing):
-    """What a docstring lacks, in words; an empty list where it is whole. What a base class takes, a class need not say again."""
+    """What a docstring lacks, in words; an empty list where it is whole."""
     docscrape = pytest.importorskip("numpydoc.docscrape", reason="numpydoc is not installed (the extra [docs] brings it)")
     text = inspect.getdoc(thing)
     if not text:
@@ -69,7 +74,7 @@ def lacks(thing):
     said = said_by_bases(thing) if inspect.isclass(thing) else ()
     found += [f"the parameter {name}" for name in taken if name not in named and name not in said]
     returns = None if inspect.isclass(thing) else signature.return_annotation
-    if taken and returns not in (None, "None", "typing.NoReturn", inspect.Signature.empty) and not doc["Returns"] and not doc["Yields"]:
+    if taken and returns not in (None, "None", "Deployment", inspect.Signature.empty) and not doc["Returns"] and not doc["Yields"]:
         found.append("what is returned")
     return found
 
@@ -84,62 +89,39 @@ def said_by_bases(cls):
     return {name for base in ours for name in parameters(NumpyDocString(inspect.getdoc(base)))}
 
 
-@cache
-def protocols():
-    """The package's protocols, with the names of their methods and properties."""
-    things = {thing for m in MODULES for thing in vars(importlib.import_module(m)).values() if getattr(thing, "_is_protocol", False)}
-    return {p: {n for n, member in vars(p).items() if not n.startswith("_") and (callable(member) or isinstance(member, property))}
-            for p in things - {Protocol}}
+def inherited(module, own):
+    """Whether a base class documents a method whole."""
+    owner, _, name = own.rpartition(".")
+    bases = getattr(module, owner).__mro__[1:] if owner else ()
+    return any(base.__module__.startswith("refsgd") and hasattr(base, name) and not lacks(getattr(base, name)) for base in bases)
 
 
-def takes(function):
-    """The names of a function's parameters, or of a method's."""
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
-def said_once(owner, name):
-    """Whether a base class, or a protocol that the class (or module) fulfils, documents a method whole, for parameters of the same names."""
-    bases = [base for base in getattr(owner, "__mro__", ())[1:] if base.__module__.startswith("refsgd") and hasattr(base, name)]
-    bases += [p for p, names in protocols().items() if name in names and names <= set(dir(owner))]
-    own = takes(getattr(owner, name))
-    return any(takes(getattr(base, name)) == own and not lacks(getattr(base, name)) for base in bases)
-
-
-def unsaid(module):
-    """What the docstrings of a module lack, by name; nothing needs sections where they are said once for all that have it."""
-    found = {}
-    for own, thing in public(module):
-        owner, _, name = own.rpartition(".")
-        if (missing := lacks(thing)) and not said_once(getattr(module, owner) if owner else module, name):
-            found[own] = missing
-    return found
+def test_the_public_names_are_those_that_are_documented():
+    assert refsgd.__all__ == list(NAMES) and all(hasattr(refsgd, name) for name in NAMES)
+    listed = re.findall(r"^   (refsgd[.\w]+)$", API.read_text(), re.MULTILINE)
+    assert set(listed) == {*PUBLIC[1:], *(f"refsgd.{name}" for name in NAMES)}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_public_name_has_a_docstring(name):
+def test_everything_that_has_a_name_says_what_it_is(name):
     module = importlib.import_module(name)
     assert module.__doc__
-    assert [own for own, thing in public(module) if not inspect.getdoc(thing)] == []
+    assert [own for own, thing in defined(module) if not inspect.getdoc(thing)] == []
 
 
-@pytest.mark.parametrize("name", HELD_TO_SECTIONS)
+@pytest.mark.parametrize("name", [name for name in MODULES if is_public(name)])
 def test_public_names_say_what_they_take_and_give(name):
-    assert unsaid(importlib.import_module(name)) == {}
+    module = importlib.import_module(name)
+    assert {own: found for own, thing in held(name).items() if (found := lacks(thing)) and not inherited(module, own)} == {}
 
 
-def test_every_algorithm_of_the_catalogue_is_among_those_that_deploy():
-    assert set(CATALOGUE.values()) <= set(DEPLOYING.values())
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_the_package_say_what_they_take_and_give(name):
+    assert lacks(getattr(refsgd, name)) == []
 
 
-@pytest.mark.parametrize("name", DEPLOYING)
-def test_functions_that_deploy_an_algorithm_say_what_they_take(name):
-    assert set(lacks(DEPLOYING[name])) <= {"what is returned"}  # it is always a deployment
-
-
-@pytest.mark.parametrize("room", EXEMPT)
-def test_no_room_is_exempt_that_need_not_be(room):
-    modules = [importlib.import_module(m) for m in MODULES if m.split(".")[1] == room and m not in HELD_TO_SECTIONS]
-    assert any(map(unsaid, modules)), f"{room} is whole: hold it to it"
+def test_every_algorithm_of_the_catalogue_is_among_those_that_are_held():
+    assert set(CATALOGUE.values()) <= {thing for name in MODULES if name.startswith("refsgd.algorithms.") for thing in held(name).values()}
 
 
 def whole(a, b=1):
@@ -187,28 +169,6 @@ def test_the_check_catches_what_is_missing():
         lacks(two)
 
 
-class Scaled(Step):
-    """A step that says what it takes beside source and target.
-
-    Parameters
-    ----------
-    by : float
-    """
-
-    def __init__(self, source, target, by): ...
-
-
-class Silent(Step):
-    """One that keeps quiet about an argument."""
-
-    def __init__(self, source, target, by): ...
-
-
-def test_a_class_need_not_say_again_what_its_base_takes():
-    assert lacks(Scaled) == []
-    assert lacks(Silent) == ["the parameter by"]
-
-
 def unexplained(function, module, *more):
     """Arguments of a kernel that neither its docstring has as code, nor its module's, nor another; ``xn`` is a stride of x by its name."""
     code = re.findall(r"``.*?``|`.*?`", " ".join([function.__doc__, module.__doc__, *more]), re.DOTALL)
@@ -230,41 +190,3 @@ def test_the_check_of_letters_catches_one_that_is_not_explained():
         """Multiply ``x`` by the factor."""
 
     assert unexplained(scale, kernels) == ["factor"]
-
-
-class Segment:
-    """Fulfils `refsgd.runtimes.launcher.Network`."""
-
-    def connect(self, host: str) -> str:
-        """The transport of one process."""
-        return host
-
-    def forked(self): ...
-    def close(self): ...
-
-
-class Renamed(Segment):
-    """Whoever reads the protocol would call it wrongly."""
-
-    def connect(self, place: str) -> str:
-        """The transport of one process."""
-        return place
-
-
-class Endless:
-    """Has not all that the protocol promises, so it is something else."""
-
-    def connect(self, host: str) -> str:
-        """The transport of one process."""
-        return host
-
-
-def test_sections_are_said_once_for_all_classes_that_fulfil_a_protocol():
-    assert lacks(Segment.connect) == ["the parameter host", "what is returned"]
-    assert said_once(Segment, "connect")
-    assert not said_once(Renamed, "connect") and not said_once(Endless, "connect")
-
-
-def test_sections_are_said_once_for_all_commands():
-    assert said_once(doctor, "add") and said_once(doctor, "do") and takes(doctor.do) == takes(hosts.do)
-    assert not said_once(hosts, "do")  # no command: it has no `add`

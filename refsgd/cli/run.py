@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd.cli import hosts
 from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, each_algorithm, explicit
 from refsgd.cli.outputs import compile_kernels, notice, progress, show, writing
 from refsgd.cli.ranks import run_over_mpi
@@ -16,13 +15,8 @@ from refsgd.runtimes.faults import POLICIES
 
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
-    command, algorithms = each_algorithm(
-        commands, "run", "train with one algorithm",
-        "Trains with one algorithm in virtual time or as OS processes and prints what was seen.", do, options)
-    algorithms.required = False
-    command.add_argument("--join", metavar="HOST:PORT", help="take part in a run of another host, which listens there")
-    hosts.secret_option(command)
-    command.set_defaults(do=hosts.do)
+    each_algorithm(commands, "run", "train with one algorithm",
+                   "Trains with one algorithm in virtual time or as OS processes and prints what was seen.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +28,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         To which they are added.
     """
     common(parser, "simulator")
-    hosts.options(parser)
     parser.set_defaults(workers=None)  # over MPI: as many as there are ranks
     parser.add_argument("--trace", metavar="PATH", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
     parser.add_argument("--record", metavar="PATH", help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
@@ -61,9 +54,6 @@ def do(args: argparse.Namespace) -> None:
         args.workers = DEFAULT_WORKERS if args.workers is None else args.workers
     arguments = arguments_of(args) if args.resume is None else explicit(args)
     compile_kernels(args)
-    if args.listen:
-        finish(hosts.listen(args, arguments), args)
-        return
     with progress(args.quiet or args.json == "-", 2) as say:
         if say:
             say(f"{args.algorithm}: running")

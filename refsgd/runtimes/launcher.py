@@ -45,7 +45,7 @@ from refsgd.runtimes.pause import Pause
 from refsgd.runtimes.reports import Legacy, deadlock, failure, join, left
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transport import Transport
-from refsgd.runtimes.watch import Watch, state, used
+from refsgd.runtimes.watch import Watch, state
 from refsgd.trace import Event, Run
 
 log = logging.getLogger("refsgd.processes")
@@ -199,7 +199,7 @@ class Launch:
         for host in self.living:
             wake = self.words(host, WAKE) / 1e9 - time.monotonic()
             # It says when it is to be continued and then stops itself: not before it has done so.
-            if self.words(host, WAKE) and wake <= 0 and self.state(host) == "stopped":
+            if self.words(host, WAKE) and wake <= 0 and state(self.pids[host]) == "stopped":
                 os.kill(self.pids[host], signal.SIGCONT)
             elif self.words(host, WAKE):
                 look = min(look, max(0.001, wake))
@@ -299,18 +299,6 @@ class Launch:
     def words(self, host: str, which: int) -> int:
         """One word of a host's on the board."""
         return int(self.board.of(host)[which])
-
-    def state(self, host: str) -> str:
-        """The state of a host's process, as `refsgd.runtimes.watch.state`."""
-        return state(self.pids[host])
-
-    def used(self, host: str) -> float:
-        """Seconds of processor time of a host's process."""
-        return used(self.pids[host])
-
-    def whereabouts(self, host: str) -> str:
-        """A host's process in words."""
-        return f"pid {self.pids[host]}"
 
     def _begin(self) -> None:
         """Let all start together once all are ready."""

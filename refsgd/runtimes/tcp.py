@@ -1,4 +1,4 @@
-"""Transport over TCP: one connection per pair of hosts, the frames, queue and decoder of `refsgd.runtimes.wire`.
+"""Transport over TCP on this machine: one loopback connection per pair of hosts, with the frames, queue and decoder of `refsgd.runtimes.wire`.
 
 The launcher makes all listening sockets before the fork, so ports are known and no call can come too early;
 the host of higher place calls.  Before any payload both sides prove by challenge that they know the run's
@@ -16,7 +16,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -53,28 +53,20 @@ class Listeners:
     hosts : sequence of str
     nodes : mapping of str to set of int
         For each host the places of the nodes that live there.
-    address : str
-        Where to listen; loopback unless told otherwise.
-    secret : bytes, optional
-        That all processes know; a new one by default.
-    mine : sequence of str, optional
-        Hosts of this computer, all by default; the addresses of the others are to be set before anybody connects.
     largest : int
         Most payload bytes of a message that the run can need: nobody makes a host take more memory for one.
     """
 
-    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], address: str = "127.0.0.1",
-                 secret: bytes | None = None, mine: Sequence[str] | None = None, largest: int = LARGEST_PAYLOAD) -> None:
-        self.hosts, self.nodes, self.secret, self.largest = list(hosts), nodes, secret or os.urandom(32), largest
-        mine = self._mine = list(self.hosts if mine is None else mine)
+    def __init__(self, hosts: Sequence[str], nodes: Mapping[str, frozenset[int]], largest: int = LARGEST_PAYLOAD) -> None:
+        self.hosts, self.nodes, self.secret, self.largest = list(hosts), nodes, os.urandom(32), largest
         # Nothing is lent, but what is received and computed lies in memory that is there: to be given fresh pages takes as long as a transfer.
         self._arenas: Arenas | None = None
         from refsgd.runtimes.arena import Arenas  # not before it is needed: its compiled functions take a while to load
 
         with suppress(OSError):  # a system that counts every promised page may refuse
-            self._arenas = Arenas(mine)
-        self.bells = {host: Bell() for host in mine}
-        self.sockets = {host: socket.create_server((address, 0), backlog=len(hosts) + 16) for host in mine}
+            self._arenas = Arenas(self.hosts)
+        self.bells = {host: Bell() for host in self.hosts}
+        self.sockets = {host: socket.create_server(("127.0.0.1", 0), backlog=len(hosts) + 16) for host in self.hosts}
         self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
 
     def connect(self, host: str) -> Sockets:
@@ -98,7 +90,7 @@ class Listeners:
         """
         me = self.hosts.index(host)
         if self._arenas is not None:
-            self._arenas.of(self._mine.index(host)).adopt()
+            self._arenas.of(me).adopt()
         for other, s in self.sockets.items():
             if other != host:
                 s.close()
@@ -107,7 +99,7 @@ class Listeners:
             for k, other in enumerate(self.hosts[:me]):
                 peers[other] = call(self.addresses[other], self.secret, me, k)
             expected = {k: self.hosts[k] for k in range(me + 1, len(self.hosts))}
-            answered = answer(self.sockets[host], self.secret, me, set(expected), count=len(expected))
+            answered = answer(self.sockets[host], self.secret, me, set(expected))
             peers |= {expected[k]: s for k, s in answered.items()}
         finally:
             self.sockets[host].close()
@@ -180,7 +172,7 @@ def _exactly(s: socket.socket, count: int) -> bytes:
     return data
 
 
-def _receive_call(secret: bytes, me: int, expected: Container[int], reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
+def _receive_call(secret: bytes, me: int, expected: set[int], reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
     """The called side: yields how many bytes it needs, is sent them, returns who called."""
     hello = yield HELLO.size
     magic, caller, called, theirs = HELLO.unpack(hello)
@@ -199,7 +191,7 @@ def _receive_call(secret: bytes, me: int, expected: Container[int], reply: Calla
 class _Caller:
     """One accepted connection on its way through the handshake; several are served at once, strangers too."""
 
-    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: Container[int]) -> None:
+    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: set[int]) -> None:
         s.setblocking(False)
         self.socket, self.who, self.until = s, who, time.monotonic() + CALL
         self._steps = _receive_call(secret, me, expected, lambda data: s.sendall(data))
@@ -222,9 +214,8 @@ class _Caller:
         return None
 
 
-def answer(listener: socket.socket, secret: bytes, me: int, expected: Container[int],
-           timeout: float = PATIENCE, count: int = 1) -> dict[int, socket.socket]:
-    """Accept until `count` of the expected peers have proved themselves; strangers are dropped and logged.
+def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int], timeout: float = PATIENCE) -> dict[int, socket.socket]:
+    """Accept until all expected peers have proved themselves; strangers are dropped and logged.
 
     Parameters
     ----------
@@ -233,11 +224,10 @@ def answer(listener: socket.socket, secret: bytes, me: int, expected: Container[
         Of the run.
     me : int
         The place of this host.
-    expected : container of int
+    expected : set of int
         Places of those that may call.
     timeout : float
         Seconds in which all must have called.
-    count : int
 
     Returns
     -------
@@ -254,10 +244,9 @@ def answer(listener: socket.socket, secret: bytes, me: int, expected: Container[
     end = time.monotonic() + timeout
     listener.setblocking(False)
     try:
-        while len(found) < count:
+        while len(found) < len(expected):
             if time.monotonic() > end:
-                absent = sorted(expected - found.keys()) if isinstance(expected, set) else f"{count - len(found)} more"
-                raise TimeoutError(f"host {me} was not called by {absent} within {timeout:g} s")
+                raise TimeoutError(f"host {me} was not called by {sorted(expected - found.keys())} within {timeout:g} s")
             for fd in wait_for([listener.fileno(), *pending], 0.25):
                 if fd == listener.fileno():
                     try:
@@ -297,9 +286,9 @@ def _drop(caller: _Caller, why: str) -> None:
 
 
 def _hurry(s: socket.socket) -> None:
-    """Send to this same computer without congestion control that paces, such as BBR: there is no network to spare."""
+    """Send without congestion control that paces, such as BBR: there is no network to spare."""
     with suppress(OSError):  # it may be lost already
-        if hasattr(socket, "TCP_CONGESTION") and s.getpeername()[0] == s.getsockname()[0]:
+        if hasattr(socket, "TCP_CONGESTION"):
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which every Linux has
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 
-from refsgd.runtimes.board import BEAT, DUE, EFFECTS, START, Board
+from refsgd.runtimes.board import BEAT, DUE, EFFECTS, START
 from refsgd.runtimes.simulator import RunFailed
+
+if TYPE_CHECKING:
+    from refsgd.runtimes.launcher import Launch
 
 log = logging.getLogger("refsgd.processes")
 
@@ -19,95 +22,19 @@ ROUNDS = 20.0  # deadline in slowest rounds
 BUSY = 10.0  # deadlines that a process may compute for, if it really does
 
 
-class Watched(Protocol):
-    """What is watched: the processes of a run and their board."""
-
-    board: Board
-
-    @property
-    def living(self) -> list[str]:
-        """Hosts whose process has not ended."""
-        ...
-
-    def state(self, host: str) -> str:
-        """The state of a process (see `state`).
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        str
-        """
-        ...
-
-    def used(self, host: str) -> float:
-        """Processor time of a process.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
-        ...
-
-    def whereabouts(self, host: str) -> str:
-        """A process in words: its number, and its computer where that is another one.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        str
-        """
-        ...
-
-    def words(self, host: str, which: int) -> int:
-        """A word of a host's row on the board.
-
-        Parameters
-        ----------
-        host : str
-        which : int
-            READY, BEAT, ... of `refsgd.runtimes.board`.
-
-        Returns
-        -------
-        int
-        """
-        ...
-
-    def give_up(self, host: str, error: RunFailed) -> None:
-        """End a process that will not come back, for this reason.
-
-        Parameters
-        ----------
-        host : str
-        error : RunFailed
-            Raised where the run does not survive a death.
-        """
-        ...
-
-
 class Watch:
     """Deadlines: a run in which nothing goes on, a process that is stopped, a launcher that was stopped itself.
 
     Parameters
     ----------
-    launch : Watched
+    launch : Launch
+        The processes of the run.
     deadline : float or None
         Seconds without progress after which the run fails; None: the larger of `PATIENCE` and `ROUNDS` times the slowest
         round so far, and more for a process that is busy computing.
     """
 
-    def __init__(self, launch: Watched, deadline: float | None) -> None:
+    def __init__(self, launch: Launch, deadline: float | None) -> None:
         self._launch, self._strict = launch, deadline
         self._effects: list[int] = []
         self._changed = self._looked = 0.0
@@ -147,15 +74,15 @@ class Watch:
 
     def _stuck(self, now: float) -> None:
         """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
-        if any(self._launch.state(host) == "stopped" for host in self._launch.living):
+        if any(state(self._launch.pids[host]) == "stopped" for host in self._launch.living):
             return  # that is why, and it is named at its own deadline
         if self._strict is None and now - self._changed < BUSY * self.deadline:
             if now - self._sampled < SILENCE:
                 return
-            used, before = sum(map(self._launch.used, self._launch.living)), self._used
+            busy, before = sum(used(self._launch.pids[host]) for host in self._launch.living), self._used
             fresh = self._sampled < self._changed  # nothing to compare with yet
-            share = (used - before) / (now - self._sampled)
-            self._sampled, self._used = now, used
+            share = (busy - before) / (now - self._sampled)
+            self._sampled, self._used = now, busy
             if fresh or share > 0.1:
                 return
         places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
@@ -170,8 +97,8 @@ class Watch:
             beat = launch.words(host, BEAT) / 1e9
             if now - beat < SILENCE:
                 self._reported.discard(host)
-            elif launch.state(host) == "stopped":
-                what = f"{host} ({launch.whereabouts(host)}) has been stopped for {now - beat:.1f} s"
+            elif state(launch.pids[host]) == "stopped":
+                what = f"{host} (pid {launch.pids[host]}) has been stopped for {now - beat:.1f} s"
                 if host not in self._reported:
                     self._reported.add(host)
                     log.warning("%s; the run waits for it until %.0f s are over", what, self.deadline)
@@ -181,7 +108,7 @@ class Watch:
 
 
 def state(pid: int) -> str:
-    """The state of a process of this computer as psutil names it, "gone" if there is none.
+    """The state of a process as psutil names it, "gone" if there is none.
 
     Parameters
     ----------
@@ -198,7 +125,7 @@ def state(pid: int) -> str:
 
 
 def used(pid: int) -> float:
-    """Processor time that a process of this computer has used.
+    """Processor time that a process has used.
 
     Parameters
     ----------
