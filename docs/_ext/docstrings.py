@@ -40,14 +40,19 @@ def definition(name: str, module: str | None) -> str | None:
     return f"{home}.{qualified}" if isinstance(home, str) and isinstance(qualified, str) else None
 
 
-def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement) -> nodes.reference | None:
-    """A reference that Sphinx did not find, if the library defines it under another name."""
+def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement) -> nodes.Node | None:
+    """A reference that Sphinx did not find: a link where the library documents it under another name, plain text where it is internal."""
     if node.get("refdomain") != "py":
         return None
+    thing = found(node["reftarget"], node.get("py:module"))
     target = definition(node["reftarget"], node.get("py:module"))
-    if target is None or target not in env.domains.python_domain.objects:
-        return None
-    entry = env.domains.python_domain.objects[target]
+    documented = env.domains.python_domain.objects
+    names = [target, f"refsgd.{getattr(thing, '__name__', '')}"]
+    target = next((name for name in names if name in documented), None)
+    if target is None:
+        home = getattr(thing, "__module__", None) or getattr(thing, "__name__", "")
+        return contnode if str(home).split(".")[0] == "refsgd" else None
+    entry = documented[target]
     uri = app.builder.get_relative_uri(node["refdoc"], entry.docname) + "#" + entry.node_id
     reference = nodes.reference("", "", internal=True, refuri=uri, reftitle=target)
     reference += contnode
