@@ -239,36 +239,6 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
            candidates: Sequence[Candidate] = CANDIDATES, layers: Sequence[tuple[int, float]] = (), described: str = "") -> Advice:
     """Compare strategies for a model on a cluster by the predicted time of a pass over the data.
 
-    Parameters
-    ----------
-    machine : Machine
-        With a law of compute times: of one gradient of `batch` images.
-    parameters : int
-        Of the model; 4 bytes each.
-    workers, batch, images, servers : int
-        n; images of a gradient; images of a pass; servers of the strategies that have one node for each.
-    activations : float
-        Bytes kept for one image, for the memory of a worker.
-    memory_limit, staleness_limit : float, optional
-        Bytes of a node, > 0; mean updates, >= 0.  Strategies above are rejected and say so.
-    candidates : sequence of Candidate
-        Where speeds differ, the fastest of each of `TRIES` is also considered without the slowest workers, and with batches in
-        proportion to speed.
-    layers : sequence of (int, float)
-        Parameters and FLOPs of each layer's forward pass, from the input on: the exchanges of `OVERLAPPING` then begin during the
-        backward pass, in buckets of 25 MB (`overlap.bucketed`).  Empty: computing and exchange add up.
-    described : str
-        Flags that describe the machine in commands but for its speeds, e.g. ``--machine FILE``; empty: those of its numbers.
-
-    Returns
-    -------
-    Advice
-
-    Raises
-    ------
-    ValueError
-        Sizes below 1, limits that leave nothing, or a machine without a law of compute times.
-
     Examples
     --------
     >>> found = advise(Machine(compute="fixed(0.2)", bandwidth=1.25e9), parameters=25_557_032, workers=8)

@@ -26,87 +26,32 @@ class Usage(ValueError):
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
-    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved types.
-
-    Parameters
-    ----------
-    function : callable
-        A deployment function.
-
-    Returns
-    -------
-    dict of str to inspect.Parameter
-    """
+    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved types."""
     hints = typing.get_type_hints(function)
     return {name: p.replace(annotation=hints.get(name, p.annotation))
             for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def plain(name: str) -> str:
-    """A name without what is easily mistaken: case, hyphens, underscores.
-
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    str
-    """
+    """A name without what is easily mistaken: case, hyphens, underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Which of these names was perhaps meant.
-
-    Parameters
-    ----------
-    given : str
-    names : iterable of str
-
-    Returns
-    -------
-    str
-        Empty where none is near.
-    """
+    """Which of these names was perhaps meant."""
     known = {plain(name): name for name in names}
     near = difflib.get_close_matches(plain(given), known, n=1)
     return known[near[0]] if near else ""
 
 
 def suggestion(given: str, names: Iterable[str]) -> str:
-    """The end of an error: "; did you mean ...?".
-
-    Parameters
-    ----------
-    given : str
-    names : iterable of str
-
-    Returns
-    -------
-    str
-        Empty where none is near.
-    """
+    """The end of an error: "; did you mean ...?"."""
     near = nearest(given, names)
     return f"; did you mean {near}?" if near else ""
 
 
 def catalogued(name: Any) -> str:
-    """An algorithm's name in the catalogue, from one in letters of any case and with or without hyphens.
-
-    Parameters
-    ----------
-    name : object
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    Usage
-        If there is none.
-    """
+    """An algorithm's name in the catalogue, from one in letters of any case and with or without hyphens."""
     for known in CATALOGUE if isinstance(name, str) else ():
         if plain(known) == plain(name):
             return known
@@ -114,36 +59,13 @@ def catalogued(name: Any) -> str:
 
 
 def elsewhere(option: str) -> str:
-    """Which algorithms have an option, as the end of an error about one that does not.
-
-    Parameters
-    ----------
-    option : str
-        As in Python.
-
-    Returns
-    -------
-    str
-        Empty where none has it.
-    """
+    """Which algorithms have an option, as the end of an error about one that does not."""
     owners = [name for name, function in CATALOGUE.items() if option in options_of(function)]
     return f"{', '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
 
 
 def check_whole(least: int, **values: Any) -> None:
-    """Refuse what is no whole number or too small.
-
-    Parameters
-    ----------
-    least : int
-        The smallest that is allowed.
-    **values
-        By name.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse what is no whole number or too small."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a whole number, at least {least}")
@@ -152,34 +74,14 @@ def check_whole(least: int, **values: Any) -> None:
 
 
 def check_numbers(**values: Any) -> None:
-    """Refuse what is no number.
-
-    Parameters
-    ----------
-    **values
-        By name.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse what is no number."""
     for name, value in values.items():
         if not isinstance(value, Real):
             raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a number")
 
 
 def check_length(steps: Any, epochs: Any) -> None:
-    """Refuse a length of a run that is given twice or is none.
-
-    Parameters
-    ----------
-    steps, epochs : int, float or None
-        As `refsgd.run`.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a length of a run that is given twice or is none."""
     if steps is not None and epochs is not None:
         raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
     if steps is not None:
@@ -189,18 +91,7 @@ def check_length(steps: Any, epochs: Any) -> None:
 
 
 def check_speeds(machine: Machine, workers: int) -> None:
-    """Refuse a machine that gives speeds to more or fewer workers than there are.
-
-    Parameters
-    ----------
-    machine : Machine
-    workers : int
-        Of the run.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a machine that gives speeds to more or fewer workers than there are."""
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(f"worker{i}") for i in range(workers)])
@@ -209,23 +100,7 @@ def check_speeds(machine: Machine, workers: int) -> None:
 
 
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-    """Refuse options that an algorithm does not have, or whose values are not of the type that it wants: a number, a whole number, True or False.
-
-    Parameters
-    ----------
-    name : str
-        Of the algorithm.
-    function : callable
-        Its deployment function.
-    options : mapping
-        What was given for it.
-    others : iterable of str
-        Names that may have been meant instead.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse options that an algorithm does not have, or whose values are not of the type that it wants: a number, a whole number, True or False."""
     known = options_of(function)
     for option, value in options.items():
         if option not in known:
@@ -240,21 +115,7 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
 
 
 def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:
-    """Refuse a deployment function that cannot be called as the library calls it.
-
-    Parameters
-    ----------
-    name : str
-        Of the algorithm.
-    function : callable
-        Its deployment function.
-    given : mapping
-        Named arguments of the call: its own options, and servers where it has them.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a deployment function that cannot be called as the library calls it."""
     signature = inspect.signature(function)
     try:
         signature.bind("problem", "workers", "steps", "sgd", **given)
@@ -263,24 +124,7 @@ def check_function(name: str, function: Callable[..., Deployment], given: Mappin
 
 
 def check_deployment(name: str, found: Any) -> Deployment:
-    """Refuse what is no deployment.
-
-    Parameters
-    ----------
-    name : str
-        Of the algorithm.
-    found : object
-        What its deployment function returned.
-
-    Returns
-    -------
-    Deployment
-        The same.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse what is no deployment."""
     if not isinstance(found, Mapping):
         raise Usage(f"{name} returned a value of type {type(found).__name__}; expected a dictionary of nodes, such as {{'worker0': Node(program)}}")
     if not found:
@@ -298,17 +142,7 @@ def check_deployment(name: str, found: Any) -> Deployment:
 
 
 def check_problem(problem: Any) -> None:
-    """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss.
-
-    Parameters
-    ----------
-    problem : object
-        What was given as a `Problem`.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss."""
     if not isinstance(problem, Problem):
         raise Usage(f"problem of type {type(problem).__name__}; expected a refsgd.Problem(x0, gradient, loss)")
     x0 = problem.x0

@@ -90,20 +90,7 @@ class Calibration:
 
 
 def throw(x: Array, times: int) -> Program[Array]:
-    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round, shape (times,).
-
-    Parameters
-    ----------
-    x : ndarray, (d,) float32
-        What is thrown.
-    times : int
-        Rounds.
-
-    Returns
-    -------
-    ndarray, (times,)
-        Seconds of each round.
-    """
+    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round, shape (times,)."""
     rounds = []
     for _ in range(times):
         x = x.copy()  # a transport may keep an array that it has carried, and carry it again for nothing
@@ -115,18 +102,7 @@ def throw(x: Array, times: int) -> Program[Array]:
 
 
 def catch(times: int) -> Program[None]:
-    """Throw back a copy of what comes.
-
-    Parameters
-    ----------
-    times : int
-        Rounds.
-
-    Yields
-    ------
-    Recv, Send
-        Each ball, and its copy back.
-    """
+    """Throw back a copy of what comes."""
     for _ in range(times):
         _, (x,) = yield Recv(Ball, src="worker0")
         yield Send("worker0", Ball(x.copy()))
@@ -177,21 +153,7 @@ def _timed(act: Callable[[], Any], seconds: float, least: int = 8) -> Array:
 
 
 def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCHES) -> Calibration:
-    """Measure this machine in well under 30 s for the small nets.
-
-    Parameters
-    ----------
-    net : str
-        Of `refsgd.nn.nets`.
-    batch : int
-        Whose gradient time becomes the machine's law: log-normal with the measured mean and spread.
-    batches : sequence of int
-        Further batches to time.
-
-    Returns
-    -------
-    Calibration
-    """
+    """Measure this machine in well under 30 s for the small nets."""
     import threadpoolctl
 
     from refsgd.nn import nets

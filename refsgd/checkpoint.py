@@ -61,17 +61,7 @@ class Checkpoint:
 
 
 def pack(checkpoint: Checkpoint) -> list[bytes | memoryview]:
-    """The bytes of a checkpoint: a line that describes and checks the rest, lines of JSON, then the raw arrays.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-
-    Returns
-    -------
-    list of bytes or memoryview
-        To be written one after the other; an array is copied only if it is not contiguous or not little-endian.
-    """
+    """The bytes of a checkpoint: a line that describes and checks the rest, lines of JSON, then the raw arrays."""
     arrays, places = list[np.ndarray[Any, Any]](), dict[int, int]()
     used = dict[str, list[int]]()
     for key, snapshot in checkpoint.state.items():
@@ -99,23 +89,7 @@ def _digest(head: dict[str, Any], body: Iterable[bytes | memoryview]) -> str:
 
 
 def read(path: str | Path, part: bool = False) -> Checkpoint:
-    """Read a checkpoint file.
-
-    Parameters
-    ----------
-    path : str or Path
-    part : bool
-        Of one process, which says less of the run.
-
-    Returns
-    -------
-    Checkpoint
-
-    Raises
-    ------
-    CheckpointError
-        If it is no checkpoint, or torn, or altered, or says what no checkpoint says; names the line and the field.
-    """
+    """Read a checkpoint file."""
     data = Path(path).read_bytes()
     first, _, body = data.partition(b"\n")
     if not first.startswith(b'{"checkpoint":') or first + b"\n" != _rewritten(first):
@@ -180,19 +154,7 @@ def _rewritten(first: bytes) -> bytes:
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a file that is there whole or not at all, also after a power cut.
-
-    Parameters
-    ----------
-    path : Path
-        In an existing folder; the file is replaced.
-    checkpoint : Checkpoint
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be written; what was there before is left as it was.
-    """
+    """Write a file that is there whole or not at all, also after a power cut."""
     try:
         _replace(path, checkpoint)
     except OSError as error:
@@ -220,35 +182,12 @@ def _replace(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first.
-
-    Parameters
-    ----------
-    folder : Path
-
-    Returns
-    -------
-    list of Path
-    """
+    """The checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
 
 
 def newest(place: str | Path) -> Checkpoint:
-    """The checkpoint at `place`, a file or a folder, of which the newest is taken.
-
-    Parameters
-    ----------
-    place : str or Path
-
-    Returns
-    -------
-    Checkpoint
-
-    Raises
-    ------
-    CheckpointError
-        If there is none, or if it is damaged: then the one before it is offered, not taken.
-    """
+    """The checkpoint at `place`, a file or a folder, of which the newest is taken."""
     place = Path(place)
     if not place.exists():
         raise CheckpointError(f"no checkpoint at {place}; expected a folder that --checkpoint wrote to, or a file in it")

@@ -154,11 +154,5 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (cores, memory, starting, 
 
 
 def examine() -> list[Finding]:
-    """All checks.
-
-    Returns
-    -------
-    list of Finding
-        Anything "missing" means that something of `refsgd` cannot work here.
-    """
+    """All checks."""
     return [finding for check in CHECKS for finding in check()]

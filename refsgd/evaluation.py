@@ -27,22 +27,7 @@ LOOKS = 20  #: rows of a history, besides its end
 
 
 def evaluate(experiment: Experiment, runtime: str, run: Run, looks: int = LOOKS) -> Result:
-    """Figures, history and hashes of a finished run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    runtime : str
-        Where it took place.
-    run : Run
-        What a runtime gave back.
-    looks : int
-        At most so many rows of the history, besides its end.
-
-    Returns
-    -------
-    Result
-    """
+    """Figures, history and hashes of a finished run."""
     problem = experiment.problem
     if problem.describe.get("phantom"):
         return _timed(experiment, runtime, run)
@@ -79,16 +64,7 @@ def _timed(experiment: Experiment, runtime: str, run: Run) -> Result:
 
 
 def ranks(trace: Trace) -> dict[str, int]:
-    """The number of each node that has computed a gradient or died, in the order of the numbers at the ends of their names.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    dict of str to int
-    """
+    """The number of each node that has computed a gradient or died, in the order of the numbers at the ends of their names."""
     return {node: rank for rank, node in enumerate(sorted((w for w in trace.workers if trace.iterations[w] or w in trace.dead), key=rank_of))}
 
 
@@ -97,18 +73,6 @@ def history(trace: Trace, problem: Problem, points: int = LOOKS) -> list[list[fl
 
     Fewer than `points` where an evaluation looks at many images.
     Slices of one version are joined; replicas of one iteration are averaged, after a death those of the living.
-
-    Parameters
-    ----------
-    trace : Trace
-        With updates that carry their parameters.
-    problem : Problem
-    points : int
-        At most so many rows.
-
-    Returns
-    -------
-    list of list of float
     """
     points = min(points, max(4, 60_000 // problem.describe.get("evaluated", 1)))
     versions: dict[int, dict[str, tuple[float, Array]]] = {}

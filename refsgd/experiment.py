@@ -40,17 +40,7 @@ Say = Callable[[str], None]
 
 
 def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deployment]]:
-    """Name and function of an algorithm of the catalogue, or of a reader's own function.
-
-    Parameters
-    ----------
-    algorithm : str or callable
-        A name of the catalogue, or a deployment function.
-
-    Returns
-    -------
-    (str, callable)
-    """
+    """Name and function of an algorithm of the catalogue, or of a reader's own function."""
     if callable(algorithm):
         return getattr(algorithm, "__name__", "algorithm"), algorithm
     name = catalogued(algorithm)
@@ -58,47 +48,12 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
 
 
 def has_servers(function: Callable[..., Deployment]) -> bool:
-    """Whether a deployment function has parameter servers.
-
-    Parameters
-    ----------
-    function : callable
-        A deployment function.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a deployment function has parameter servers."""
     return "servers" in inspect.signature(function).parameters
 
 
 def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shards: str) -> Problem:
-    """The problem that ``--data`` and ``--net`` name; see `refsgd.problems`.
-
-    Parameters
-    ----------
-    data : str
-        Name of a data set, "quadratic", "integers", or "none" with a phantom net.
-    net : str
-        Of `refsgd.nn.nets`, or ``phantom:P``.
-    workers : int
-        Among how many the data are dealt out.
-    batch : int
-        Images per worker and step.
-    seed : int
-        Of the initial parameters and the data's order.
-    shards : {"iid", "by-label"}
-        How the images are dealt out.
-
-    Returns
-    -------
-    Problem
-
-    Raises
-    ------
-    Usage
-        A name that is none, or that does not go with the others.
-    """
+    """The problem that ``--data`` and ``--net`` name; see `refsgd.problems`."""
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     check_whole(1, batch=batch)
@@ -126,18 +81,7 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
 
 
 def check_net(name: str, others: str = "") -> None:
-    """Refuse a net that there is not.
-
-    Parameters
-    ----------
-    name : str
-    others : str
-        What is expected beside the names of nets.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a net that there is not."""
     from refsgd.nn.nets import NAMES
 
     base = name.partition(":")[0]
@@ -154,26 +98,7 @@ def _parameters(net: str) -> int:
 
 
 def own_problem(problem: Problem, name: str, workers: int) -> Problem:
-    """A reader's own problem, checked, with what its description leaves out.
-
-    Parameters
-    ----------
-    problem : Problem
-    name : str
-        Of the algorithm.
-    workers : int
-        Of the run.
-
-    Returns
-    -------
-    Problem
-        Described by at least data, net, parameters, bytes and batch.
-
-    Raises
-    ------
-    Usage
-        Parts that do not fit, or a problem that deals its data out to another number of workers.
-    """
+    """A reader's own problem, checked, with what its description leaves out."""
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
@@ -258,16 +183,7 @@ class Experiment:
             batch=self.batch, steps=self.steps, options={**defaults, **self.options}))
 
     def absent(self, found: Mapping[str, Any]) -> dict[str, str]:
-        """Why figures are missing in `found`, the `predictions`; empty for an algorithm or a machine that has none at all.
-
-        Parameters
-        ----------
-        found : mapping of str to Prediction
-
-        Returns
-        -------
-        dict of str to str
-        """
+        """Why figures are missing in `found`, the `predictions`; empty for an algorithm or a machine that has none at all."""
         from refsgd import theory
 
         if self.name not in theory.ALGORITHMS or not self.machine.paced:
@@ -358,17 +274,7 @@ def prepare(
 
 
 def default_net(data: str) -> str:
-    """The net that fits a data set where none is named.
-
-    Parameters
-    ----------
-    data : str
-        Name of a data set.
-
-    Returns
-    -------
-    str
-    """
+    """The net that fits a data set where none is named."""
     return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
 
 

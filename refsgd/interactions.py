@@ -48,15 +48,6 @@ def play(text: str) -> str:
     state                      where each program stands
     parameters                 the final parameters
     ========================== =========================================================================
-
-    Parameters
-    ----------
-    text : str
-        An interaction file.
-
-    Returns
-    -------
-    str
     """
     head, *blocks = text.split("\n\ndeploy ", 1)
     if not blocks:

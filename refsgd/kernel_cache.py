@@ -13,16 +13,7 @@ FOLDERS = ("nn", "runtimes")  # of the package, which hold kernels
 
 
 def can_write(place: Path) -> bool:
-    """Whether files can be made in a folder, or the folder itself where there is none.
-
-    Parameters
-    ----------
-    place : Path
-
-    Returns
-    -------
-    bool
-    """
+    """Whether files can be made in a folder, or the folder itself where there is none."""
     while not os.path.exists(place) and place != place.parent:  # Path.exists raises where a folder above may not be read
         place = place.parent
     try:
@@ -33,12 +24,7 @@ def can_write(place: Path) -> bool:
 
 
 def places() -> list[tuple[Path, ...]]:
-    """Where numba looks for a place, in its order: one folder each time, or those beside the sources; none in a home that there is not.
-
-    Returns
-    -------
-    list of tuple of Path
-    """
+    """Where numba looks for a place, in its order: one folder each time, or those beside the sources; none in a home that there is not."""
     given, here = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).parent
     mac = sys.platform == "darwin"
     user = Path(os.path.expanduser("~/Library/Caches" if mac else os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "numba")
@@ -47,28 +33,13 @@ def places() -> list[tuple[Path, ...]]:
 
 
 def found() -> Path | None:
-    """The first place that can be written to.
-
-    Returns
-    -------
-    Path or None
-    """
+    """The first place that can be written to."""
     return next((place[0] for place in places() if all(map(can_write, place))), None)
 
 
 @functools.cache
 def kept() -> bool:
-    """Whether compiled kernels are kept; asked before the first is made.  Where there is no place, in a temporary folder of this user's.
-
-    Returns
-    -------
-    bool
-
-    Warns
-    -----
-    RuntimeWarning
-        Where they are, if in a temporary folder, or that they are not kept; and how to choose a folder.
-    """
+    """Whether compiled kernels are kept; asked before the first is made.  Where there is no place, in a temporary folder of this user's."""
     if found() is not None:
         return True
     tried = ", ".join(str(place[0]) for place in places())

@@ -63,27 +63,7 @@ class Later:
 
 
 def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: Callable[[Life], Run]) -> Run:
-    """Live until an end that is no halt.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    faults : sequence of Fault
-        Of the whole run; steps count from its beginning.
-    on_death : {"shrink", "restart"}
-    live : callable
-        One life in some runtime; raises `Halted`.
-
-    Returns
-    -------
-    Run
-        All lives under the names of the first, on one clock, which stands still from a halt to the next start.
-
-    Raises
-    ------
-    RunFailed
-        If the parameters have died, or a restarted run dies again before any iteration is completed.
-    """
+    """Live until an end that is no halt."""
     nodes = list(experiment.deploy())
     life = Life(experiment.deploy, experiment.machine, experiment.seed, faults, {node: node for node in nodes})
     x, done, dead = experiment.problem.x0, 0, set[str]()
@@ -112,46 +92,18 @@ def go_on(experiment: Experiment, faults: Sequence[Fault], on_death: str, live: 
 
 
 def living(halted: Halted) -> list[str]:
-    """Workers that a halt found alive.
-
-    Parameters
-    ----------
-    halted : Halted
-
-    Returns
-    -------
-    list of str
-    """
+    """Workers that a halt found alive."""
     return [node for node in halted.run.trace.workers if node not in halted.dead]
 
 
 def iterations(halted: Halted) -> int:
-    """How many iterations every living worker completed in the life that was halted; 0 if none lives, so that all do theirs again.
-
-    Parameters
-    ----------
-    halted : Halted
-
-    Returns
-    -------
-    int
-    """
+    """How many iterations every living worker completed in the life that was halted; 0 if none lives, so that all do theirs again."""
     ends: dict[str, int] = {e.node: e.data["t"] + 1 for e in halted.run.trace.marks("clock")}
     return min((ends.get(node, 0) for node in living(halted)), default=0)
 
 
 def parameters(halted: Halted, x0: Array) -> Array:
-    """What a life that began at `x0` leaves: the servers' newest slices, or the mean of the living replicas; (d,).
-
-    Parameters
-    ----------
-    halted : Halted
-    x0 : (d,) array
-
-    Returns
-    -------
-    (d,) array
-    """
+    """What a life that began at `x0` leaves: the servers' newest slices, or the mean of the living replicas; (d,)."""
     servers = [node for node in halted.run.trace.nodes if not is_worker(node)]
     if servers:
         edges = [x0.size * k // len(servers) for k in range(len(servers) + 1)]
@@ -166,25 +118,7 @@ def parameters(halted: Halted, x0: Array) -> Array:
 
 def next_life(experiment: Experiment, x: Array, done: int, run: Run, without: set[str], seed: int,
               faults: Sequence[Fault]) -> Life:
-    """The deployment that goes on at `x` after `done` iterations of the run, without some nodes of the first life.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    x : (d,) array
-    done : int
-        Iterations of each worker.
-    run : Run
-        The life before.
-    without : set of str
-        Nodes, by the names of the first life.
-    seed : int
-    faults : sequence of Fault
-
-    Returns
-    -------
-    Life
-    """
+    """The deployment that goes on at `x` after `done` iterations of the run, without some nodes of the first life."""
     workers = [node for node in run.trace.nodes if is_worker(node)]
     left = [node for node in workers if node not in without]
     ranks = [workers.index(node) for node in left]
@@ -205,20 +139,7 @@ def next_life(experiment: Experiment, x: Array, done: int, run: Run, without: se
 
 
 def joined(run: Run, later: Run, names: Mapping[str, str], done: int) -> Run:
-    """A run and its next life, as one: on one clock, with the first life's names, numbers and versions counted on.
-
-    Parameters
-    ----------
-    run, later : Run
-    names : mapping of str to str
-        From the later run's names of nodes to the first life's.
-    done : int
-        Iterations of each worker before `later`.
-
-    Returns
-    -------
-    Run
-    """
+    """A run and its next life, as one: on one clock, with the first life's names, numbers and versions counted on."""
     before, after = run.trace, later.trace
     numbers: Counter[tuple[str, str]] = Counter()
     for e in before.of("send"):

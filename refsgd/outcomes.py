@@ -39,20 +39,6 @@ LOST = {
 def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> Outcome:
     """What is expected of a run.
 
-    Parameters
-    ----------
-    algorithm : str
-        A name of the catalogue.
-    fault : str
-        One of `refsgd.runtimes.faults.KINDS`.
-    on_death : {"stop", "continue", "shrink", "restart"}
-    server : bool
-        Whether it befalls a server; else a worker or peer.
-
-    Returns
-    -------
-    Outcome
-
     Examples
     --------
     >>> outcome("bsp", "kill", "continue"), outcome("asp", "kill", "continue"), outcome("bsp", "slow", "stop")

@@ -27,31 +27,7 @@ OnStart = Callable[[dict[str, int]], None]
 
 def perform(experiment: Experiment, runtime: str, journal: Listener | None = None, faults: Iterable[str | Fault] = (),
             on_death: str = "stop", on_start: OnStart | None = None) -> Run:
-    """Run the programs to their end in one of `RUNTIMES`; `journal` is told every event at once.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    runtime : str
-        One of `RUNTIMES`.
-    journal : callable, optional
-        Told every event as it happens.
-    faults : iterable of str or Fault
-        As `refsgd.run`.
-    on_death : str
-        As `refsgd.run`.
-    on_start : callable, optional
-        Gets the process number of each node when local processes have been started.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    Usage
-        Where the algorithm or the runtime does not know what to do about a death.
-    """
+    """Run the programs to their end in one of `RUNTIMES`; `journal` is told every event at once."""
     deployment = experiment.deploy()
     try:
         plan = parse(faults, list(deployment), experiment.steps)

@@ -72,16 +72,7 @@ class Phantom:
         return self
 
     def astype(self, dtype: Any) -> Phantom:
-        """Itself as float32 or int32, which take as many bytes.
-
-        Parameters
-        ----------
-        dtype : numpy.dtype or type
-
-        Returns
-        -------
-        Phantom
-        """
+        """Itself as float32 or int32, which take as many bytes."""
         if np.dtype(dtype).itemsize != self.dtype.itemsize:
             raise NoContents(f"a phantom as {np.dtype(dtype)}; expected a type of 4 bytes (--net phantom:P is for timing)")
         return self
@@ -120,20 +111,7 @@ class Phantom:
 
 
 def phantom(d: int, batch: int = 1) -> Problem:
-    """A problem with `d` parameters in name only: gradients take their drawn time and nothing else.
-
-    Parameters
-    ----------
-    d : int
-        Parameters, >= 1.
-    batch : int
-        Images per worker and iteration, for images/s, >= 1.
-
-    Returns
-    -------
-    Problem
-        On which every algorithm runs in the simulator, without contents, but those that decide by entries (`NoContents`).
-    """
+    """A problem with `d` parameters in name only: gradients take their drawn time and nothing else."""
     for name, value in (("parameters", d), ("images a gradient", batch)):
         if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"phantom of {value} {name}; expected a whole number, at least 1")

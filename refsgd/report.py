@@ -38,21 +38,7 @@ class Column(NamedTuple):
 
 
 def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
-    """A table of the columns that fit; cells are never cut.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-        Those of the highest rank are left out first.
-    width : int
-        Characters of a line.
-    **options
-        Of `rich.table.Table`.
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """A table of the columns that fit; cells are never cut."""
     for most in sorted({c.rank for c in columns}, reverse=True):
         table = Table(box=box.HORIZONTALS, title_justify="left", caption_justify="left", **options)
         shown = [c for c in columns if c.rank <= most]
@@ -83,19 +69,7 @@ def _cells(row: Row, runs: Sequence[Result | None], pattern: str, key: str, scal
 
 
 def residual(row: Row, against: str) -> float | None:
-    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of measured from simulated.
-
-    Parameters
-    ----------
-    row : Row
-    against : {"predicted", "simulated"}
-        What it is compared with.
-
-    Returns
-    -------
-    float or None
-        None where one of the two is missing.
-    """
+    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of measured from simulated."""
     low = row.predicted.get("seconds_per_iteration", {}).get("value") if against == "predicted" else _iteration(row.simulated)
     high = _iteration(row.simulated if against == "predicted" else row.measured)
     return high / low - 1 if low and high else None
@@ -110,18 +84,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
-    """Why the three answers for one algorithm differ, where they do by more than `large`: the largest cause.
-
-    Parameters
-    ----------
-    row : Row
-    large : float
-        Relative difference in time per iteration.
-
-    Returns
-    -------
-    list of str
-    """
+    """Why the three answers for one algorithm differ, where they do by more than `large`: the largest cause."""
     out = []
     off = residual(row, "predicted")
     if off is not None and abs(off) > large and row.simulated is not None and (why := _off_formula(row, row.simulated, off)):
@@ -167,18 +130,7 @@ def _off_simulation(measured: Result, off: float) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int = 120) -> Table:
-    """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured.
-
-    Parameters
-    ----------
-    comparison : Comparison
-    width : int
-        Characters of a line; columns that do not fit are left out.
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured."""
     real = any(row.measured for row in comparison.rows)
     heads, lines, cells = [], [], list[list[str]]()
     for row in comparison.rows:
@@ -210,20 +162,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
 
 
 def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None, width: int = 120) -> list[str]:
-    """Each figure with its value, kind, terms and formula; then why the others have none.
-
-    Parameters
-    ----------
-    predictions : mapping of str to Prediction
-    absent : mapping of str to str, optional
-        See `refsgd.theory.absent`.
-    width : int
-        Characters of a line.
-
-    Returns
-    -------
-    list of str
-    """
+    """Each figure with its value, kind, terms and formula; then why the others have none."""
     def indented(head: str, text: str) -> list[str]:
         return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
 
@@ -242,18 +181,7 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
 
 
 def sweep_table(found: Sweep, width: int = 120) -> Table:
-    """A row per algorithm, a column per value of the quantity; of many values as many as fit, evenly taken.
-
-    Parameters
-    ----------
-    found : Sweep
-    width : int
-        Characters of a line.
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """A row per algorithm, a column per value of the quantity; of many values as many as fit, evenly taken."""
     bits = len(found.values).bit_length()
     columns = [Column(found.quantity, list(found.curves), right=False)]
     columns += [Column(f"{found.values[i]:.4g}", ["-" if points[i] is None else f"{points[i]:.4g}" for points in found.curves.values()],
@@ -262,18 +190,7 @@ def sweep_table(found: Sweep, width: int = 120) -> Table:
 
 
 def time_to(result: Result, accuracy: float) -> float | None:
-    """Seconds until the test accuracy first reached a value, None if it never did.
-
-    Parameters
-    ----------
-    result : Result
-    accuracy : float
-        In [0, 1].
-
-    Returns
-    -------
-    float or None
-    """
+    """Seconds until the test accuracy first reached a value, None if it never did."""
     for seconds, _, _, _, reached in result.history:
         if reached >= accuracy:
             return float(seconds)
@@ -281,16 +198,7 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the comparison shows, in a few plain sentences; no ranking where processes are far from their simulation.
-
-    Parameters
-    ----------
-    comparison : Comparison
-
-    Returns
-    -------
-    list of str
-    """
+    """What the comparison shows, in a few plain sentences; no ranking where processes are far from their simulation."""
     far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None and abs(off) > OFF}
     out = _unranked(comparison, far) if far else [*_ranked(comparison.results), *_agreement(comparison)]
     for row in comparison.rows:

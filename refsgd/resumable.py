@@ -70,17 +70,7 @@ class Plan:
         self.requested = True
 
     def write(self, steps: Steps, state: Mapping[str, Snapshot], **facts: Any) -> None:
-        """Write the next checkpoint and remove what is older than the one before it.
-
-        Parameters
-        ----------
-        steps : Steps
-            What each node has done so far.
-        state : mapping of str to Snapshot
-            By node.
-        **facts
-            Added to the header.
-        """
+        """Write the next checkpoint and remove what is older than the one before it."""
         path = self.folder / f"checkpoint-{self._number:06d}"
         write(path, Checkpoint({**self.header, **facts}, steps, dict(state)))
         self._number, self.requested = self._number + 1, False
@@ -94,28 +84,7 @@ class Plan:
 
 def simulate(factory: Factory, machine: Machine, seed: int, plan: Plan | None = None, start: Checkpoint | None = None,
              journal: Callable[[Event], None] | None = None) -> Run:
-    """Run in virtual time, writing checkpoints or going on from one.
-
-    Parameters
-    ----------
-    factory, machine, seed
-        As of `refsgd.runtimes.simulator.simulate`.
-    plan : Plan, optional
-        When and where to write checkpoints.
-    start : Checkpoint, optional
-        Go on from it: the same schedule is simulated again up to there without computing.
-    journal : callable, optional
-        Told each event.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    CheckpointError
-        If the programs do not arrive where the checkpoint was made.
-    """
+    """Run in virtual time, writing checkpoints or going on from one."""
     if start is None:
         simulator, constants = _fresh(factory, machine, seed)
     else:
@@ -150,18 +119,7 @@ class Progress:
         self.first, self.iterations = next((node for node in nodes if is_worker(node)), ""), iterations
 
     def look(self, events: Iterable[Event], plan: Plan | None) -> bool:
-        """Whether one is due after these events.
-
-        Parameters
-        ----------
-        events : iterable of Event
-        plan : Plan, optional
-            None: never due.
-
-        Returns
-        -------
-        bool
-        """
+        """Whether one is due after these events."""
         before = self.iterations
         self.iterations += sum(e.node == self.first and e.kind == "compute" and e.data["work"] == "gradient" for e in events)
         return plan is not None and plan.every > 0 and self.iterations // plan.every > before // plan.every
@@ -249,12 +207,7 @@ class Meeting:
         self._progress = Progress(list(self.deployment), start.header["iterations"] if start is not None else 0)
 
     def journal(self, event: Event) -> None:
-        """Told of each event of a process: ask for a checkpoint when one is due.
-
-        Parameters
-        ----------
-        event : Event
-        """
+        """Told of each event of a process: ask for a checkpoint when one is due."""
         if event.kind == "add" and event.data["ticket"] is None:
             raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
         if self._progress.look((event,), self._plan) and self.pause is not None:
@@ -327,33 +280,7 @@ def _beginning(factory: Factory, start: Checkpoint) -> tuple[Beginning, Constant
 def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: Plan | None, start: Checkpoint | None,
             journal: Callable[[Event], None] | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
             largest: int | None = None) -> Run:
-    """Run in virtual time or as OS processes, writing checkpoints or going on from one.
-
-    Parameters
-    ----------
-    factory, machine, seed
-        Of the run.
-    runtime : {"simulator", "processes", "tcp", "mpi"}
-    plan : Plan, optional
-        Where and when to write; the signal SIGUSR1 asks for one more.
-    start : Checkpoint, optional
-        Go on from it.
-    journal : callable, optional
-        Told each event, also those before `start`.
-    on_start : callable, optional
-        Gets the process number of each node when local processes have been started.
-    largest : int, optional
-        As of `refsgd.runtimes.processes.run`.
-
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    CheckpointError
-        If the programs do not arrive where the checkpoint was made.
-    """
+    """Run in virtual time or as OS processes, writing checkpoints or going on from one."""
     if plan is not None:
         plan.prepare()
     if runtime == "simulator":
@@ -382,17 +309,7 @@ def perform(factory: Factory, machine: Machine, seed: int, runtime: str, plan: P
 
 @contextlib.contextmanager
 def on_request(do: Callable[[], None] | None) -> Iterator[None]:
-    """Call `do` at SIGUSR1, while the block runs; nothing where a signal has no use (another thread, no such signal).
-
-    Parameters
-    ----------
-    do : callable, optional
-        Takes nothing; None leaves the signal as it is.
-
-    Returns
-    -------
-    context manager
-    """
+    """Call `do` at SIGUSR1, while the block runs; nothing where a signal has no use (another thread, no such signal)."""
     if do is None or not hasattr(signal, "SIGUSR1") or threading.current_thread() is not threading.main_thread():
         yield
         return

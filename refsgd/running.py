@@ -148,23 +148,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, *, runtime: str = 
 
 
 def check_together(runtime: str, *, saves: bool, record: bool, planned: bool, on_death: str, monitor: bool) -> None:
-    """Refuse what cannot be had in one run.
-
-    Parameters
-    ----------
-    runtime : str
-        One of `RUNTIMES`.
-    saves, record, monitor : bool
-        Whether there are checkpoints to write or to go on from, a record, a monitor.
-    planned : bool
-        Whether faults are planned.
-    on_death : str
-        As `run`.
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse what cannot be had in one run."""
     if saves and (on_death != "stop" or planned):
         raise Usage("checkpoints of a run with planned faults or another on_death than stop; expected one or the other")
     if record and on_death in ("shrink", "restart"):
@@ -175,12 +159,7 @@ def check_together(runtime: str, *, saves: bool, record: bool, planned: bool, on
 
 
 def check_ranks(experiment: Experiment) -> None:
-    """Refuse to run over another number of MPI ranks than the experiment has processes.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    """
+    """Refuse to run over another number of MPI ranks than the experiment has processes."""
     from refsgd.runtimes import mpi
 
     needed, found = len(set(experiment.machine.hosts(experiment.deploy()).values())), mpi.world().size
@@ -190,22 +169,7 @@ def check_ranks(experiment: Experiment) -> None:
 
 
 def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | None, every: float) -> resumable.Plan | None:
-    """When and where the run writes checkpoints; None without a folder.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    runtime : str
-        One of `RUNTIMES`.
-    folder : path, optional
-        Where they are written.
-    every : float
-        Iterations or seconds between two of them, as in `run`.
-
-    Returns
-    -------
-    Plan or None
-    """
+    """When and where the run writes checkpoints; None without a folder."""
     if folder is None:
         return None
     if experiment.arguments is None:
@@ -228,23 +192,7 @@ def checkpoint_plan(experiment: Experiment, runtime: str, folder: str | Path | N
 
 
 def resumed(algorithm: Algorithm, runtime: str, place: str | Path, arguments: dict[str, Any]) -> tuple[checkpoints.Checkpoint, Experiment]:
-    """The newest checkpoint at `place` and the experiment that it is of; refuses arguments that say something else.
-
-    Parameters
-    ----------
-    algorithm : str or callable
-        As `run`.
-    runtime : str
-        One of `RUNTIMES`.
-    place : path
-        A checkpoint, or a folder of them.
-    arguments : dict
-        What `run` was told.
-
-    Returns
-    -------
-    (Checkpoint, Experiment)
-    """
+    """The newest checkpoint at `place` and the experiment that it is of; refuses arguments that say something else."""
     if not Path(place).exists():
         raise Usage(f"no checkpoint at {place}; expected a folder that --checkpoint wrote to, or a file in it")
     start = checkpoints.newest(place)
@@ -269,20 +217,7 @@ def resumed(algorithm: Algorithm, runtime: str, place: str | Path, arguments: di
 
 @contextmanager
 def recording(experiment: Experiment, runtime: str, path: str | Path | None) -> Iterator[Journal | None]:
-    """A record at `path` while the block runs, None without a path.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    runtime : str
-        One of `RUNTIMES`.
-    path : path, optional
-        Of the record.
-
-    Yields
-    ------
-    Journal or None
-    """
+    """A record at `path` while the block runs, None without a path."""
     if path is None:
         yield None
         return
@@ -352,22 +287,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
 
 
 def recorded_experiment(header: dict[str, Any]) -> Experiment:
-    """The experiment that the first line of a record describes.
-
-    Parameters
-    ----------
-    header : dict
-        The first line of a record.
-
-    Returns
-    -------
-    Experiment
-
-    Raises
-    ------
-    ReplayError
-        If it describes none.
-    """
+    """The experiment that the first line of a record describes."""
     try:
         return prepare(header["algorithm"], **stored_arguments(header))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -375,21 +295,7 @@ def recorded_experiment(header: dict[str, Any]) -> Experiment:
 
 
 def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
-    """What `prepare` was told, from the first line of a record or checkpoint.
-
-    Parameters
-    ----------
-    header : dict
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ValueError
-        If it cannot be of such nodes, and would build more than there were.
-    """
+    """What `prepare` was told, from the first line of a record or checkpoint."""
     arguments, nodes = header["arguments"], len(header["nodes"])
     _, function = deployment_function(header["algorithm"])
     for name in ("workers", "servers") if has_servers(function) else ("workers",):
@@ -399,18 +305,7 @@ def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(run: Run, problem: Problem) -> Run:
-    """The beginning of a run with parameters to evaluate: those of all who hold some, else the starting point.
-
-    Parameters
-    ----------
-    run : Run
-        What a runtime gave back.
-    problem : Problem
-
-    Returns
-    -------
-    Run
-    """
+    """The beginning of a run with parameters to evaluate: those of all who hold some, else the starting point."""
     servers = [node for node in run.trace.nodes if not is_worker(node)]
     holders = servers or run.trace.workers
     if all(node in run.values for node in holders):
@@ -424,17 +319,7 @@ def usable_cores() -> int:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than this machine starts within about half a minute, or has memory for.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    runtime : {"processes", "tcp"}
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse more processes than this machine starts within about half a minute, or has memory for."""
     import psutil
 
     processes = len(set(experiment.machine.hosts(experiment.deploy()).values()))
@@ -446,16 +331,7 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
-    """Mean and least seconds of one gradient on one core of this machine, but for a first one, which may be compiled.
-
-    Parameters
-    ----------
-    problem : Problem
-
-    Returns
-    -------
-    (float, float)
-    """
+    """Mean and least seconds of one gradient on one core of this machine, but for a first one, which may be compiled."""
     problem.gradient(problem.x0, 0, 0)
     found: list[float] = []
     while len(found) < 5 and sum(found) < 0.5:
@@ -466,17 +342,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
-    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced processes, and looks at what was learned.
-
-    Parameters
-    ----------
-    experiments : sequence of Experiment
-        At least one.
-    runtimes : sequence of str
-        Each is run in all of these.
-    say : callable
-        Told one line.
-    """
+    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced processes, and looks at what was learned."""
     problem, total = experiments[0].problem, 0.0
     real, _ = gradient_seconds(problem)
     looks = 0.0
@@ -495,16 +361,7 @@ def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Sa
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near, or durations are drawn too short.
-
-    Parameters
-    ----------
-    experiment : Experiment
-
-    Raises
-    ------
-    Usage
-    """
+    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near, or durations are drawn too short."""
     law = experiment.machine.compute
     if law is None or not experiment.steps or not law.mean:
         return

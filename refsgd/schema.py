@@ -31,45 +31,17 @@ def _is_number(value: Any) -> bool:
 
 
 def whole(least: int) -> Kind:
-    """A whole number.
-
-    Parameters
-    ----------
-    least : int
-        The smallest that fits.
-
-    Returns
-    -------
-    Kind
-    """
+    """A whole number."""
     return Kind(f"a whole number, at least {least}", lambda value: type(value) is int and value >= least)
 
 
 def one_of(*choices: Any) -> Kind:
-    """One of some texts, or null.
-
-    Parameters
-    ----------
-    *choices : str or None
-
-    Returns
-    -------
-    Kind
-    """
+    """One of some texts, or null."""
     return Kind(" or ".join("null" if c is None else c for c in choices), lambda value: isinstance(value, str | None) and value in choices)
 
 
 def or_null(kind: Kind) -> Kind:
-    """What fits a kind, and null.
-
-    Parameters
-    ----------
-    kind : Kind
-
-    Returns
-    -------
-    Kind
-    """
+    """What fits a kind, and null."""
     return Kind(f"{kind.expected}, or null", lambda value: value is None or kind.fits(value))
 
 
@@ -83,19 +55,6 @@ COUNT = whole(0)
 
 def misfit(value: Any, schema: Any, field: str = "") -> str:
     """The first thing that does not fit a schema, in one line.
-
-    Parameters
-    ----------
-    value : object
-        Read from JSON.
-    schema : Kind, dict, Row or list
-    field : str
-        Its name; of the whole, none.
-
-    Returns
-    -------
-    str
-        Empty if all fits.
 
     Examples
     --------

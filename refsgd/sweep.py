@@ -46,17 +46,7 @@ class Sweep:
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``bandwidth=1Gbps,10Gbps``.
-
-    Parameters
-    ----------
-    text : str
-        A quantity and its range.
-
-    Returns
-    -------
-    (str, tuple of float)
-    """
+    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or ``bandwidth=1Gbps,10Gbps``."""
     name, _, rest = text.partition("=")
     if name not in QUANTITIES:
         raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")
@@ -105,28 +95,7 @@ def _check(quantity: str, values: Sequence[float]) -> None:
 
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *, figure: str = "images_per_second",
           **arguments: Any) -> Sweep:
-    """Predict one figure of several algorithms over a range.
-
-    Parameters
-    ----------
-    algorithms : str or sequence of str
-    quantity : str
-        One of `QUANTITIES`; ``staleness`` only varies where an algorithm has that option.
-    values : sequence of float
-    figure : str
-        A key of the predictions.
-    **arguments
-        As `refsgd.predict`.
-
-    Returns
-    -------
-    Sweep
-
-    Raises
-    ------
-    Usage
-        Values outside the quantity's range, or no point that a formula covers.
-    """
+    """Predict one figure of several algorithms over a range."""
     _check(quantity, values)
     curves: dict[str, list[float | None]] = {}
     unit, refused = "", None
@@ -158,20 +127,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:
-    """Where two curves cross strictly; those that coincide over a stretch do not.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Of the quantity, ascending.
-    curves : dict of str to list
-        A value for each, None where there is no prediction.
-
-    Returns
-    -------
-    list of (str, str, float)
-        Two labels, and where they cross, by linear interpolation.
-    """
+    """Where two curves cross strictly; those that coincide over a stretch do not."""
     out = []
     for (a, ya), (b, yb) in itertools.combinations(curves.items(), 2):
         last: tuple[float, float] | None = None

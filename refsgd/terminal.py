@@ -20,16 +20,7 @@ KEYS = """  number  let this action happen        Enter  the first one
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
-    """Step by commands, one a line, until ``q`` or the last line.
-
-    Parameters
-    ----------
-    stepper : Stepper
-    lines : iterable of str
-        A number lets that action happen; Enter, b, u, u EVENT, r, w, d, l, l NODE, h, q as `KEYS` says.
-    out : file
-        Where everything is written.
-    """
+    """Step by commands, one a line, until ``q`` or the last line."""
     def say(text: str) -> None:
         out.write(text + "\n")
 
@@ -82,12 +73,7 @@ def _typed() -> Iterator[str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of ``refsgd step ALGORITHM``.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-    """
+    """The options of ``refsgd step ALGORITHM``."""
     parser.add_argument("--workers", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=3, metavar="T", help="iterations of each worker (default 3)")
@@ -100,14 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def step(args: argparse.Namespace, write: Callable[[str, str], None]) -> None:
-    """Perform ``refsgd step``; `write` puts a text in a file.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-    write : callable
-        Takes a path and a text.
-    """
+    """Perform ``refsgd step``; `write` puts a text in a file."""
     if sys.stdin is None:
         raise Usage("standard input is closed; expected a terminal or lines of commands (refsgd step ssp < commands.txt)")
     text = (args.schedule or "").strip("[] ")

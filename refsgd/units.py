@@ -31,61 +31,22 @@ def _read(text: str, units: Mapping[str, Decimal], expected: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time: ``0.02``, ``20ms``, ``25us``; ValueError on what is none.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """A time: ``0.02``, ``20ms``, ``25us``; ValueError on what is none."""
     return _read(text, _SECONDS, "seconds, or a number with s, ms, us or ns, such as 20ms")
 
 
 def bytes_per_second(text: str) -> float:
-    """A bandwidth: ``1.25e9``, ``1.25GB/s``, ``10Gbps``, ``inf``; ValueError on what is none.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    float
-        Bytes per second.
-    """
+    """A bandwidth: ``1.25e9``, ``1.25GB/s``, ``10Gbps``, ``inf``; ValueError on what is none."""
     return _read(text, _RATES, "bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as 10Gbps")
 
 
 def nbytes(text: str) -> float:
-    """A size: ``16e9``, ``16GB``, ``16GiB``, in letters of any case; ValueError on what is none.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    float
-        Bytes.
-    """
+    """A size: ``16e9``, ``16GB``, ``16GiB``, in letters of any case; ValueError on what is none."""
     return _read(text, _BYTES, "bytes, such as 16e9, 16GB or 16GiB")
 
 
 def speeds(text: str) -> tuple[float, ...]:
-    """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half of it; ValueError on what is none.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    tuple of float
-    """
+    """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half of it; ValueError on what is none."""
     found: list[float] = []
     try:
         for count, times, speed in (part.rpartition("x") for part in text.split(",")):
@@ -98,21 +59,7 @@ def speeds(text: str) -> tuple[float, ...]:
 
 
 def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = None) -> tuple[float, ...]:
-    """The speeds after ``15=0.5`` (worker 15 at half speed) and the like; ValueError on what is none, or names a worker that there is not.
-
-    Parameters
-    ----------
-    texts : iterable of str
-        Each one or more, separated by commas.
-    speeds : sequence of float
-        Before; missing ones are 1.
-    workers : int, optional
-        How many there are; by default as many as are named.
-
-    Returns
-    -------
-    tuple of float
-    """
+    """The speeds after ``15=0.5`` (worker 15 at half speed) and the like; ValueError on what is none, or names a worker that there is not."""
     changed: dict[int, float] = {}
     for part in ",".join(texts).split(","):
         worker, _, speed = part.partition("=")
@@ -128,15 +75,6 @@ def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = 
 
 
 def written(speeds: Sequence[float]) -> str:
-    """The text that `speeds` reads: long runs of equal ones with their number.
-
-    Parameters
-    ----------
-    speeds : sequence of float
-
-    Returns
-    -------
-    str
-    """
+    """The text that `speeds` reads: long runs of equal ones with their number."""
     runs = [(speed, len(list(equal))) for speed, equal in itertools.groupby(speeds)]
     return ",".join(f"{count}x{speed:g}" if count > 3 else ",".join([f"{speed:g}"] * count) for speed, count in runs)

@@ -98,22 +98,7 @@ def _transit(e: Event, s: Event | None) -> Transit | None:
 
 
 def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[float, float, str]]:
-    """Pieces (start, end, cause) that cover one wait of `node`, in no order.
-
-    Parameters
-    ----------
-    history : object
-        A trace arranged for walking back.
-    node : str
-        Who waits.
-    wait : Activity
-        One of its waits.
-
-    Yields
-    ------
-    (float, float, str)
-        Start [s], end [s], one of `CAUSES`.
-    """
+    """Pieces (start, end, cause) that cover one wait of `node`, in no order."""
     m = wait.message
     assert m is not None
     yield from history.wire(m)
@@ -170,19 +155,7 @@ class Wait(NamedTuple):
 
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration and until its death.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    list of Wait
-        Disjoint for each worker.
-    dict of str to float
-        Seconds by worker.
-    """
+    """Every wait of every worker, and the seconds that each worker idles besides, after its last iteration and until its death."""
     found, rest = list[Wait](), dict[str, float]()
     history = _History(trace)
     for worker in trace.workers:
@@ -204,18 +177,7 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
 
 
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
-    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; of the dead, of the time they lived.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    dict
-        A share in [0, 1] for each of `refsgd.trace.CAUSES`; they sum to ``trace.idle_ratio``.  What a worker
-        idles after its last iteration counts as straggling.
-    """
+    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; of the dead, of the time they lived."""
     seconds = dict.fromkeys(CAUSES, 0.0)
     total = trace.seconds * sum(trace.attendance.values())
     if not total:

@@ -19,39 +19,17 @@ class Command(Protocol):
     """What the file of a command has; what is said here of its two functions holds for all commands."""
 
     def add(self, commands: Any) -> None:
-        """Declare the command, its options and its help.
-
-        Parameters
-        ----------
-        commands : argparse subparsers
-            The commands of ``refsgd``, to which it is added.
-        """
+        """Declare the command, its options and its help."""
 
     def do(self, args: argparse.Namespace) -> None:
-        """Do its work: print, write the files asked for.
-
-        Parameters
-        ----------
-        args : argparse.Namespace
-            A value for each of its options.
-
-        Raises
-        ------
-        refsgd.experiment.Usage
-            If the options make no sense together; `main` ends with 2, after any other error with 1.
-        """
+        """Do its work: print, write the files asked for."""
 
 
 COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, study, advise, data, doctor, listing)
 
 
 def build_parser() -> Parser:
-    """The whole command line.
-
-    Returns
-    -------
-    Parser
-    """
+    """The whole command line."""
     parser = Parser(prog="refsgd", description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")
     parser.add_argument("--version", action="version", version=f"refsgd {__version__}")
@@ -62,18 +40,7 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: those of the process.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
     from refsgd.data import DataError
 
     try:

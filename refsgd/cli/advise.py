@@ -60,16 +60,7 @@ def add(commands: Any) -> None:
 
 
 def whole(text: str) -> int:
-    """A whole number, also written as 7e9.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    int
-    """
+    """A whole number, also written as 7e9."""
     try:
         return int(text)
     except ValueError:
@@ -250,19 +241,7 @@ def _size(nbytes: float) -> str:
 
 
 def broken(command: str, width: int = WIDTH - 8) -> list[str]:
-    """A command as indented lines that a shell joins again.
-
-    Parameters
-    ----------
-    command : str
-    width : int
-        Characters of a line, unless a flag and its value need more.
-
-    Returns
-    -------
-    list of str
-        All but the last end with a backslash.
-    """
+    """A command as indented lines that a shell joins again."""
     lines = [" "]
     for word in re.split(r" (?=--)", command):
         if len(lines[-1]) + len(word) > width:

@@ -39,22 +39,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def imported(target: str) -> Any:
-    """The function that MODULE:FUNCTION names; the module is run.
-
-    Parameters
-    ----------
-    target : str
-        "mine.py:my_algorithm", or with a module's name in place of the path.
-
-    Returns
-    -------
-    callable
-
-    Raises
-    ------
-    Usage
-        If there is no such module or function, or the module does not run.
-    """
+    """The function that MODULE:FUNCTION names; the module is run."""
     import importlib
     import importlib.util
 

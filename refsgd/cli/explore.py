@@ -16,13 +16,7 @@ def add(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of an exploration that do not depend on the algorithm.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        To which they are added.
-    """
+    """Options of an exploration that do not depend on the algorithm."""
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")

@@ -28,17 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Errors in one line, exit code 2; made as argparse makes it."""
 
     def error(self, message: str) -> typing.NoReturn:
-        """Say what is wrong, and which choice was perhaps meant.
-
-        Parameters
-        ----------
-        message : str
-
-        Raises
-        ------
-        SystemExit
-            With code 2.
-        """
+        """Say what is wrong, and which choice was perhaps meant."""
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
@@ -50,17 +40,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but an unknown flag is an error of the command that does not know it.
-
-        Parameters
-        ----------
-        args : sequence of str, optional
-        namespace : argparse.Namespace, optional
-
-        Returns
-        -------
-        (argparse.Namespace, list of str)
-        """
+        """As argparse does it, but an unknown flag is an error of the command that does not know it."""
         found, rest = super().parse_known_args(args, namespace)
         for text in rest:
             if text.startswith("-"):
@@ -74,15 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
-    """The options that `run`, `predict` and `compare` share.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        To which they are added.
-    runtime : str
-        Used unless ``--runtime`` names another.
-    """
+    """The options that `run`, `predict` and `compare` share."""
     work = parser.add_argument_group("what is trained")
     work.add_argument("--data", default="digits", metavar="NAME", help="data set: digits (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", help="net: see refsgd list; default: the one that fits the data; phantom:P has P parameters in name only")
@@ -118,17 +90,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:
-    """What argparse calls to read an option: an error says what `read` expected.
-
-    Parameters
-    ----------
-    read : callable
-        Of a text; raises ValueError.
-
-    Returns
-    -------
-    callable
-    """
+    """What argparse calls to read an option: an error says what `read` expected."""
     def option(text: str) -> float:
         try:
             return read(text)
@@ -139,15 +101,7 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
-    """The options of a machine but for its gradients; times, rates and speeds are read by `refsgd.units`.
-
-    Parameters
-    ----------
-    where : argparse group
-        To which they are added.
-    latency, bandwidth : str
-        What holds where they are not given.
-    """
+    """The options of a machine but for its gradients; times, rates and speeds are read by `refsgd.units`."""
     where.add_argument("--latency", metavar="TIME", help=f"until a message's first byte arrives: seconds, or as 25us, 1ms ({latency})")
     where.add_argument("--bandwidth", metavar="RATE", help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
     where.add_argument("--update", metavar="LAW", help="time of one update, e.g. 2ms (default 0)")
@@ -157,51 +111,18 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
 
 
 def flag(name: str) -> str:
-    """The flag of a Python option.
-
-    Parameters
-    ----------
-    name : str
-        As "fetch_every".
-
-    Returns
-    -------
-    str
-        As "--fetch-every".
-    """
+    """The flag of a Python option."""
     return "--" + name.replace("_", "-")
 
 
 def number(text: str) -> float:
-    """Read a number, which becomes an int where it is whole.
-
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    int or float
-
-    Raises
-    ------
-    ValueError
-        If it is no number.
-    """
+    """Read a number, which becomes an int where it is whole."""
     value = float(text)
     return int(value) if math.isfinite(value) and value == int(value) else value
 
 
 def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
-    """Flags for the keyword-only parameters of an algorithm's function.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        To which they are added.
-    algorithm : str
-        In the catalogue.
-    """
+    """Flags for the keyword-only parameters of an algorithm's function."""
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(CATALOGUE[algorithm]).items():
         kind = parameter.annotation
@@ -220,14 +141,6 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
 def as_meant(arguments: Sequence[str]) -> list[str]:
     """Arguments with what is written otherwise: no command or ``help`` for ``--help``, ``run SSP`` for ``run ssp``, a preset for its flags.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-
-    Returns
-    -------
-    list of str
-
     Examples
     --------
     >>> as_meant([]), as_meant(["help", "run"]), as_meant(["run", "AD-PSGD"])
@@ -243,19 +156,6 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
     """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands for.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-
-    Returns
-    -------
-    list of str
-
-    Raises
-    ------
-    Usage
-        If there is no such preset.
 
     Examples
     --------
@@ -275,42 +175,14 @@ def expand_preset(arguments: Sequence[str]) -> list[str]:
 
 
 def first_line(algorithm: str) -> str:
-    """The first sentence of an algorithm's module.
-
-    Parameters
-    ----------
-    algorithm : str
-        In the catalogue.
-
-    Returns
-    -------
-    str
-        Up to its first colon, without the full stop.
-    """
+    """The first sentence of an algorithm's module."""
     doc = sys.modules[CATALOGUE[algorithm].__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
 
 
 def each_algorithm(commands: Commands, name: str, says: str, description: str, do: Callable[[argparse.Namespace], None],
                    options: Callable[[argparse.ArgumentParser], None]) -> tuple[argparse.ArgumentParser, Any]:
-    """A command with a parser for every algorithm: the command's options, then the algorithm's own.
-
-    Parameters
-    ----------
-    commands : argparse subparsers
-        The commands of ``refsgd``, to which it is added.
-    name, says, description : str
-        Of the command: its name, a line of help, and the help's first paragraph.
-    do : callable
-        Called with the namespace of the options given.
-    options : callable
-        Called with each parser, adds the options that do not depend on the algorithm.
-
-    Returns
-    -------
-    command : argparse.ArgumentParser
-    algorithms : argparse subparsers
-    """
+    """A command with a parser for every algorithm: the command's options, then the algorithm's own."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
@@ -322,23 +194,7 @@ def each_algorithm(commands: Commands, name: str, says: str, description: str, d
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
-    """The machine that the flags describe.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With the options of `common`.
-
-    Returns
-    -------
-    Machine
-        ``DEFAULT_MACHINE`` where they say nothing.
-
-    Raises
-    ------
-    Usage
-        If they describe none.
-    """
+    """The machine that the flags describe."""
     try:
         return _described(args)
     except ValueError as error:
@@ -365,51 +221,19 @@ def _described(args: argparse.Namespace) -> Machine:
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The algorithm's own options that were given.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-
-    Returns
-    -------
-    dict of str to object
-        By their names in Python.
-    """
+    """The algorithm's own options that were given."""
     return {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What `refsgd.run` and its like take, from the common options.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With the options of `common`.
-
-    Returns
-    -------
-    dict of str to object
-        Keyword arguments.
-    """
+    """What `refsgd.run` and its like take, from the common options."""
     names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum", "weight_decay",
              "schedule", "shards", "seed")
     return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
 
 
 def explicit(args: argparse.Namespace) -> dict[str, Any]:
-    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With the options of `common`.
-
-    Returns
-    -------
-    dict of str to object
-        Keyword arguments.
-    """
+    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for."""
     machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion", "collocated", "cores")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
@@ -417,19 +241,5 @@ def explicit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def known(names: Iterable[str]) -> list[str]:
-    """Names of algorithms as the catalogue has them.
-
-    Parameters
-    ----------
-    names : iterable of str
-
-    Returns
-    -------
-    list of str
-
-    Raises
-    ------
-    Usage
-        If one is not in the catalogue.
-    """
+    """Names of algorithms as the catalogue has them."""
     return [catalogued(name) for name in names]

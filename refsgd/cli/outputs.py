@@ -25,21 +25,6 @@ def writing(path: str) -> Iterator[Path]:
     """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
 
     A link goes on naming its file, whose contents are new; a device or a pipe gets the bytes, and stays what it is.
-
-    Parameters
-    ----------
-    path : str
-        Of the file that is to be written.
-
-    Yields
-    ------
-    pathlib.Path
-        Of the temporary one.
-
-    Raises
-    ------
-    Usage
-        If the folder does not exist.
     """
     if not _replaceable(path):
         with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
@@ -72,14 +57,7 @@ def _replaceable(path: str) -> bool:
 
 
 def write(path: str | None, text: str) -> None:
-    """Write a text and a newline.
-
-    Parameters
-    ----------
-    path : str or None
-        "-" is standard output; None writes nothing.
-    text : str
-    """
+    """Write a text and a newline."""
     if path == "-":
         sys.stdout.write(text + "\n")
     elif path:
@@ -88,18 +66,7 @@ def write(path: str | None, text: str) -> None:
 
 
 def check_output(path: str | None) -> None:
-    """Refuse a file that could not be written before anything runs.
-
-    Parameters
-    ----------
-    path : str or None
-        "-" is standard output; None is no file.
-
-    Raises
-    ------
-    Usage
-        If it has no folder that can be written to, or is a folder itself.
-    """
+    """Refuse a file that could not be written before anything runs."""
     if not path or path == "-":
         return
     if Path(path).is_dir():
@@ -114,18 +81,7 @@ def check_output(path: str | None) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse what could not be written before anything runs.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Of any command.
-
-    Raises
-    ------
-    Usage
-        If an output has no folder that can be written to, is a folder itself, or is a picture of an unknown format.
-    """
+    """Refuse what could not be written before anything runs."""
     for name in ("json", "plot", "trace", "record", "player"):
         check_output(getattr(args, name, None))
     plot = getattr(args, "plot", None)
@@ -139,14 +95,7 @@ def width() -> int | None:
 
 
 def tell(text: str, indent: int = 0) -> None:
-    """Print lines; those that are longer than the terminal is wide are folded between words.
-
-    Parameters
-    ----------
-    text : str
-    indent : int
-        Characters before the second and further lines of what is folded.
-    """
+    """Print lines; those that are longer than the terminal is wide are folded between words."""
     for line in text.splitlines():
         wide = width()
         fits = wide is None or len(line) <= wide
@@ -154,16 +103,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """A run's summary, JSON, player and picture, as the options ask.
-
-    Parameters
-    ----------
-    result : Result
-    args : argparse.Namespace
-        With ``json``, ``player`` and ``plot``: paths or None.
-    *more : str
-        Lines after the summary.
-    """
+    """A run's summary, JSON, player and picture, as the options ask."""
     if args.json != "-":
         tell("\n".join([result.summary(), *more]), SUMMARY)
     write(args.json, result.to_json())
@@ -182,13 +122,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
 
 
 def compile_kernels(args: argparse.Namespace) -> None:
-    """Compile the net's kernels in this process, before any fork, and say so the first time.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With ``data``, ``net`` and ``quiet``.
-    """
+    """Compile the net's kernels in this process, before any fork, and say so the first time."""
     if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
         return
     from refsgd.data import NAMES
@@ -207,36 +141,13 @@ def compile_kernels(args: argparse.Namespace) -> None:
 
 
 def notice(args: argparse.Namespace) -> Callable[[str], None] | None:
-    """What writes a line to standard error, also where that is no terminal; None with ``--quiet``.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With ``quiet``.
-
-    Returns
-    -------
-    callable or None
-    """
+    """What writes a line to standard error, also where that is no terminal; None with ``--quiet``."""
     return None if args.quiet else lambda text: print(f"refsgd: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def progress(quiet: bool, total: int) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile.
-
-    Parameters
-    ----------
-    quiet : bool
-        No bar on a terminal either.
-    total : int
-        Calls until the bar is full.
-
-    Yields
-    ------
-    callable or None
-        Called with a text, it shows that and advances by one; None where there is no bar.
-    """
+    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

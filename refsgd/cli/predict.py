@@ -18,13 +18,7 @@ def add(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a prediction that do not depend on the algorithm.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        To which they are added.
-    """
+    """Options of a prediction that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE", help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
@@ -65,13 +59,7 @@ def _trained(problem: dict[str, Any]) -> str:
 
 
 def draw_sweep(args: argparse.Namespace) -> None:
-    """Curves of several algorithms in one picture, with their crossings.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Of ``refsgd predict``, with a sweep.
-    """
+    """Curves of several algorithms in one picture, with their crossings."""
     from rich.console import Console
 
     from refsgd import plots

@@ -17,17 +17,7 @@ from refsgd.runtimes import mpi
 
 @contextlib.contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end.
-
-    Parameters
-    ----------
-    rank : int
-        Of this process.
-
-    Yields
-    ------
-    None
-    """
+    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end."""
     if not rank:
         yield
         return
@@ -40,18 +30,7 @@ def one_voice(rank: int) -> Iterator[None]:
 
 
 def run_over_mpi(args: argparse.Namespace) -> Result | None:
-    """Train; every rank calls this.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        Of ``refsgd run``.
-
-    Returns
-    -------
-    Result or None
-        The result on rank 0, None on the others.
-    """
+    """Train; every rank calls this."""
     comm = mpi.world()
     with one_voice(comm.rank):
         _, function = deployment_function(args.algorithm)

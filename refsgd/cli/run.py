@@ -20,13 +20,7 @@ def add(commands: Any) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a run that do not depend on the algorithm.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        To which they are added.
-    """
+    """Options of a run that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.set_defaults(workers=None)  # over MPI: as many as there are ranks
     parser.add_argument("--trace", metavar="PATH", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
@@ -64,14 +58,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def finish(result: Result, args: argparse.Namespace) -> None:
-    """Print and write what was seen.
-
-    Parameters
-    ----------
-    result : Result
-    args : argparse.Namespace
-        Of ``refsgd run``.
-    """
+    """Print and write what was seen."""
     show(result, args)
     if args.trace:
         assert result.trace is not None

@@ -53,19 +53,7 @@ class Cache(FunctionCache):
     GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """What the disk holds of the kernel; numba asks before it compiles one, too.
-
-        Parameters
-        ----------
-        signature : numba.Signature
-        target_context : object
-            Numba's, of the processor.
-
-        Returns
-        -------
-        object or None
-            The compiled kernel.
-        """
+        """What the disk holds of the kernel; numba asks before it compiles one, too."""
         if self._py_func is not product.py_func:
             _link_product()
         return super().load_overload(signature, target_context)  # type: ignore[no-untyped-call]
@@ -97,18 +85,7 @@ _compile: Any = numba.njit(  # type: ignore[call-overload]
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function when it is first called, and keep it on disk.
-
-    Parameters
-    ----------
-    function : function
-        Of addresses, sizes and strides.
-
-    Returns
-    -------
-    numba dispatcher
-        Called as the function is; ``py_func`` is the function itself.
-    """
+    """Compile a function when it is first called, and keep it on disk."""
     compiled = _compile(function)
     if kept():
         compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above

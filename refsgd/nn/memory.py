@@ -11,16 +11,7 @@ _LINE = 64  # bytes of a cache line
 
 
 def zeros(*shape: int) -> Array:
-    """Zeros that begin at a cache line: vectors of one line then never straddle two.
-
-    Parameters
-    ----------
-    *shape : int
-
-    Returns
-    -------
-    array, float32
-    """
+    """Zeros that begin at a cache line: vectors of one line then never straddle two."""
     count = prod(shape)
     room = np.zeros(count + _LINE // 4, np.float32)
     first = -room.ctypes.data % _LINE // 4
@@ -36,12 +27,7 @@ class Room:
         self.data = zeros(0)
 
     def allocate(self, images: int) -> None:
-        """Make room, unless there is.
-
-        Parameters
-        ----------
-        images : int
-        """
+        """Make room, unless there is."""
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
 
@@ -82,12 +68,7 @@ class Field:
         return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
 
     def allocate(self, images: int) -> None:
-        """Make room, unless there is; what was there is lost.
-
-        Parameters
-        ----------
-        images : int
-        """
+        """Make room, unless there is; what was there is lost."""
         if self.of is not None:
             self.data = self.of.data
         elif self.room is not None:
@@ -102,39 +83,16 @@ class Field:
         self.seek(0)
 
     def seek(self, image: int) -> None:
-        """Let the addresses be those of one image, and of the ones that follow it.
-
-        Parameters
-        ----------
-        image : int
-            Its number, from 0.
-        """
+        """Let the addresses be those of one image, and of the ones that follow it."""
         self.corner = self._begin + image * self.image
         self.address = self.corner + self.pad * (self.row + self.pixel)
 
     def at(self, row: int, column: int) -> int:
-        """Where a pixel of the image sought last lies.
-
-        Parameters
-        ----------
-        row, column : int
-            Counted from the first pixel inside the border: that above and to the left is negative.
-
-        Returns
-        -------
-        int
-            An address.
-        """
+        """Where a pixel of the image sought last lies."""
         return self.address + row * self.row + column * self.pixel
 
     def need(self, pad: int) -> None:
-        """Ask for a border of some width, before there is room.
-
-        Parameters
-        ----------
-        pad : int
-            Pixels on each side, at least.
-        """
+        """Ask for a border of some width, before there is room."""
         self.pad = max(self.pad, pad)
 
 
@@ -159,13 +117,7 @@ class Buffer:
         self.twins = False  # value and gradient need the same border
 
     def settle(self) -> bool:
-        """Give value and gradient the same border if they need it.
-
-        Returns
-        -------
-        bool
-            Whether that changed anything.
-        """
+        """Give value and gradient the same border if they need it."""
         if not self.twins or self.value.pad == self.gradient.pad:
             return False
         self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
@@ -186,15 +138,7 @@ class Scratch:
         self._addresses: dict[str, int] = {}
 
     def need(self, name: str, floats: int) -> None:
-        """Ask for an area of some size, before `allocate`.
-
-        Parameters
-        ----------
-        name : str
-            Of the area; who asks for the same name shares it.
-        floats : int
-            Its size, at least.
-        """
+        """Ask for an area of some size, before `allocate`."""
         self._sizes[name] = max(self._sizes.get(name, 0), floats)
 
     def allocate(self) -> None:
@@ -205,15 +149,5 @@ class Scratch:
                 self._addresses[name] = self._areas[name].ctypes.data
 
     def address(self, name: str) -> int:
-        """Where an area begins.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        int
-            An address.
-        """
+        """Where an area begins."""
         return self._addresses[name]

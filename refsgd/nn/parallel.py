@@ -39,18 +39,7 @@ class Parallel:
             threading.Thread(target=self._work, args=(k, jobs), daemon=True).start()
 
     def gradient(self, x: Array, images: Array, labels: Array) -> tuple[float, Vector]:
-        """Mean loss over a batch and its gradient; errors as `Net.gradient`.
-
-        Parameters
-        ----------
-        x, images, labels
-            As for `Net.gradient`.
-
-        Returns
-        -------
-        loss : float
-        g : float32, shape (d,)
-        """
+        """Mean loss over a batch and its gradient; errors as `Net.gradient`."""
         b = len(images)
         n = min(len(self.replicas), max(1, int(self._flops * b // self._least))) if self._least else len(self.replicas)
         bounds = [b * k // n for k in range(n + 1)]

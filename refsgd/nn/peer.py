@@ -14,35 +14,12 @@ from refsgd.nn.net import Leaf, Net
 
 
 def module(net: Net) -> Any:
-    """The same layers in PyTorch.
-
-    Parameters
-    ----------
-    net : Net
-
-    Returns
-    -------
-    torch.nn.Module
-        It takes images of shape (b, C, H, W), best in channels-last memory; its parameters are PyTorch's own until `load`.
-
-    Raises
-    ------
-    ImportError
-        If PyTorch is not installed.
-    """
+    """The same layers in PyTorch."""
     return _Builder(net).chain(net.layers)
 
 
 def load(net: Net, peer: Any, x: Array) -> None:
-    """Copy flat parameters into a module.
-
-    Parameters
-    ----------
-    net : Net
-    peer : torch.nn.Module
-        Made by `module` of this net.
-    x : float32, shape (d,)
-    """
+    """Copy flat parameters into a module."""
     torch = import_module("torch")
     with torch.no_grad():
         for parameter, value in zip(peer.parameters(), _views(net, x), strict=True):
@@ -50,19 +27,7 @@ def load(net: Net, peer: Any, x: Array) -> None:
 
 
 def gradient(net: Net, peer: Any) -> Array:
-    """The gradient that autograd left in a module's parameters.
-
-    Parameters
-    ----------
-    net : Net
-    peer : torch.nn.Module
-        Made by `module` of this net, after a backward pass.
-
-    Returns
-    -------
-    float32, shape (d,)
-        In the net's layout.
-    """
+    """The gradient that autograd left in a module's parameters."""
     parts = [_turned_back(parameter.grad.numpy()).ravel() for parameter in peer.parameters()]
     return np.concatenate(parts)
 

@@ -63,22 +63,7 @@ class Stage:
             self.images = max(8, max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
 
     def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Divide images into groups; during each, the fields of the stage are where it begins.
-
-        Parameters
-        ----------
-        b : int
-            Number of images.
-        frame : Frame
-            Of all of them.
-
-        Yields
-        ------
-        count : int
-            Images of the group.
-        group : Frame
-            For the group.
-        """
+        """Divide images into groups; during each, the fields of the stage are where it begins."""
         groups = b // self.images if self.images else 1
         if groups <= 1:
             yield b, frame
@@ -303,13 +288,7 @@ class Plan:
         self.steps.append(step)
 
     def reserve(self, images: int) -> None:
-        """Make room, if there is not.
-
-        Parameters
-        ----------
-        images : int
-            That go through at once, at most.
-        """
+        """Make room, if there is not."""
         if images <= self.capacity:
             return
         for buffer in self.buffers:
@@ -322,14 +301,7 @@ class Plan:
         self.capacity = images
 
     def forward(self, images: Array, frame: Frame) -> None:
-        """Compute the scores, into the value of ``self.output``.
-
-        Parameters
-        ----------
-        images : float32, shape (b, H, W, C)
-            Contiguous; there must be room for them (`reserve`).
-        frame : Frame
-        """
+        """Compute the scores, into the value of ``self.output``."""
         b, first = len(images), self.input.value
         rows, run = first.shape[0], first.shape[1] * first.shape[2]
         elementwise.copy_images(
@@ -347,22 +319,7 @@ class Plan:
             elementwise.zero_border(b, *field.shape, field.pad, field.address, field.image, field.row)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
-        """Compare the scores with the labels; leaves the gradient in ``self.output``.
-
-        Parameters
-        ----------
-        labels : int64, shape (b,)
-            Classes, read-only.
-        share : float32
-            Of each image in the gradient: 1 / b for the gradient of the mean of b images.
-
-        Returns
-        -------
-        loss : float
-            Sum of the cross-entropies.
-        right : int
-            Number of images classified rightly.
-        """
+        """Compare the scores with the labels; leaves the gradient in ``self.output``."""
         z, dz = self.output.value, self.output.gradient
         loss, right = elementwise.softmax_cross_entropy(
             len(labels), self.output.size, z.address, labels, share, dz.address
@@ -370,14 +327,7 @@ class Plan:
         return loss, right
 
     def backward(self, b: int, frame: Frame) -> None:
-        """Add the gradient to the vector at ``frame.g``.
-
-        Parameters
-        ----------
-        b : int
-            Number of images, as in `forward`.
-        frame : Frame
-        """
+        """Add the gradient to the vector at ``frame.g``."""
         for stage in reversed(self.stages):
             self._backward(stage, b, frame)
 
@@ -387,19 +337,7 @@ class Plan:
                 step.backward(count, group)
 
     def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
-        """As `backward`, stopping wherever the gradient of a layer's parameters is complete.
-
-        Parameters
-        ----------
-        b : int
-            Number of images, as in `forward`.
-        frame : Frame
-
-        Yields
-        ------
-        dict of str to int
-            Byte offsets of these parameters in the flat vector, by name.
-        """
+        """As `backward`, stopping wherever the gradient of a layer's parameters is complete."""
         for stage in reversed(self.stages):
             self._backward(stage, b, frame)
             for step in reversed(stage.steps):

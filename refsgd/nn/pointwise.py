@@ -60,18 +60,7 @@ class MomentsStep(Step):
             elementwise.normalise_backward(*self.given(b), self.factors, d.address, d.image, d.row)
 
     def given(self, b: int) -> tuple[Any, ...]:
-        """What the kernels of the backward pass read.
-
-        Parameters
-        ----------
-        b : int
-            Number of images.
-
-        Returns
-        -------
-        tuple
-            The first arguments of `elementwise.normalise_sums` and `elementwise.normalise_backward`.
-        """
+        """What the kernels of the backward pass read."""
         s, t = self.source.value, self.normed.gradient
         return (
             b, *s.shape, s.address, s.image, s.row, self.rounded, self.scale, self.shift,

@@ -40,48 +40,19 @@ class Step:
         self.source, self.target = source, target
 
     def allocate(self, images: int) -> None:
-        """Make room beside the buffers.
-
-        Parameters
-        ----------
-        images : int
-        """
+        """Make room beside the buffers."""
 
     def prepare(self, frame: Frame) -> None:
-        """Before the first chunk: derive what the backward pass needs from the parameters.
-
-        Parameters
-        ----------
-        frame : Frame
-        """
+        """Before the first chunk: derive what the backward pass needs from the parameters."""
 
     def forward(self, b: int, frame: Frame) -> None:
-        """Compute the target.
-
-        Parameters
-        ----------
-        b : int
-            Number of images.
-        frame : Frame
-        """
+        """Compute the target."""
 
     def backward(self, b: int, frame: Frame) -> None:
-        """Add to the gradient of the parameters, and write that of the source if it is wanted.
-
-        Parameters
-        ----------
-        b : int
-            Number of images.
-        frame : Frame
-        """
+        """Add to the gradient of the parameters, and write that of the source if it is wanted."""
 
     def finish(self, frame: Frame) -> None:
-        """After the last chunk: complete the gradient of the parameters.
-
-        Parameters
-        ----------
-        frame : Frame
-        """
+        """After the last chunk: complete the gradient of the parameters."""
 
 
 class ConvStep(Step):
@@ -213,18 +184,7 @@ class PixelStep(ConvStep):
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute a convolution, and pays.
-
-        Parameters
-        ----------
-        conv : Conv
-        source : Buffer
-            Its input.
-
-        Returns
-        -------
-        bool
-        """
+        """Whether this step can compute a convolution, and pays."""
         height, width, c = source.shape
         inside = prod(min(1.0, side / (2 * conv.pad + 1)) for side in (height, width))
         return conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1 and c >= 16
@@ -264,18 +224,7 @@ class WinogradStep(ConvStep):
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute a convolution, and pays.
-
-        Parameters
-        ----------
-        conv : Conv
-        source : Buffer
-            Its input.
-
-        Returns
-        -------
-        bool
-        """
+        """Whether this step can compute a convolution, and pays."""
         even = source.shape[0] % 2 == source.shape[1] % 2 == 0
         same = (conv.kernel, conv.stride, conv.pad) == (3, 1, 1)
         return same and even and min(source.shape[2], conv.channels) >= 24

@@ -115,16 +115,6 @@ def make_tile(rows: int, vectors: int) -> Any:
 
     with ``columns = (vectors - 1) * LANES + lanes``; ``c`` has row stride ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate)
     row stride ``sm``. One such tile is a piece of a convolution, of its weight gradient or of a linear layer, depending on the strides.
-
-    Parameters
-    ----------
-    rows, vectors : int
-        Rows of outputs, and vectors of `LANES` outputs in each.
-
-    Returns
-    -------
-    intrinsic
-        ``tile``.
     """
 
     @intrinsic
@@ -170,16 +160,6 @@ def make_dots(rows: int, columns: int) -> Any:
     """An intrinsic for a tile of scalar products: ``c[m, n] = sum_{k < count} a[m*am + k] * w[n*wn + k]``.
 
     ``dots(a, am, w, wn, count, c, cm)``. It multiplies by a transposed matrix without transposing it.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Of the outputs.
-
-    Returns
-    -------
-    intrinsic
-        ``dots``.
     """
 
     @intrinsic
@@ -301,16 +281,6 @@ def make_pixel_gradient(sums: bool) -> Any:
     ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes)``, with e the entries of dy where
     ``scale * x + shift`` exceeds the floor, else 0. If ``sums``, the sums of e and of ``e * (x - mean)`` go to the addresses u and w; else
     ``u = f0 * e + f1 * (x - mean) + f2``, the three factors of each channel lying ``uw`` apart from w on.
-
-    Parameters
-    ----------
-    sums : bool
-        Which of the two.
-
-    Returns
-    -------
-    intrinsic
-        ``gradient``.
     """
 
     @intrinsic
@@ -348,18 +318,6 @@ def make_sparse(vectors: int, inputs: bool) -> Any:
 
     ``sparse(dw, x, w, dx, offsets, values, count, lanes)`` computes ``dw[k] += sum_p g_p * x[o_p + k]`` and, if ``inputs``, for
     every p in turn ``dx[o_p + k] += g_p * w[k]``, where k runs over ``(vectors - 1) * LANES + lanes`` consecutive floats.
-
-    Parameters
-    ----------
-    vectors : int
-        Vectors of `LANES` floats in the row.
-    inputs : bool
-        Whether to compute dx.
-
-    Returns
-    -------
-    intrinsic
-        ``sparse``.
     """
 
     @intrinsic
@@ -396,16 +354,6 @@ def make_sparse_narrow(rows: int) -> Any:
     """As `make_sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums hide the latency.
 
     ``sparse(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of ``x`` at ``r*xr``.
-
-    Parameters
-    ----------
-    rows : int
-        Rows of taps.
-
-    Returns
-    -------
-    intrinsic
-        ``sparse``.
     """
 
     @intrinsic
@@ -439,18 +387,6 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
     ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` works on ``lanes`` channels at once: element (i, j)
     of X lies at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else the four
     arguments after yj are ignored.
-
-    Parameters
-    ----------
-    matrix : tuple of tuples of float
-        The rows of A.
-    added : bool
-        Whether there are a start and a floor.
-
-    Returns
-    -------
-    intrinsic
-        ``transform``.
     """
     size = len(matrix[0])
 

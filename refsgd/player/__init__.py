@@ -42,39 +42,7 @@ def _window(trace: Trace, events: tuple[int, int] | None, limit: int) -> tuple[i
 def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "run", unit: str = "s",
                 events: tuple[int, int] | None = None, limit: int = LIMIT, at_end: bool = False,
                 actions: Sequence[tuple[str, str]] | None = None, arrivals: Mapping[tuple[str, str, int], float] | None = None) -> str:
-    """A run as one HTML page.
-
-    Parameters
-    ----------
-    trace : Trace
-        Of any runtime, of a whole run or of its beginning.
-    factory : Factory, optional
-        Builds the deployment that ran; without it the page has no source lines and no local variables.
-    name : str
-        The page's heading.
-    unit : {"s", "steps"}
-        Of the trace's times.
-    events : (int, int), optional
-        Show the events first, ..., last - 1.
-    limit : int
-        Show so many from the start, where `events` is not given.
-    at_end : bool
-        Open at the last event instead of at the start.
-    actions : sequence of (command, words), optional
-        What may happen next, for a run that is being stepped.
-    arrivals : dict of (src, to, number) to float, optional
-        When messages arrived that lie in an inbox at the end.
-
-    Returns
-    -------
-    str
-        A complete document; nothing in it refers to the network.
-
-    Raises
-    ------
-    ValueError
-        A window that the run does not have.
-    """
+    """A run as one HTML page."""
     first, last = _window(trace, events, limit)
     states = follow(trace, factory, first, last)
     data = Tape(trace, states, first, last, unit, arrivals).to_json()
@@ -108,16 +76,7 @@ class Player:
         self.html, self.height = html, height
 
     def save(self, path: str | Path) -> Path:
-        """Write the page; returns its path.
-
-        Parameters
-        ----------
-        path : path
-
-        Returns
-        -------
-        Path
-        """
+        """Write the page; returns its path."""
         target = Path(path)
         target.write_text(self.html, encoding="utf-8")
         return target

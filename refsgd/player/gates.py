@@ -28,21 +28,7 @@ def _chain(source: str, line: int) -> list[ast.stmt]:
 
 @lru_cache(maxsize=4096)
 def around(source: str, line: int, stands: int) -> Condition | None:
-    """The innermost condition around a line.
-
-    Parameters
-    ----------
-    source : str
-        Of a file.
-    line : int
-    stands : int
-        The line where the program stands: a loop that contains it as well is no condition.
-
-    Returns
-    -------
-    (int, tuple of str) or None
-        Its line, and the names that it depends on.
-    """
+    """The innermost condition around a line."""
     function, *inside = _chain(source, line)
     return next((_condition(function, s) for s in reversed(inside)
                  if isinstance(s, Branch) and s.lineno < line and (isinstance(s, ast.If) or not s.lineno <= stands <= (s.end_lineno or 0))), None)
@@ -50,22 +36,7 @@ def around(source: str, line: int, stands: int) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
-    """What keeps a program from its next Send: a loop that it must leave, a condition that leads back, a condition that must hold.
-
-    Parameters
-    ----------
-    source : str
-        Of a file.
-    line : int
-        Where the program stands.
-    kinds : tuple of str
-        The classes of messages one of which is waited for.
-
-    Returns
-    -------
-    (int, tuple of str) or None
-        Its line, and the names that it depends on.
-    """
+    """What keeps a program from its next Send: a loop that it must leave, a condition that leads back, a condition that must hold."""
     function, *inside = _chain(source, line)
     sends = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Call) and _called(n) == "Send" and len(n.args) > 1
              and isinstance(n.args[1], ast.Call) and _called(n.args[1]) in kinds]
@@ -82,19 +53,7 @@ def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def bound(source: str, line: int) -> frozenset[str]:
-    """The names that a function binds to what it receives, and those that it is about to bind.
-
-    Parameters
-    ----------
-    source : str
-        Of a file.
-    line : int
-        Where the program stands.
-
-    Returns
-    -------
-    frozenset of str
-    """
+    """The names that a function binds to what it receives, and those that it is about to bind."""
     chain = _chain(source, line)
     function, here = chain[0], chain[-1]
     binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)

@@ -20,16 +20,7 @@ QUOTES = ('"""', "'''")
 
 
 def title(filename: str) -> str:
-    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its last part.
-
-    Parameters
-    ----------
-    filename : str
-
-    Returns
-    -------
-    str
-    """
+    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its last part."""
     parts = PurePath(filename).parts
     if "refsgd" in parts:
         return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
@@ -62,15 +53,6 @@ def colour(lines: list[str]) -> list[str]:
     """Each line as HTML with a span around what has a class.
 
     Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name ``d``.
-
-    Parameters
-    ----------
-    lines : list of str
-        Of one file, with their line ends.
-
-    Returns
-    -------
-    list of str
 
     Examples
     --------
@@ -156,22 +138,7 @@ def _row(number: int, coloured: list[str], marks: str = "") -> str:
 
 
 def listing(file: int, filename: str, functions: Iterable[int]) -> str:
-    """One source file as a section.
-
-    Parameters
-    ----------
-    file : int
-        Number of the file: line 12 gets the id ``f<file>l12``.
-    filename : str
-        As code objects have it; read through `linecache`, which knows the cells of a notebook.
-    functions : iterable of int
-        First lines of the functions to leave open.
-
-    Returns
-    -------
-    str
-        HTML; a note where no source can be read.
-    """
+    """One source file as a section."""
     lines, name = linecache.getlines(filename), html.escape(title(filename))
     if not lines:
         return f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined interactively)</p></section>'

@@ -18,16 +18,7 @@ MOST = 12  #: entries of a container, and characters of a string x 4, that are s
 
 
 def rank(name: str) -> int:
-    """Where a local variable comes in a list: those of `FIRST` first.
-
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    int
-    """
+    """Where a local variable comes in a list: those of `FIRST` first."""
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
@@ -35,16 +26,6 @@ def shown(value: Any, depth: int = 0) -> str | None:
     """A value in a few characters; None for what would not help a reader (functions, problems, generators).
 
     Arrays of up to four numbers are written out; of larger ones the type and the shape.
-
-    Parameters
-    ----------
-    value : object
-    depth : int
-        How deep in containers it lies.
-
-    Returns
-    -------
-    str or None
 
     Examples
     --------
@@ -153,16 +134,7 @@ class States:
         self._events: list[Event] = trace.events
 
     def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
-        """Look at a node after `done` of its steps: the observer of a replay.
-
-        Parameters
-        ----------
-        node : str
-        done : int
-            Steps of the node so far.
-        programs : sequence of (generator, effect)
-            Its programs, and where each stands.
-        """
+        """Look at a node after `done` of its steps: the observer of a replay."""
         k = 0 if not done else self._of_node[node][done - 1] + 1
         if done:
             self._done[node, self._events[k - 1].program] += 1
@@ -213,16 +185,7 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
 
 
 def waits_for(effect: Any) -> str:
-    """What a program does or waits for, in a reader's words.
-
-    Parameters
-    ----------
-    effect : Effect
-
-    Returns
-    -------
-    str
-    """
+    """What a program does or waits for, in a reader's words."""
     if isinstance(effect, Compute):
         return f"computes: {effect.kind}"
     if isinstance(effect, Send):
@@ -247,18 +210,6 @@ def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> Stat
     """Replay the first `last` events of a trace and keep where the programs stood from event `first` on.
 
     Without a factory, or where the trace cannot be replayed, the states are empty and `States.note` says why.
-
-    Parameters
-    ----------
-    trace : Trace
-    factory : callable, optional
-        Builds the programs.
-    first, last : int
-        Numbers of events.
-
-    Returns
-    -------
-    States
     """
     states = States(trace, first, last)
     if factory is None:

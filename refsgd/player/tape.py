@@ -266,16 +266,7 @@ def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
 
 
 def kind_of(e: Event) -> str:
-    """An event's kind; of a mark its name, where the page knows it.
-
-    Parameters
-    ----------
-    e : Event
-
-    Returns
-    -------
-    str
-    """
+    """An event's kind; of a mark its name, where the page knows it."""
     return str(e.data["name"]) if e.kind == "mark" else e.kind
 
 

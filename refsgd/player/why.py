@@ -79,36 +79,12 @@ class Why:
         self.sources = ["".join(linecache.getlines(name)) for name in self.files]
 
     def sentence(self, node: str, program: int, k: int) -> str:
-        """Why a program waits, or what it does, after k events.
-
-        Parameters
-        ----------
-        node : str
-        program : int
-        k : int
-            Not before the first position that the states have.
-
-        Returns
-        -------
-        str
-            Such as "worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, staleness 0); ssp.py:81".
-        """
+        """Why a program waits, or what it does, after k events."""
         reason = self.reason((node, program), k)
         return node + (f"[{program}] " if program else " ") + (f"waits{reason.text}" if reason else self._doing((node, program), k))
 
     def reason(self, key: Program, k: int) -> Reason | None:
-        """Why a program waits after k events; None where it does not wait.
-
-        Parameters
-        ----------
-        key : (str, int)
-            Node and number of its program.
-        k : int
-
-        Returns
-        -------
-        Reason or None
-        """
+        """Why a program waits after k events; None where it does not wait."""
         stand, node = self._stand(key, k), key[0]
         if not stand.kinds:
             return None
@@ -193,18 +169,7 @@ class Why:
                      and self.events[i].data["message"] in stand.kinds and self.taken.get(letter, k) >= k), None)
 
     def arrived(self, letter: Letter) -> float:
-        """When a message came to its inbox.
-
-        Parameters
-        ----------
-        letter : (str, str, int)
-            From, to, number.
-
-        Returns
-        -------
-        float
-            inf where it has not, or where that is not known.
-        """
+        """When a message came to its inbox."""
         if letter in self.taken:
             return float(self.events[self.taken[letter]].data["arrival"])
         trace, e = self.trace, self.events[self.sent[letter]]

@@ -21,16 +21,6 @@ MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay":
 def color_of(algorithm: str) -> str:
     """The colour of an algorithm, the same in every picture.
 
-    Parameters
-    ----------
-    algorithm : str
-        A name of the catalogue; another name has the first of the further colours.
-
-    Returns
-    -------
-    str
-        As ``#rrggbb``.
-
     Examples
     --------
     >>> color_of("bsp"), color_of("bsp") == color_of("asp")
@@ -41,17 +31,7 @@ def color_of(algorithm: str) -> str:
 
 
 def axes_or_current(ax: Axes | None) -> Axes:
-    """`ax`, or pyplot's current axes where none are given: those that a notebook shows.
-
-    Parameters
-    ----------
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """`ax`, or pyplot's current axes where none are given: those that a notebook shows."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt

@@ -25,14 +25,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the format follows from the name.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    path : Path
-        Ends in .png, .pdf or .svg.
-    """
+    """Write a figure; the format follows from the name."""
     figure.savefig(path, dpi=150)
 
 
@@ -65,16 +58,7 @@ def _key(figure: Figure, causes: Collection[str], formula: bool = True) -> None:
 
 
 def comparison(found: DrawnComparison) -> Figure:
-    """Why workers wait, what an iteration takes, and a timeline of at most three algorithms; legible at a width of 800 pixels.
-
-    Parameters
-    ----------
-    found : Comparison
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """Why workers wait, what an iteration takes, and a timeline of at most three algorithms; legible at a width of 800 pixels."""
     results = found.results
     parallel = {name: r for name, r in results.items() if r.workers > 1} or results
     told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]
@@ -97,16 +81,7 @@ def comparison(found: DrawnComparison) -> Figure:
 
 
 def run(result: DrawnRun) -> Figure:
-    """One result: learning, waiting, staleness, and the timeline of its first iterations.
-
-    Parameters
-    ----------
-    result : Result
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """One result: learning, waiting, staleness, and the timeline of its first iterations."""
     watched = "resources" in result.measured
     figure = _figure(9, 9.4 if watched else 6.6)
     grid = figure.add_gridspec(3 if watched else 2, 3)
@@ -129,16 +104,7 @@ def run(result: DrawnRun) -> Figure:
 
 
 def sweep_figure(found: DrawnSweep) -> Figure:
-    """One panel with `refsgd.plots.sweep`.
-
-    Parameters
-    ----------
-    found : Sweep
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """One panel with `refsgd.plots.sweep`."""
     figure = _figure(7, 4.5)
     draw_sweep(found, figure.add_subplot())
     return figure

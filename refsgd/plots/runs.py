@@ -32,53 +32,17 @@ def _curves(results: Mapping[str, DrawnRun], ax: Axes | None, column: int, xlabe
 
 
 def accuracy_against_time(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, where there is none) against seconds, a line per result.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Test accuracy [%] (or loss, where there is none) against seconds, a line per result."""
     return _curves(results, ax, 0, "seconds")
 
 
 def accuracy_against_updates(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, where there is none) against updates: what an update is worth, however long it took.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Test accuracy [%] (or loss, where there is none) against updates: what an update is worth, however long it took."""
     return _curves(results, ax, 1, "updates")
 
 
 def idle_by_cause(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result, a tick for its formula.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result, a tick for its formula."""
     ax = axes_or_current(ax)
     names = list(results)
     left = [0.0] * len(names)
@@ -110,19 +74,7 @@ def _bars_of(results: Mapping[str, DrawnRun], ax: Axes, lengths: Sequence[float]
 
 
 def iteration_times(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """Milliseconds per iteration, a bar per result, a tick for its formula.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Milliseconds per iteration, a bar per result, a tick for its formula."""
     ax = axes_or_current(ax)
     times = [1e3 * r.measured["seconds_per_iteration"] for r in results.values()]
     ax.barh(list(results), times, color="#C4C8CE")  # no colour of a cause
@@ -132,19 +84,7 @@ def iteration_times(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> 
 
 
 def staleness_histogram(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Axes:
-    """How many updates a gradient missed, as shares [%], a step line per result.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """How many updates a gradient missed, as shares [%], a step line per result."""
     ax = axes_or_current(ax)
     largest = 1
     for i, (name, result) in enumerate(results.items()):
@@ -168,17 +108,6 @@ def replica_spread(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> A
     """Mean squared distance of the replicas from their mean against seconds, a line per result; see `Trace.replica_spread`.
 
     Results whose workers keep no replica of their own (a parameter server's) have no line.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        By label.
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
     """
     ax = axes_or_current(ax)
     for i, (name, result) in enumerate(results.items()):
@@ -195,16 +124,7 @@ def replica_spread(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> A
 
 
 def label_of(result: DrawnRun) -> str:
-    """The algorithm with its options, e.g. ``ssp staleness=3``.
-
-    Parameters
-    ----------
-    result : Result
-
-    Returns
-    -------
-    str
-    """
+    """The algorithm with its options, e.g. ``ssp staleness=3``."""
     return " ".join([result.algorithm, *(f"{k}={v}" for k, v in result.options.items())])
 
 
@@ -214,18 +134,7 @@ def _predicted(result: DrawnRun, figure: str) -> float | None:
 
 
 def throughput_against_workers(results: Iterable[DrawnRun], ax: Axes | None = None) -> Axes:
-    """Images per second of all workers against their number: runs as points, formulas as lines, the ideal in grey.
-
-    Parameters
-    ----------
-    results : iterable of Result
-        Several numbers of workers of one or more algorithms on one machine; points are marked by runtime.
-    ax : Axes, optional
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Images per second of all workers against their number: runs as points, formulas as lines, the ideal in grey."""
     ax = axes_or_current(ax)
     results = sorted(results, key=lambda r: r.workers)
     groups = list(dict.fromkeys(map(label_of, results)))
@@ -254,20 +163,7 @@ def throughput_against_workers(results: Iterable[DrawnRun], ax: Axes | None = No
 
 
 def predicted_against_measured(results: Mapping[str, DrawnRun], ax: Axes | None = None, figure: str = "seconds_per_iteration") -> Axes:
-    """One figure, run against formula: on the grey diagonal they agree.  A bound is drawn hollow.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        Those without a formula for `figure` are left out.
-    ax : Axes, optional
-    figure : str
-        A key of ``result.predicted`` whose value in ``result.measured`` is a number.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """One figure, run against formula: on the grey diagonal they agree.  A bound is drawn hollow."""
     ax = axes_or_current(ax)
     seen = []
     for name, result in results.items():
@@ -291,18 +187,7 @@ def predicted_against_measured(results: Mapping[str, DrawnRun], ax: Axes | None 
 
 
 def sweep(found: DrawnSweep, ax: Axes | None = None) -> Axes:
-    """Curves of several algorithms over one quantity, by their formulas; crossings are marked.
-
-    Parameters
-    ----------
-    found : Sweep
-    ax : matplotlib.axes.Axes, optional
-        Where to draw; by default on pyplot's current axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Curves of several algorithms over one quantity, by their formulas; crossings are marked."""
     ax = axes_or_current(ax)
     for i, (name, points) in enumerate(found.curves.items()):
         known = [(x, y) for x, y in zip(found.values, points) if y is not None]
@@ -323,25 +208,7 @@ def sweep(found: DrawnSweep, ax: Axes | None = None) -> Axes:
 
 
 def resources(result: DrawnRun, ax: Axes | None = None, what: Literal["processor", "memory", "written"] = "processor") -> Axes:
-    """What each process of a run used over time, on the clock of its timeline.
-
-    Parameters
-    ----------
-    result : Result
-        Of ``run(..., monitor=True)``.
-    ax : matplotlib.axes.Axes, optional
-    what : {"processor", "memory", "written"}
-        Cores, resident megabytes, megabytes written to files.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-
-    Raises
-    ------
-    ValueError
-        If the run was not watched.
-    """
+    """What each process of a run used over time, on the clock of its timeline."""
     ax = axes_or_current(ax)
     if "resources" not in result.measured:
         raise ValueError("the run was not watched; expected one with monitor=True (--monitor)")

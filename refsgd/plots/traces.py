@@ -18,25 +18,7 @@ WAIT_COLOR = "#F5C99B"
 
 def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None, lane: int = 0,
              nodes: Sequence[str] | None = None, *, causes: bool = False) -> Axes:
-    """Computing (dark) and waiting (light) of each node between two times, messages as thin lines.
-
-    Parameters
-    ----------
-    trace : Trace
-    ax : Axes, optional
-    start, end : float
-        Seconds; the axis begins at `start`.  By default the whole run.
-    lane : int
-        Number of the first lane; lanes go downwards.
-    nodes : sequence of str, optional
-        Which nodes have a lane; by default all.
-    causes : bool
-        Colour the waits of main programs by what they are for, with a legend.
-
-    Returns
-    -------
-    Axes
-    """
+    """Computing (dark) and waiting (light) of each node between two times, messages as thin lines."""
     ax = axes_or_current(ax)
     nodes = list(nodes if nodes is not None else trace.nodes)
     end = trace.seconds if end is None else end
@@ -68,52 +50,19 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
 
 
 def causes_of(trace: Trace) -> set[str]:
-    """The causes of waits that a timeline shows; ``update`` also where only servers take time for updates.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    set of str
-    """
+    """The causes of waits that a timeline shows; ``update`` also where only servers take time for updates."""
     updates = any(e.data["work"] != "gradient" and e.time > e.data["start"] for e in trace.of("compute"))
     return {wait.cause for wait in waits(trace)[0] if wait.end > wait.start} | ({"update"} if updates else set())
 
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
-    """What the colours of a timeline mean, for a legend.
-
-    Parameters
-    ----------
-    causes : collection of str
-        Those of the waits to be named.
-
-    Returns
-    -------
-    list of matplotlib.patches.Patch
-        Computing first.
-    """
+    """What the colours of a timeline mean, for a legend."""
     waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c == "update" else f"waits: {c}") for c in CAUSES if c in causes]
     return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
 
 
 def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:
-    """How old the gradients of each stretch of the run were: a histogram per column, the mean as a line.
-
-    Parameters
-    ----------
-    trace : Trace
-        With updates that name what they read.
-    ax : Axes, optional
-    bins : int
-        Columns.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """How old the gradients of each stretch of the run were: a histogram per column, the mean as a line."""
     ax = axes_or_current(ax)
     seen = [(e.time, e.data["version"] - read) for e in trace.marks("update") for _, read in e.data.get("reads", ())]
     if not seen:
@@ -134,17 +83,7 @@ def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) ->
 
 
 def communication(trace: Trace, ax: Axes | None = None) -> Axes:
-    """Who sent how many bytes to whom: a row per sender, a column per receiver, the figures where they can be read.
-
-    Parameters
-    ----------
-    trace : Trace
-    ax : Axes, optional
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
+    """Who sent how many bytes to whom: a row per sender, a column per receiver, the figures where they can be read."""
     ax = axes_or_current(ax)
     sent = Counter[tuple[str, str]]()
     for e in trace.of("send"):

@@ -50,48 +50,18 @@ _memcpy = types.ExternalFunction("memcpy", _int(_int, _int, _int))
 
 
 def words_of(hosts: int) -> int:
-    """Words of the table of an arena with this many receivers.
-
-    Parameters
-    ----------
-    hosts : int
-
-    Returns
-    -------
-    int
-    """
+    """Words of the table of an arena with this many receivers."""
     return READERS + 2 * hosts * BLOCKS
 
 
 def prepare(words: Any, start: int, nbytes: int, hosts: int) -> None:
-    """Make a table that is all zeros describe an arena without blocks.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    start, nbytes : int
-        Address and length of the arena.
-    hosts : int
-        How many receivers there are.
-    """
+    """Make a table that is all zeros describe an arena without blocks."""
     words[BASE], words[TOP], words[END], words[HOSTS] = start, start, start + nbytes, hosts
 
 
 @njit(types.boolean(_words, _int))
 def is_lent(words, block):  # type: ignore[no-untyped-def]
-    """Whether some receiver may still read a block.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    block : int
-
-    Returns
-    -------
-    bool
-    """
+    """Whether some receiver may still read a block."""
     first, lent = READERS + 2 * words[HOSTS] * block, False
     for at in range(first, first + 2 * words[HOSTS], 2):
         lent |= words[at] != words[at + 1]
@@ -100,18 +70,7 @@ def is_lent(words, block):  # type: ignore[no-untyped-def]
 
 @njit(_int(_words, _int))
 def take(words, nbytes):  # type: ignore[no-untyped-def]
-    """Owner: the address of a block of at least `nbytes`, the smallest that is free; 0 if there is none.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    nbytes : int
-
-    Returns
-    -------
-    int
-    """
+    """Owner: the address of a block of at least `nbytes`, the smallest that is free; 0 if there is none."""
     best = -1
     for block in range(words[COUNT]):
         if not words[HELD + block] and words[ROOM + block] >= nbytes and (best < 0 or words[ROOM + block] < words[ROOM + best]) and not is_lent(words, block):
@@ -130,18 +89,7 @@ def take(words, nbytes):  # type: ignore[no-untyped-def]
 
 @njit(_int(_words, _int))
 def block_at(words, address):  # type: ignore[no-untyped-def]
-    """The block that holds an address; -1 if it lies outside of the arena.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    address : int
-
-    Returns
-    -------
-    int
-    """
+    """The block that holds an address; -1 if it lies outside of the arena."""
     if not words[BASE] <= address < words[TOP]:
         return -1
     low, high = 0, words[COUNT]
@@ -156,35 +104,13 @@ def block_at(words, address):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_words, _int))
 def release(words, address):  # type: ignore[no-untyped-def]
-    """Owner: the array of a block is gone; it is used again once nobody reads it.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    address : int
-        Within the block.
-    """
+    """Owner: the array of a block is gone; it is used again once nobody reads it."""
     words[HELD + block_at(words, address)] = 0
 
 
 @njit(_int(_words, _int, _int))
 def lend(words, address, to):  # type: ignore[no-untyped-def]
-    """Owner: let a receiver read the block at an address; the distance from the first byte, or -1 outside of the arena.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    address : int
-        Of the first byte of an array, which may lie inside a block.
-    to : int
-        The receiver.
-
-    Returns
-    -------
-    int
-    """
+    """Owner: let a receiver read the block at an address; the distance from the first byte, or -1 outside of the arena."""
     block = block_at(words, address)
     if block < 0:
         return -1
@@ -194,21 +120,7 @@ def lend(words, address, to):  # type: ignore[no-untyped-def]
 
 @njit(_int(_words, _int, _int, _int))
 def borrow(words, distance, nbytes, me):  # type: ignore[no-untyped-def]
-    """Receiver: the word by which it gives back what it was lent, or -1 if it was lent no such bytes.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    distance, nbytes : int
-        Where the array begins, as `lend` said, and its length.
-    me : int
-        The receiver.
-
-    Returns
-    -------
-    int
-    """
+    """Receiver: the word by which it gives back what it was lent, or -1 if it was lent no such bytes."""
     address = words[BASE] + distance
     block = block_at(words, address)
     if block < 0 or nbytes > words[ROOM + block] - (address - words[START + block]):
@@ -219,29 +131,13 @@ def borrow(words, distance, nbytes, me):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_words, _int))
 def give_back(words, at):  # type: ignore[no-untyped-def]
-    """Receiver: an array that was lent is not needed any more.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    at : int
-        The word that `borrow` named.
-    """
+    """Receiver: an array that was lent is not needed any more."""
     words[at] += 1
 
 
 @njit(types.void(_words, _int))
 def forget(words, to):  # type: ignore[no-untyped-def]
-    """Owner: a receiver has died, and gives nothing back.
-
-    Parameters
-    ----------
-    words : ndarray of int64
-        The table.
-    to : int
-        The receiver.
-    """
+    """Owner: a receiver has died, and gives nothing back."""
     for block in range(words[COUNT]):
         at = READERS + 2 * (words[HOSTS] * block + to)
         words[at + 1] = words[at]
@@ -303,11 +199,6 @@ def install(table: int) -> None:
     """From now on numpy's large arrays of this thread, and of threads that copy its context, are blocks of an arena.
 
     Where no block is free they lie in the process's own memory as before.  The arena must stay mapped for as long as the process lives.
-
-    Parameters
-    ----------
-    table : int
-        Address of the arena's table of words.
     """
     functions = _Functions(table, *(f.address for f in (_allocate, _allocate_zeros, _resize, _deallocate)))
     _installed.append(_Handler(b"refsgd_arena", 1, functions))

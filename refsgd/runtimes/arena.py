@@ -52,17 +52,7 @@ class Arenas:
         return np.frombuffer(self._views[0][host * self._words : (host + 1) * self._words], np.int64)
 
     def of(self, host: int) -> Arena:
-        """The arena in which the arrays of `host` lie.
-
-        Parameters
-        ----------
-        host : int
-            Its place among the hosts.
-
-        Returns
-        -------
-        Arena
-        """
+        """The arena in which the arrays of `host` lie."""
         return Arena(self._table(host), self._views[1][host * self._nbytes : (host + 1) * self._nbytes])
 
     def close(self) -> None:
@@ -96,20 +86,7 @@ class Arena:
         allocator.install(self._words.ctypes.data)
 
     def place(self, to: int, array: npt.NDArray[Any]) -> int | None:
-        """Sender: where host `to` finds `array`; None if it should stream.
-
-        Parameters
-        ----------
-        to : int
-            The receiver's place among the hosts.
-        array : ndarray, any shape and dtype
-            C-contiguous and read-only; copied if it lies elsewhere and no copy of it is here.
-
-        Returns
-        -------
-        int or None
-            Bytes from the beginning of the arena. None where the array is small, or lies elsewhere and the arena is full.
-        """
+        """Sender: where host `to` finds `array`; None if it should stream."""
         if array.nbytes < LARGE:
             return None
         # `array.ctypes` and `__array_interface__` say it too, in four times the time.
@@ -135,37 +112,11 @@ class Arena:
         allocator.release(self._words, self._copies.pop(key)[1])
 
     def forget(self, to: int) -> None:
-        """Sender: host `to` has died and reads nothing any more.
-
-        Parameters
-        ----------
-        to : int
-            Its place among the hosts.
-        """
+        """Sender: host `to` has died and reads nothing any more."""
         allocator.forget(self._words, to)
 
     def fetch(self, me: int, distance: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Receiver: the array that host `me` was lent; it is given back when the array and its views go.
-
-        Parameters
-        ----------
-        me : int
-            The receiver's place among the hosts.
-        distance : int
-            Where it begins, in bytes from the beginning of the arena.
-        shape : tuple of int
-        dtype : dtype
-
-        Returns
-        -------
-        ndarray, shape and dtype as asked
-            Read-only, not copied.
-
-        Raises
-        ------
-        WireError
-            If no such array was lent.
-        """
+        """Receiver: the array that host `me` was lent; it is given back when the array and its views go."""
         count = math.prod(shape)
         nbytes = count * dtype.itemsize
         word = allocator.borrow(self._words, distance, nbytes, me) if max(distance, nbytes) < len(self._data) else -1

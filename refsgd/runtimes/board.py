@@ -32,17 +32,7 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" els
 
 
 def anonymous(nbytes: int) -> mmap.mmap:
-    """Zeroed memory that children share; untouched pages cost nothing, not even a promise.
-
-    Parameters
-    ----------
-    nbytes : int
-        A page is the least.
-
-    Returns
-    -------
-    mmap
-    """
+    """Zeroed memory that children share; untouched pages cost nothing, not even a promise."""
     return mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
 
 
@@ -90,17 +80,6 @@ def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
     """The readable ones of `descriptors`, after at most `timeout` seconds.
 
     `select` because it counts in microseconds: `poll` and `epoll` round up to a millisecond.
-
-    Parameters
-    ----------
-    descriptors : sequence of int
-    timeout : float
-        Seconds.
-
-    Returns
-    -------
-    list of int
-        Empty where the time is up.
     """
     if max(descriptors) < 1024:
         return select.select(descriptors, [], [], timeout)[0]
@@ -128,17 +107,7 @@ class Waiter:
         self._brisk = False  # whether the last sleep was short, and ended with a message
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message comes within the next looks; none is taken where the last one was long in coming.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds, after which it is not worth waiting for.
-
-        Returns
-        -------
-        bool
-        """
+        """Whether a message comes within the next looks; none is taken where the last one was long in coming."""
         if not self._brisk:
             return False
         looks, end = LOOKS, time.perf_counter() + min(SPIN, timeout)
@@ -150,18 +119,7 @@ class Waiter:
         return False
 
     def wait(self, descriptors: Sequence[int], timeout: float) -> list[int]:
-        """Sleep; the readable ones of `descriptors`, after at most `timeout` seconds.
-
-        Parameters
-        ----------
-        descriptors : sequence of int
-        timeout : float
-            Seconds.
-
-        Returns
-        -------
-        list of int
-        """
+        """Sleep; the readable ones of `descriptors`, after at most `timeout` seconds."""
         began = time.perf_counter()
         ready = wait_for(descriptors, timeout)
         self._brisk = time.perf_counter() - began < SPIN and self._arrived()
@@ -169,13 +127,7 @@ class Waiter:
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; nothing elsewhere.
-
-    Parameters
-    ----------
-    option, value : int
-        As in its manual page, prctl(2).
-    """
+    """Linux's prctl; nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -185,13 +137,6 @@ def settle(place: int, count: int) -> None:
 
     With more processes than cores the system moves them to where there is room, which is worth more: all-reduces of 100 kB by four processes
     on two cores then took three quarters of the time that they took where each stayed on one.
-
-    Parameters
-    ----------
-    place : int
-        Which of the processes this is.
-    count : int
-        How many there are.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -256,64 +201,22 @@ class Board:
                 at += PER_PROGRAM
 
     def of(self, host: str) -> memoryview:
-        """The words of a host.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        memoryview of uint64
-            Written through, indexed by READY, BEAT, ... of this module.
-        """
+        """The words of a host."""
         at = OF_RUN + PER_HOST * self.index[host]
         return self.words[at : at + PER_HOST]
 
     def text(self, host: str) -> memoryview:
-        """The text of a host: one line per entry.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        memoryview of bytes
-            UTF-8, as long as the host's word TEXT says.
-        """
+        """The text of a host: one line per entry."""
         at = self._text_at + TEXT_BYTES * self.index[host]
         return self._view[at : at + TEXT_BYTES]
 
     def slot(self, node: str, program: int) -> memoryview:
-        """The words of a program.
-
-        Parameters
-        ----------
-        node : str
-        program : int
-            Its index on the node; 0 is the main program.
-
-        Returns
-        -------
-        memoryview of uint64
-            Written through, indexed by PLACE, LINE, ... of this module.
-        """
+        """The words of a program."""
         at = self._program_at[node, program]
         return self.words[at : at + PER_PROGRAM]
 
     def standing(self, hosts: Iterable[str] | None = None) -> list[Standing]:
-        """Where the programs of these hosts (all by default) stand.
-
-        Parameters
-        ----------
-        hosts : iterable of str, optional
-
-        Returns
-        -------
-        list of Standing
-            In the order of hosts and their programs.
-        """
+        """Where the programs of these hosts (all by default) stand."""
         out = []
         for host in self.programs if hosts is None else hosts:
             lines = ["", *bytes(self.text(host)[: self.of(host)[TEXT]]).decode(errors="replace").split("\n")]
@@ -362,19 +265,7 @@ class Notes:
         return self._known[key]
 
     def waits(self, node: str, index: int, program: Any, effect: Any, now_ns: int) -> None:
-        """A program is about to wait for `effect` (a Compute or a Recv).
-
-        Parameters
-        ----------
-        node : str
-        index : int
-            The program's index on the node.
-        program : generator
-            Suspended at the effect.
-        effect : Compute or Recv
-        now_ns : int
-            Nanoseconds of `time.monotonic`.
-        """
+        """A program is about to wait for `effect` (a Compute or a Recv)."""
         words, inner = self._slots[node, index], innermost(program)
         key = (effect.kinds, effect.src) if isinstance(effect, Recv) else effect.kind
         words[DOING] = self._known.get(key) or self._entry(key, describe(effect))
@@ -386,12 +277,6 @@ class Notes:
             words[COMPUTES] += 1
 
     def ended(self, node: str, index: int) -> None:
-        """A program has returned.
-
-        Parameters
-        ----------
-        node : str
-        index : int
-        """
+        """A program has returned."""
         words = self._slots[node, index]
         words[DOING], words[PLACE] = self._entry("returned", "has returned"), 0

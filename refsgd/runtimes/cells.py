@@ -79,15 +79,7 @@ class _Lock:
 
 
 def share(deployment: Deployment, tickets: int = 0) -> None:
-    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have been.
-
-    Parameters
-    ----------
-    deployment : Deployment
-        Its cells are changed in place.
-    tickets : int
-        Number of the first access: how many an earlier part of the run has made.
-    """
+    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have been."""
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
     for cell in found.values():
         shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)
@@ -99,51 +91,19 @@ def share(deployment: Deployment, tickets: int = 0) -> None:
 
 
 def load(effect: Load) -> tuple[Any, int]:
-    """A copy of one part of a cell, and the number of this access.
-
-    Parameters
-    ----------
-    effect : Load
-
-    Returns
-    -------
-    ndarray, (size of the part,), dtype of the cell
-    int
-    """
+    """A copy of one part of a cell, and the number of this access."""
     cell: Cell = effect.cell
     with cell.lock.ticket() as number:
         return cell.x[cell.cut[effect.part]].copy(), number
 
 
 def before(effect: Add) -> Any:
-    """What an `Add` that is not atomic adds to: what it reads now.
-
-    Parameters
-    ----------
-    effect : Add
-
-    Returns
-    -------
-    ndarray, (size of the part,), or None
-        None for an atomic one, which reads when it writes.
-    """
+    """What an `Add` that is not atomic adds to: what it reads now."""
     return None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
 
 
 def add(effect: Add, seen: Any) -> int | None:
-    """Write an `Add`; its number, or None where no lock gives it one.
-
-    Parameters
-    ----------
-    effect : Add
-    seen : ndarray, (size of the part,), or None
-        Of `before`.
-
-    Returns
-    -------
-    int or None
-        None for an `Add` that is not atomic.
-    """
+    """Write an `Add`; its number, or None where no lock gives it one."""
     if not effect.atomic:
         add_to(effect, seen)
         return None

@@ -46,28 +46,6 @@ class Timing:
 def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, seed: int = 0, *, synchronous: bool = False) -> Timing:
     """Simulate BSP or ASP through one server.
 
-    Parameters
-    ----------
-    machine : Machine
-        Its server must not be collocated.
-    workers, steps : int
-        n >= 1, and iterations of each >= 0.
-    nbytes : int
-        Of the parameters.
-    seed : int
-        Of the drawn durations: the draws are those of the simulator.
-    synchronous : bool
-        BSP: the server updates when all n gradients have come, else (ASP) with each.
-
-    Returns
-    -------
-    Timing
-
-    Raises
-    ------
-    ValueError
-        If there is no worker, or the server shares a worker's link.
-
     Examples
     --------
     >>> parameter_server(Machine("fixed(1)", latency=0.25), workers=2, steps=3, nbytes=100).seconds

@@ -86,28 +86,11 @@ class Computing:
         return getattr(self._local, "task", None)
 
     def works_for(self, task: Task) -> None:
-        """From now on this thread works for a program.
-
-        Parameters
-        ----------
-        task : Task
-        """
+        """From now on this thread works for a program."""
         self._local.task = task
 
     def do(self, job: Job, effect: Compute) -> Done | None:
-        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`.
-
-        Parameters
-        ----------
-        job : Job
-        effect : Compute
-            What is to be computed.
-
-        Returns
-        -------
-        Done or None
-            What the function raised is in it, not raised.
-        """
+        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`."""
         task = job.task
         if job.priced and (self._threaded or (task.node, job.kind) in self._long):
             if task.helper is None:

@@ -8,16 +8,7 @@ from refsgd.trace import Event
 
 
 def words(event: Event) -> str:
-    """One event in a few words, e.g. ``Push#0 -> server0``.
-
-    Parameters
-    ----------
-    event : Event
-
-    Returns
-    -------
-    str
-    """
+    """One event in a few words, e.g. ``Push#0 -> server0``."""
     d = event.data
     program = f"[{event.program}] " if event.program else ""
     if event.kind == "send":
@@ -38,19 +29,6 @@ def words(event: Event) -> str:
 
 def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False) -> str:
     """Draw events below each other, each in its node's column.
-
-    Parameters
-    ----------
-    events : iterable of Event
-    nodes : sequence of str
-        The columns.
-    clocks : bool
-        Put the time of each event before its line.
-
-    Returns
-    -------
-    str
-        One line for each event.
 
     Examples
     --------

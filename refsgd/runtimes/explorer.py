@@ -57,19 +57,6 @@ class Exploration:
 def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
     """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each pick, and
     what went wrong.
-
-    Parameters
-    ----------
-    factory : callable
-        Builds a fresh deployment.
-    schedule : sequence of int
-        Picks.
-    check : callable, optional
-        Told each finished `Run`; raises where something does not hold.
-
-    Returns
-    -------
-    (World, list of int, exception or None)
     """
     world, widths = None, []
     try:
@@ -87,23 +74,7 @@ def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None =
 
 
 def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> tuple[list[int], BaseException]:
-    """A short schedule that fails in the same way: shorter first, then smaller picks.
-
-    Parameters
-    ----------
-    factory : callable
-        Builds a fresh deployment.
-    schedule : sequence of int
-        One that fails.
-    check : callable, optional
-        Told each finished `Run`; raises where something does not hold.
-    error : exception
-        How it fails.
-
-    Returns
-    -------
-    (list of int, exception)
-    """
+    """A short schedule that fails in the same way: shorter first, then smaller picks."""
     best = list(schedule)
 
     def fails(candidate: list[int]) -> BaseException | None:
@@ -140,28 +111,7 @@ def _counterexample(factory: Factory, schedule: Sequence[int], check: Check | No
 
 
 def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None, max_runs: int = 100_000) -> Exploration:
-    """Follow every schedule of a deployment.
-
-    Parameters
-    ----------
-    factory : Factory
-        Builds a fresh deployment; must build the same one each time.
-    check : callable, optional
-        Called with the `Run` at the end of each schedule; raises AssertionError where an invariant is broken.
-    observe : callable, optional
-        Its values at the ends are counted, e.g. hashes of the final parameters.
-    max_runs : int
-        Stop after so many, and say that the exploration is not complete.
-
-    Returns
-    -------
-    Exploration
-
-    Raises
-    ------
-    Counterexample
-        With the shortest failing schedule that shrinking found: a failed check, an exception in a program, or a deadlock.
-    """
+    """Follow every schedule of a deployment."""
     report, seen, schedule = Exploration(), set(), list[int]()
     while True:
         world, widths, picks = World(factory), list[int](), list[int]()
@@ -201,23 +151,7 @@ def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[
 
 
 def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed: int = 0) -> Exploration:
-    """Random schedules, for cases too large to `explore`; the same parameters and errors.
-
-    Parameters
-    ----------
-    factory : callable
-        Builds a fresh deployment.
-    check : callable, optional
-        Told each finished `Run`; raises where something does not hold.
-    runs : int
-        How many schedules.
-    seed : int
-        Of the draws.
-
-    Returns
-    -------
-    Exploration
-    """
+    """Random schedules, for cases too large to `explore`; the same parameters and errors."""
     report, rng = Exploration(complete=False), random.Random(seed)
     for _ in range(runs):
         schedule = [rng.randrange(1 << 20) for _ in range(64)]

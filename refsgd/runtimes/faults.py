@@ -70,16 +70,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one line of a plan (not ``random``); raises ValueError saying what was expected.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        Fault
-        """
+        """Read one line of a plan (not ``random``); raises ValueError saying what was expected."""
         match = _PLANNED.fullmatch(text.strip())
         if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] not in ("delay", "drop")):
             raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
@@ -103,19 +94,6 @@ class Fault(NamedTuple):
 def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
     """The lines of a plan, of which a lone one need be in no list.
 
-    Parameters
-    ----------
-    faults : iterable of str or Fault, str or Fault
-
-    Returns
-    -------
-    list of str or Fault
-
-    Raises
-    ------
-    ValueError
-        If something in it is neither.
-
     Examples
     --------
     >>> listed("kill worker 1 at step 3")
@@ -133,26 +111,6 @@ def parse(texts: Iterable[str | Fault] | str | Fault, nodes: Sequence[str], step
     """The plan that some lines describe, for a run of these nodes and so many steps.
 
     Warns of a fault before a step that a worker does not have.
-
-    Parameters
-    ----------
-    texts : iterable of str or Fault, str or Fault
-    nodes : sequence of str
-    steps : int
-        Iterations of each worker.
-
-    Returns
-    -------
-    list of Fault
-
-    Raises
-    ------
-    ValueError
-        If a line is not understood, or names a node that is not there.
-
-    Warns
-    -----
-    UserWarning
 
     Examples
     --------
@@ -177,19 +135,7 @@ def parse(texts: Iterable[str | Fault] | str | Fault, nodes: Sequence[str], step
 
 
 def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]:
-    """So many faults of any kind, node and step; at least one node is neither killed nor cut off.
-
-    Parameters
-    ----------
-    count, seed : int
-    nodes : sequence of str
-    steps : int
-        Iterations of each worker.
-
-    Returns
-    -------
-    list of Fault
-    """
+    """So many faults of any kind, node and step; at least one node is neither killed nor cut off."""
     rng, mortal = random.Random(seed), list(nodes)
     faults = []
     for _ in range(count):
@@ -203,13 +149,7 @@ def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]
 
 
 def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
-    """Raise ValueError if a node is unknown, or one ends twice.
-
-    Parameters
-    ----------
-    faults : iterable of Fault
-    nodes : iterable of str
-    """
+    """Raise ValueError if a node is unknown, or one ends twice."""
     known, ends = list(nodes), Counter[str]()
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
@@ -227,18 +167,7 @@ def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
 
 
 def gives_up(one: str, other: str, nodes: Sequence[str]) -> str:
-    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the later one.
-
-    Parameters
-    ----------
-    one, other : str
-    nodes : sequence of str
-        In the deployment's order.
-
-    Returns
-    -------
-    str
-    """
+    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the later one."""
     return max(one, other, key=lambda node: (is_worker(node), nodes.index(node)))
 
 
@@ -278,18 +207,7 @@ class Plan:
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str) -> list[Fault]:
-        """A node begins a Compute of this kind: what is to be done to it now.
-
-        Parameters
-        ----------
-        node : str
-        kind : str
-            Of the Compute: "gradient", "update", "reduction" or a name of the program's own.
-
-        Returns
-        -------
-        list of Fault
-        """
+        """A node begins a Compute of this kind: what is to be done to it now."""
         if not counts_steps(node, kind) or node not in self._faults:
             return []
         now = [fault for fault in self._faults[node] if fault.step == self._steps[node]]
@@ -302,48 +220,16 @@ class Plan:
         return [fault for fault in now if fault.kind in ("pause", "kill", "drop")]
 
     def slower(self, node: str) -> float:
-        """By what factor a node's computing takes longer.
-
-        Parameters
-        ----------
-        node : str
-
-        Returns
-        -------
-        float
-            1 where nothing slows it.
-        """
+        """By what factor a node's computing takes longer."""
         return self._slower.get(node, 1.0)
 
     def later(self, node: str, to: str) -> float:
-        """By how many seconds a node's messages to another arrive later.
-
-        Parameters
-        ----------
-        node : str
-            The sender.
-        to : str
-            The receiver.
-
-        Returns
-        -------
-        float
-            Seconds.
-        """
+        """By how many seconds a node's messages to another arrive later."""
         return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
 
 
 def copes(program: Any) -> bool:
-    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives.
-
-    Parameters
-    ----------
-    program : generator
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives."""
     code = program.gi_code
     names = code.co_names
     receives = "Recv" in names or any(i.opname == "GET_YIELD_FROM_ITER" for i in dis.get_instructions(code))
@@ -351,29 +237,11 @@ def copes(program: Any) -> bool:
 
 
 def can_be_ended(program: Any) -> bool:
-    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it.
-
-    Parameters
-    ----------
-    program : generator
-
-    Returns
-    -------
-    bool
-    """
+    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it."""
     return "RunEnded" in program.gi_code.co_names
 
 
 def survives_workers(deployment: Deployment) -> bool:
-    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers.
-
-    Parameters
-    ----------
-    deployment : Deployment
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers."""
     servers = [node.main for name, node in deployment.items() if name.startswith("server")]
     return all(map(copes, servers or [node.main for node in deployment.values()]))

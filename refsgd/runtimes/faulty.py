@@ -138,27 +138,6 @@ def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed
              faults: Iterable[Fault] = (), on_death: str = "continue") -> Run:
     """Run a deployment to its end in virtual time, with planned faults.
 
-    Parameters
-    ----------
-    factory, machine, seed, observe
-        As of `refsgd.runtimes.simulator.simulate`.
-    faults : iterable of Fault
-    on_death : {"stop", "continue", "shrink", "restart"}
-
-    Returns
-    -------
-    Run
-        Without the values of the dead.
-
-    Raises
-    ------
-    RunFailed
-        If a node dies and ``on_death="stop"``.
-    Deadlock
-        If those that live wait for the dead.
-    Halted
-        If the run can go on in another life; see `refsgd.lives`.
-
     Examples
     --------
     >>> from refsgd.effects import Node

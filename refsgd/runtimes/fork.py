@@ -12,38 +12,12 @@ NO_FORK = "OS processes need fork, which this system does not support"
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked; not on Windows.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether processes can be forked; not on Windows."""
     return "fork" in mp.get_all_start_methods()
 
 
 def runtime_here(runtime: str | None) -> str:
-    """The runtime to use; where the system cannot fork, the simulator in the place of processes that nobody insists on.
-
-    Parameters
-    ----------
-    runtime : str or None
-        None: processes, or else the simulator.  The variable ``REFSGD_WITHOUT_FORK=simulator`` lets the simulator stand in for a
-        named one, too.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    RunFailed
-        If processes were asked for and the system cannot fork.
-
-    Warns
-    -----
-    RuntimeWarning
-        If the simulator is used instead.
-    """
+    """The runtime to use; where the system cannot fork, the simulator in the place of processes that nobody insists on."""
     if runtime in ("simulator", "mpi") or can_fork():
         return runtime or "processes"
     if runtime is not None and os.environ.get("REFSGD_WITHOUT_FORK") != "simulator":

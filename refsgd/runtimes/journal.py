@@ -35,18 +35,7 @@ ADVICE = "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what 
 
 
 def line(value: Any) -> bytes:
-    """A JSON value as a line of a record.
-
-    Parameters
-    ----------
-    value : object
-        What JSON can hold.
-
-    Returns
-    -------
-    bytes
-        The text, its CRC-32 in hexadecimal, a line's end.
-    """
+    """A JSON value as a line of a record."""
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
@@ -89,14 +78,7 @@ class Journal:
         self._write([event.node, *self._tell(event)])
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk.
-
-        Parameters
-        ----------
-        trace : Trace
-        parameters_sha256 : str
-            In hexadecimal, of the parameters that came out.
-        """
+        """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk."""
         if self._made:
             return
         for event in trace.of("died"):
@@ -171,22 +153,7 @@ def _digest(rows: Sequence[bytes]) -> str:
 
 
 def value_of(row: bytes) -> Any:
-    """The JSON value of a line.
-
-    Parameters
-    ----------
-    row : bytes
-        Without its end.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """The JSON value of a line."""
     try:
         return json.loads(row.rpartition(b" ")[0])
     except RecursionError:
@@ -194,21 +161,7 @@ def value_of(row: bytes) -> Any:
 
 
 def read(path: str | Path) -> Record:
-    """Read a record file; lines that a death has torn, at its end or between those of others, are passed over.
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    Record
-
-    Raises
-    ------
-    ReplayError
-        If the file is no record, or a line is not as it was written, or says what no record says; names the line and the field.
-    """
+    """Read a record file; lines that a death has torn, at its end or between those of others, are passed over."""
     lines = _whole_lines(path)
     try:
         values = [(number, value_of(row)) for number, row in lines]

@@ -11,13 +11,7 @@ class Lateness:
         self.total = self.worst = self.slipped = self.overrun = self.drawn = self.computing = 0.0
 
     def seen(self, late: float) -> None:
-        """Count one event that was performed `late` seconds after its due time.
-
-        Parameters
-        ----------
-        late : float
-            Seconds.
-        """
+        """Count one event that was performed `late` seconds after its due time."""
         self.events += 1
         self.total += late
         self.worst = max(self.worst, late)

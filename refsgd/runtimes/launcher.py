@@ -62,17 +62,7 @@ class Network(Protocol):
     bells: dict[str, Bell]
 
     def connect(self, host: str) -> Transport:
-        """The transport of one process; called in it, after the fork.
-
-        Parameters
-        ----------
-        host : str
-            Which process this is.
-
-        Returns
-        -------
-        Transport
-        """
+        """The transport of one process; called in it, after the fork."""
         ...
 
     def forked(self) -> None:

@@ -78,13 +78,7 @@ class _PipeHandler(logging.handlers.QueueHandler):
 
 
 def to_parent(write: Callable[[logging.LogRecord], None]) -> None:
-    """In a child: give all records to `write`, which hands them to the parent's loggers, instead of handlers.
-
-    Parameters
-    ----------
-    write : callable
-        ``write(record)``; records come made fit for pickling.
-    """
+    """In a child: give all records to `write`, which hands them to the parent's loggers, instead of handlers."""
     handler = _PipeHandler(write)
     for logger in loggers_with_handlers():
         logger.handlers[:] = [] if logger.propagate else [handler]
@@ -114,13 +108,7 @@ class _WhoAndWhen(logging.Filter):
 
 
 def stamp_records(standing: Callable[[], tuple[str, int]]) -> None:
-    """In a child: note on every record which node logged it, at which step.
-
-    Parameters
-    ----------
-    standing : callable
-        Gives the node for which the calling thread works, and its step, such as `Driver.standing`.
-    """
+    """In a child: note on every record which node logged it, at which step."""
     stamp = _WhoAndWhen(standing)
     for logger in loggers_with_handlers():
         for handler in logger.handlers:

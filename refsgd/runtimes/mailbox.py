@@ -13,16 +13,6 @@ def tag_of(kind: type) -> int:
     """A message class as a number: the CRC-32 of its qualified name and fields.
 
     The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the wire.
-
-    Parameters
-    ----------
-    kind : type
-        A message's class.
-
-    Returns
-    -------
-    int
-        Below 2**32.
     """
     tag = _tags.get(kind)
     if tag is None:
@@ -53,26 +43,11 @@ class Mailbox:
         self.letters: deque[Letter] = deque()
 
     def put(self, letter: Letter) -> None:
-        """Add a letter behind those that have arrived.
-
-        Parameters
-        ----------
-        letter : Letter
-        """
+        """Add a letter behind those that have arrived."""
         self.letters.append(letter)
 
     def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Letter, Any] | None:
-        """The earliest letter of one of these classes from `src` (None: anybody) and its body, or None.
-
-        Parameters
-        ----------
-        kinds : tuple of type
-        src : str or None
-
-        Returns
-        -------
-        (Letter, body) or None
-        """
+        """The earliest letter of one of these classes from `src` (None: anybody) and its body, or None."""
         letters = self.letters
         for i, letter in enumerate(letters):
             if src is not None and letter.src != src:
@@ -88,31 +63,11 @@ class Mailbox:
         return None
 
     def has(self, kinds: tuple[type, ...], src: str | None) -> bool:
-        """Whether `take` would find something.
-
-        Parameters
-        ----------
-        kinds : tuple of type
-        src : str or None
-
-        Returns
-        -------
-        bool
-        """
+        """Whether `take` would find something."""
         return self.find(kinds, src) is not None
 
     def find(self, kinds: tuple[type, ...], src: str | None) -> Letter | None:
-        """The letter that `take` would remove.
-
-        Parameters
-        ----------
-        kinds : tuple of type
-        src : str or None
-
-        Returns
-        -------
-        Letter or None
-        """
+        """The letter that `take` would remove."""
         tags = {tag_of(kind) for kind in kinds}
         return next((letter for letter in self.letters if letter.tag in tags and src in (None, letter.src)), None)
 

@@ -63,10 +63,6 @@ class Monitor:
         """Begin to sample; `pids` are process numbers by node (nodes that share one are sampled once, under the first).
 
         This process is watched too, as "launcher".
-
-        Parameters
-        ----------
-        pids : dict of str to int
         """
         if self._thread is not None:  # another life of the run: the first is watched
             return
@@ -82,14 +78,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> dict[str, dict[str, Any]]:
-        """End sampling; figures by node.
-
-        Returns
-        -------
-        dict
-            ``cpu`` (mean, in cores), ``rss_max``, ``read``, ``written`` [bytes], and ``samples``: lists of
-            [time, cpu, rss, read, written].
-        """
+        """End sampling; figures by node."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

@@ -54,13 +54,7 @@ def world() -> MPI.Intracomm:
 
 
 def abort(comm: MPI.Comm, why: str) -> None:
-    """End all ranks, with one line.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-    why : str
-    """
+    """End all ranks, with one line."""
     sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
     sys.stderr.flush()
     comm.Abort(1)
@@ -68,15 +62,7 @@ def abort(comm: MPI.Comm, why: str) -> None:
 
 @contextmanager
 def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
-    """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job ends.
-
-    Parameters
-    ----------
-    seconds : float
-    comm : mpi4py.MPI.Comm
-    what : str
-        What they meet for, to end "not all ranks came ...".
-    """
+    """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job ends."""
     timer = threading.Timer(seconds, abort, (comm, f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected all {comm.size}"))
     timer.daemon = True
     timer.start()
@@ -90,24 +76,7 @@ Made = TypeVar("Made")
 
 
 def in_order(make: Callable[[bool], Made]) -> Made:
-    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one computer.
-
-    Parameters
-    ----------
-    make : callable
-        ``make(first)``, told whether this is rank 0.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    RunFailed
-        If the ranks are on several computers, or there is no MPI.
-    OSError
-        On all ranks, if `make` raised it on rank 0.
-    """
+    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one computer."""
     comm = world()
     with _within(STARTING, comm, "to make a record"):
         return _in_order(comm, make)
@@ -135,22 +104,7 @@ def _shared() -> int:
 
 
 def shared_bytes(nbytes: int) -> Any:
-    """Zeroed memory that all ranks share; raises `RunFailed` if they are on several computers.
-
-    Parameters
-    ----------
-    nbytes : int
-
-    Returns
-    -------
-    memory, (nbytes,) of bytes
-        MPI's own buffer, which is sliced and written as a memoryview is.
-
-    Raises
-    ------
-    RunFailed
-        If the ranks are on several computers, or there is no MPI.
-    """
+    """Zeroed memory that all ranks share; raises `RunFailed` if they are on several computers."""
     comm = world()
     from mpi4py import MPI
 
@@ -292,16 +246,7 @@ class Ranks:
     lost = ()  #: MPI ends the job where a connection is lost
 
     def sever(self, host: str = "") -> bool:
-        """Nothing to do, so False: no faults are planned here.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        bool
-        """
+        """Nothing to do, so False: no faults are planned here."""
         return False
 
     def forget(self, host: str) -> None:
@@ -373,13 +318,7 @@ class Ranks:
         self._request = self._rounds.Iallreduce(self._mine, self._total)
 
     def finish_rounds(self, count: int) -> None:
-        """Take part in all rounds that any rank has begun: a collective that is left open never completes.
-
-        Parameters
-        ----------
-        count : int
-            The most rounds that any rank has begun.
-        """
+        """Take part in all rounds that any rank has begun: a collective that is left open never completes."""
         while True:
             if self._request is not None:
                 self._request.Wait()
@@ -395,13 +334,7 @@ class Ranks:
                 self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
 
     def meet(self, line: str) -> None:
-        """Wait until all ranks have ended their part; if that takes too long, end the job with a line.
-
-        Parameters
-        ----------
-        line : str
-            What failed here, and then all must come soon; empty where nothing did.
-        """
+        """Wait until all ranks have ended their part; if that takes too long, end the job with a line."""
         request, patience = self._comm.Ibarrier(), GRACE if line else self._deadline
         end = time.monotonic() + patience
         while not request.Test():
@@ -426,43 +359,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         comm: MPI.Intracomm | None = None, everywhere: bool = False, deadline: float = PATIENCE,
         journal: Callable[[Event], None] | None = None, pause: Pause | None = None,
         beginning: Beginning | None = None, largest: int | None = None) -> Run | None:
-    """Run a deployment over MPI; every rank of `comm` calls this with the same arguments.
-
-    Parameters
-    ----------
-    factory : Factory or Deployment
-        Builds the programs; each rank builds all and runs its own.
-    machine : Machine, optional
-        What compute times and links are paced to; only if all ranks are on one computer.
-    seed : int
-        Seed of the drawn durations and choices: the same draws as in the simulator.
-    observe : int
-        Most `x` kept of the marks of each node (`refsgd.trace.Thinner`).
-    comm : mpi4py.MPI.Comm, optional
-        Whose ranks take part; all by default.  Ranks beyond the hosts of the deployment do nothing.
-    everywhere : bool
-        Whether every rank gets the run, instead of rank 0 alone.
-    deadline : float
-        Seconds for which a rank waits for a message, or for a sign of life of another rank, before it ends the run.
-    journal : callable, optional
-        Told, in the rank where it happens, each event at once (`refsgd.runtimes.journal`).
-    pause, beginning, largest
-        As of `refsgd.runtimes.processes.run`.
-
-    Returns
-    -------
-    Run or None
-        The run on rank 0, None on others (see `everywhere`).
-
-    Raises
-    ------
-    RunFailed
-        On all ranks, if a program raised on one of them.
-    Deadlock, ForgottenYield
-        As in the simulator, on all ranks.
-    ValueError
-        If there are fewer ranks than hosts, or pacing is asked for across several computers.
-    """
+    """Run a deployment over MPI; every rank of `comm` calls this with the same arguments."""
     ranks = comm if comm is not None else world()
     from mpi4py import MPI
 

@@ -180,13 +180,7 @@ class Driver:
     # -- stopping and going on -----------------------------------------------------------------------------
 
     def go_on(self, beginning: Beginning) -> None:
-        """Stand where an earlier run stood, of which the programs of the deployment are.
-
-        Parameters
-        ----------
-        beginning : Beginning
-            Its seconds, messages, values, effects and draws become this driver's.
-        """
+        """Stand where an earlier run stood, of which the programs of the deployment are."""
         self.now = self.seconds = beginning.seconds
         self._numbers.update({channel: n for channel, n in beginning.numbers.items() if channel[0] in self.boxes})
         self._next.update(beginning.numbers)
@@ -216,64 +210,22 @@ class Driver:
         return self._numbers
 
     def got(self, src: str, to: str) -> int:
-        """Messages that have come in from a node of another host.
-
-        Parameters
-        ----------
-        src : str
-        to : str
-            A node here.
-
-        Returns
-        -------
-        int
-            Their number, also of those that the emulated link still holds.
-        """
+        """Messages that have come in from a node of another host."""
         return self._next.get((src, to), 0)
 
     def listen(self, timeout: float) -> None:
-        """Take over what comes in, and let nothing happen.
-
-        Parameters
-        ----------
-        timeout : float
-            Longest wait, in seconds.
-
-        Raises
-        ------
-        Aborted
-            If the launcher is gone.
-        """
+        """Take over what comes in, and let nothing happen."""
         self._words[BEAT] = time.monotonic_ns()
         if self.transport.wait(timeout, self.watch):
             raise Aborted
         self._collect()
 
     def programs(self, node: str) -> list[tuple[Program[Any], Any]]:
-        """The programs of a node here, with the effects at which they stand.
-
-        Parameters
-        ----------
-        node : str
-
-        Returns
-        -------
-        list of (generator, effect)
-            The main program first; the effect of one that has ended is None.
-        """
+        """The programs of a node here, with the effects at which they stand."""
         return [(task.program, task.effect) for task in self._tasks[node]]
 
     def letters(self, node: str) -> list[Letter]:
-        """What has come, or is about to arrive, and has not been received by a node here; by sender and number.
-
-        Parameters
-        ----------
-        node : str
-
-        Returns
-        -------
-        list of Letter
-        """
+        """What has come, or is about to arrive, and has not been received by a node here; by sender and number."""
         due = [args[1] for *_, call, args in self._heap if call in (self._deliver, self._head) and args[0] == node]
         due += [letter for to, letter in self._arrived if to == node]
         return sorted([*self.boxes[node].letters, *due], key=lambda letter: (self.rank[letter.src], letter.number))
@@ -289,13 +241,7 @@ class Driver:
         heapq.heappush(self._heap, (due, order, rank, self._sequence, call, args))
 
     def run(self, began: float) -> None:
-        """Drive all programs until the launcher says that nothing can happen any more.
-
-        Parameters
-        ----------
-        began : float
-            The common start, on the clock of `time.monotonic`.
-        """
+        """Drive all programs until the launcher says that nothing can happen any more."""
         self.began = began
         for task in self._every:
             self._at(self.now, RESUME, self.rank[task.node], self._begin, task)

@@ -57,64 +57,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         observe: int = 64, records: str = "auto", on_death: str = "stop", faults: Iterable[Fault] = (),
         journal: Callable[[Event], None] | None = None, pause: Pause | None = None, beginning: Beginning | None = None,
         largest: int | None = None) -> Run:
-    """Run a deployment as OS processes of this machine, paced to `machine`.
-
-    Parameters
-    ----------
-    factory : Factory or Deployment
-        Builds the programs; they are built once and inherited by the processes.
-    machine : Machine, optional
-        What compute times and links are paced to; by default nothing is.
-    seed : int
-        Seed of the drawn durations and choices: the same draws as in the simulator.
-    transport : {"shm", "tcp"}
-        Shared memory, or sockets on loopback.
-    deadline : float, optional
-        Seconds without any progress after which the run fails.  Default: the larger of 30 s and 20 times the
-        slowest round so far, and more for a process that is busy computing.
-    on_start : callable, optional
-        Gets the process number of each node when all have been started.
-    observe : int
-        Most `x` kept of the marks of each node (`refsgd.trace.Thinner`).
-    records : {"auto", "queue", "pipe"}
-        How log records of the processes reach the handlers of this one: through `multiprocessing-logging`, or
-        one pipe per process, which also stands the killing of a process that is logging.  "auto": the queue,
-        where fork is Python's default and no deaths are planned.
-    on_death : {"stop", "continue", "shrink", "restart"}
-        What follows when a process dies or a program raises: all end with one error that names it, or the
-        others go on, and programs that list `Died` in a Recv are told.  The run then lacks the values of
-        the dead and the arrays of their marks, and has an event ``died`` for each.  The last two as
-        "continue", but the run is halted where it cannot go on ("restart": also where it can); see `refsgd.runtimes.faults`.
-    faults : iterable of Fault
-        What is to befall which node, and when (`refsgd.runtimes.faults`).
-    journal : callable, optional
-        Told, in the process where it happens, each event at once (`refsgd.runtimes.journal`).
-    pause : Pause, optional
-        Where the processes meet to save what they hold (`refsgd.resumable`).
-    beginning : Beginning, optional
-        Go on where an earlier run stood; the trace has the earlier events too.
-    largest : int, optional
-        Most payload bytes of a message, beyond which it is refused on both sides of a socket; 16 GiB by default.
-
-    Returns
-    -------
-    Run
-        The trace, with nominal seconds if paced and real ones otherwise, and the values of the main programs.
-        ``trace.lateness[node]``: ``late_mean`` and ``late_worst`` of events behind their due times [s], their
-        number ``events``; ``computes``, really ``computing`` [s], ``drawn`` [s]; ``overrun`` [s] by which
-        Computes ended after their due time, ``overrun_ratio`` = overrun / drawn; ``slips`` and ``slipped`` [s].
-
-    Raises
-    ------
-    RunFailed
-        If a process dies, a program raises (it is the ``__cause__``), or nothing goes on until the deadline.
-    Deadlock
-        If no program can go on and some main program has not returned.
-    Halted
-        If a death has halted the run, which can go on in another life.
-    ForgottenYield
-        If a program built an effect that it did not yield.
-    """
+    """Run a deployment as OS processes of this machine, paced to `machine`."""
     if not can_fork():
         raise RunFailed(f"{NO_FORK}: use WSL, or --runtime simulator")
     if transport not in NETWORKS:
@@ -171,19 +114,7 @@ def _check(deployment: Deployment, machine: Machine) -> None:
 
 
 def child(launch: Launch, host: str, out: int, parent: int) -> None:
-    """The life of one process; what it gives back goes through the pipe `out` to its parent only.
-
-    Parameters
-    ----------
-    launch : Launch
-        Inherited by the fork.
-    host : str
-        Which process this is.
-    out : int
-        Descriptor of the pipe's end to write to; closed at the end.
-    parent : int
-        The launcher's process number.
-    """
+    """The life of one process; what it gives back goes through the pipe `out` to its parent only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     for end in (signal.SIGTERM, signal.SIGHUP):  # also where the parent ignores them: it runs in the background
         signal.signal(end, signal.SIG_DFL)

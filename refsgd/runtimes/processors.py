@@ -50,22 +50,7 @@ class Processors:
         self._ended: dict[Hashable, float] = {}
 
     def begin(self, program: Hashable, now: float, work: float) -> float:
-        """A program begins to compute; others who do are slower from now on.
-
-        Parameters
-        ----------
-        program : hashable
-            Computes nothing else meanwhile.
-        now : float
-            Seconds; never less than before.
-        work : float
-            What it takes alone on a core [s].
-
-        Returns
-        -------
-        float
-            When it ends [s], unless more begin.
-        """
+        """A program begins to compute; others who do are slower from now on."""
         for end, (until, other) in list(self._ends()):
             if end > now:
                 break
@@ -79,17 +64,7 @@ class Processors:
         return self.due(program)
 
     def due(self, program: Hashable) -> float:
-        """When a program ends what it began last, or has ended it.
-
-        Parameters
-        ----------
-        program : hashable
-
-        Returns
-        -------
-        float
-            Seconds; of one that has not ended, unless more begin.
-        """
+        """When a program ends what it began last, or has ended it."""
         if program in self._ended:
             return self._ended[program]
         return next(end for end, share in self._ends() if share.program == program)

@@ -32,13 +32,7 @@ class Where(NamedTuple):
 
 
 def freeze(values: Any) -> None:
-    """Make the arrays in `values` read-only: they have crossed a yield.
-
-    Parameters
-    ----------
-    values : iterable
-        Also arrays in its lists, tuples and dictionaries, at any depth.
-    """
+    """Make the arrays in `values` read-only: they have crossed a yield."""
     for value in values:
         kind = type(value)
         if kind not in _HOLDERS:  # most values, in one look
@@ -50,75 +44,30 @@ def freeze(values: Any) -> None:
 
 
 def perform(effect: Compute) -> Any:
-    """What a `Compute` answers.
-
-    Parameters
-    ----------
-    effect : Compute
-
-    Returns
-    -------
-    object
-        Whatever its function returns.
-    """
+    """What a `Compute` answers."""
     return effect.fn(*effect.args)
 
 
 def add_to(effect: Add, seen: Any) -> None:
-    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at its start.
-
-    Parameters
-    ----------
-    effect : Add
-    seen : ndarray, (size of the part,), or None
-        Not looked at where the `Add` is atomic.
-    """
+    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at its start."""
     part = effect.cell.cut[effect.part]
     effect.cell.x[part] = (effect.cell.x[part] if effect.atomic else seen) + effect.delta
 
 
 def share_of(effect: Add) -> float:
-    """What an `Add` takes of the time of an update: its part's share of the cell.
-
-    Parameters
-    ----------
-    effect : Add
-
-    Returns
-    -------
-    float
-        In [0, 1]; 0 for an empty part.
-    """
+    """What an `Add` takes of the time of an update: its part's share of the cell."""
     return effect.cell.x[effect.cell.cut[effect.part]].size / max(1, effect.cell.x.size)
 
 
 def innermost(program: Any) -> Any:
-    """The generator that is suspended at a primitive effect, below every ``yield from``.
-
-    Parameters
-    ----------
-    program : generator
-
-    Returns
-    -------
-    generator
-    """
+    """The generator that is suspended at a primitive effect, below every ``yield from``."""
     while hasattr(inner := getattr(program, "gi_yieldfrom", None), "gi_frame"):
         program = inner
     return program
 
 
 def frames(program: Any) -> list[Any]:
-    """The suspended generators of a program, from its outermost down to the one at a primitive effect.
-
-    Parameters
-    ----------
-    program : generator
-
-    Returns
-    -------
-    list of generator
-    """
+    """The suspended generators of a program, from its outermost down to the one at a primitive effect."""
     found = [program]
     while hasattr(getattr(found[-1], "gi_yieldfrom", None), "gi_frame"):
         found.append(found[-1].gi_yieldfrom)
@@ -126,17 +75,7 @@ def frames(program: Any) -> list[Any]:
 
 
 def line_of(program: Any) -> str:
-    """``file:line in function`` of a suspended program, for errors.
-
-    Parameters
-    ----------
-    program : generator
-
-    Returns
-    -------
-    str
-        Of one that has ended: ``the end of function``.
-    """
+    """``file:line in function`` of a suspended program, for errors."""
     inner = innermost(program)
     if inner.gi_frame is None:
         return f"the end of {inner.gi_code.co_name}"
@@ -144,17 +83,7 @@ def line_of(program: Any) -> str:
 
 
 def blame(error: Exception, program: str, node: str, now: float) -> None:
-    """Note at an error in which program it was raised, and what it means where it speaks of a read-only array.
-
-    Parameters
-    ----------
-    error : Exception
-        Raised by a program.
-    program, node : str
-        Its name and its node.
-    now : float
-        Seconds since the start.
-    """
+    """Note at an error in which program it was raised, and what it means where it speaks of a read-only array."""
     places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in traceback.walk_tb(error.__traceback__)
               if frame.f_code.co_flags & inspect.CO_GENERATOR]  # of the program and its sub-programs; the last one says most
     error.add_note(f"in program {program} of {node} at {now:.6g} s{places[-1] if places else ''}")
@@ -163,37 +92,13 @@ def blame(error: Exception, program: str, node: str, now: float) -> None:
 
 
 def unread(letters: Sequence[Any]) -> str:
-    """What lies in the mailbox of a program that waits for something else; empty where nothing does.
-
-    Parameters
-    ----------
-    letters : sequence of Letter
-
-    Returns
-    -------
-    str
-        To follow what it waits for.
-    """
+    """What lies in the mailbox of a program that waits for something else; empty where nothing does."""
     found = [f"{type(letter.body).__name__} from {letter.src}" for letter in letters]
     return f", not for {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}, which it has" if found else ""
 
 
 def no_effect(node: str, program: Any, found: Any) -> TypeError:
-    """The error of a program that has yielded something else than an effect.
-
-    Parameters
-    ----------
-    node : str
-    program : generator
-        Which is suspended there.
-    found : object
-        What it yielded.
-
-    Returns
-    -------
-    TypeError
-        To be raised.
-    """
+    """The error of a program that has yielded something else than an effect."""
     said = repr(found)
     if "\n" in said or len(said) > 80:
         said = f"a value of type {type(found).__name__}"
@@ -201,23 +106,7 @@ def no_effect(node: str, program: Any, found: Any) -> TypeError:
 
 
 def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYield:
-    """The error of a program that has built more effects than it yielded.
-
-    Parameters
-    ----------
-    node : str
-    program : generator
-        Which is suspended behind them, or has ended.
-    before : int
-        Effects built when it was resumed.
-    yielded : int
-        1, or 0 where it has ended.
-
-    Returns
-    -------
-    ForgottenYield
-        To be raised.
-    """
+    """The error of a program that has built more effects than it yielded."""
     built = _Built.count - before
     return ForgottenYield(
         f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and {'one' if yielded else 'none'} "
@@ -225,37 +114,12 @@ def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYi
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:
-    """The error of a program that sends something else than a message.
-
-    Parameters
-    ----------
-    node : str
-    program : generator
-        Which is suspended there.
-    body : object
-        What it sends.
-
-    Returns
-    -------
-    TypeError
-        To be raised.
-    """
+    """The error of a program that sends something else than a message."""
     return TypeError(f"{node}: {line_of(program)} sends a message of type {type(body).__name__}; expected an instance of a NamedTuple class")
 
 
 def describe(effect: Any) -> str:
-    """What a program is doing or waiting for, in a few words.
-
-    Parameters
-    ----------
-    effect : effect or None
-        Where it stands.
-
-    Returns
-    -------
-    str
-        Such as ``Recv(Push from worker0)``.
-    """
+    """What a program is doing or waiting for, in a few words."""
     if isinstance(effect, Recv):
         kinds = " or ".join(k.__name__ for k in effect.kinds)
         return f"Recv({kinds}" + (f" from {effect.src})" if effect.src else ")")
@@ -265,35 +129,12 @@ def describe(effect: Any) -> str:
 
 
 def counts_steps(node: str, kind: str) -> bool:
-    """Whether a Compute of this kind is one of a node's steps: gradients, and a server's updates.
-
-    Parameters
-    ----------
-    node, kind : str
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a Compute of this kind is one of a node's steps: gradients, and a server's updates."""
     return kind == ("update" if node.startswith("server") else "gradient")
 
 
 def where(node: str, index: int, program: Any, effect: Any) -> Where:
-    """Where program number `index` of a node stands, suspended at `effect`.
-
-    Parameters
-    ----------
-    node : str
-    index : int
-        0 is the main program.
-    program : generator
-    effect : effect or None
-
-    Returns
-    -------
-    Where
-        Of one that has ended: line 0, and no local variables.
-    """
+    """Where program number `index` of a node stands, suspended at `effect`."""
     inner = innermost(program)
     if inner.gi_frame is None:
         return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, 0, "returned", {})
@@ -302,17 +143,7 @@ def where(node: str, index: int, program: Any, effect: Any) -> Where:
 
 
 def local_values(program: Any) -> dict[str, Any]:
-    """A suspended generator's local variables, arguments first, in an order that depends on its code alone.
-
-    Parameters
-    ----------
-    program : generator
-        Itself, not what it delegates to (`innermost`).
-
-    Returns
-    -------
-    dict of str to object
-    """
+    """A suspended generator's local variables, arguments first, in an order that depends on its code alone."""
     found, code = inspect.getgeneratorlocals(program), program.gi_code
     names = dict.fromkeys([*code.co_varnames, *code.co_cellvars, *code.co_freevars])
     return {name: found[name] for name in names if name in found}

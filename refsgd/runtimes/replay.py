@@ -41,23 +41,7 @@ class ReplayError(RuntimeError):
 
 
 def step(e: Event, ticket: int = 0, since: int | None = None) -> list[Any]:
-    """An event as JSON values.
-
-    Parameters
-    ----------
-    e : Event
-    ticket : int
-        How many accesses to shared cells came before it; used where the runtime counts none.
-    since : int, optional
-        How many had come when the program yielded the effect; as `ticket`.
-
-    Returns
-    -------
-    list
-        ``[program, letter, time]``, the time in seconds at its end, with source, number and arrival for a receive or poll,
-        the option of a choice, the start for a send or compute, and the ticket of an access to a shared cell; for an addition
-        in virtual time also how many accesses came before its beginning, when one that is not atomic reads.
-    """
+    """An event as JSON values."""
     told: list[Any] = [e.program, LETTERS[e.kind], e.time]
     if e.kind in ("receive", "poll"):
         told += [e.data["src"], e.data.get("number"), e.data.get("arrival")]
@@ -74,19 +58,7 @@ def step(e: Event, ticket: int = 0, since: int | None = None) -> list[Any]:
 
 
 def step_misfit(row: Any, nodes: Sequence[str]) -> str:
-    """What does not fit in a line of a record or checkpoint, in words.
-
-    Parameters
-    ----------
-    row : object
-        Read from JSON: a node, and a step of it, see `step`.
-    nodes : sequence of str
-
-    Returns
-    -------
-    str
-        Empty if all fits.
-    """
+    """What does not fit in a line of a record or checkpoint, in words."""
     if not isinstance(row, list) or len(row) < 4:
         return misfit(row, Row({"node": TEXT, "program": COUNT, "letter": TEXT, "time": SECONDS}))
     first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}
@@ -111,23 +83,7 @@ class Tickets:
 
 
 def record(trace: Trace) -> Steps:
-    """What each node's programs did, in order (see `step`).
-
-    Parameters
-    ----------
-    trace : Trace
-        Of any runtime.
-
-    Returns
-    -------
-    dict of node name to list
-        JSON values.
-
-    Raises
-    ------
-    ReplayError
-        If real processes added to a shared cell without a lock.
-    """
+    """What each node's programs did, in order (see `step`)."""
     if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
         raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
     out: Steps = {node: [] for node in trace.nodes}
@@ -323,31 +279,11 @@ class Replayer:
         return None, data
 
     def standing(self, node: str) -> list[tuple[Any, Any]]:
-        """The programs of a node, with the effects at which they stand.
-
-        Parameters
-        ----------
-        node : str
-
-        Returns
-        -------
-        list of (generator, effect)
-            The main program first; the effect of one that has ended is None.
-        """
+        """The programs of a node, with the effects at which they stand."""
         return [(program, self.pending[node, i]) for i, program in enumerate(self.programs[node])]
 
     def letters(self, node: str) -> list[Letter]:
-        """What has been sent to a node and not been received; by sender and number.
-
-        Parameters
-        ----------
-        node : str
-
-        Returns
-        -------
-        list of Letter
-            Their arrivals are 0: a record knows only of those that were received.
-        """
+        """What has been sent to a node and not been received; by sender and number."""
         return [Letter(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body)) for src in self.nodes
                 for number, body in enumerate(self.sent.get((src, node), ())) if body is not None]
 
@@ -391,22 +327,7 @@ class Replayer:
             moved = moved or self._tell()
 
     def run(self, whole: bool = True) -> Run:
-        """Go to the record's end; `whole`: refuse one that ends in the middle.
-
-        Parameters
-        ----------
-        whole : bool
-            Whether every main program must return.
-
-        Returns
-        -------
-        Run
-
-        Raises
-        ------
-        ReplayError
-            Where record and programs part; if `whole`, also where a message was received that nobody sends.
-        """
+        """Go to the record's end; `whole`: refuse one that ends in the middle."""
         self.advance()
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck and whole:
@@ -421,64 +342,17 @@ class Replayer:
 
 
 def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
-    """Run programs along a record.
-
-    Parameters
-    ----------
-    factory : Factory
-        Builds the deployment that was recorded.
-    steps : dict
-        Of `record`.
-
-    Returns
-    -------
-    Run
-        With the recorded times, and the same parameters bit for bit.
-
-    Raises
-    ------
-    ReplayError
-        Where record and programs part: node, step, what was recorded, where the program is.
-    """
+    """Run programs along a record."""
     return Replayer(factory, steps).run()
 
 
 def replay_beginning(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> tuple[Run, int]:
-    """Run programs along a record that a crash has cut off, as far as it goes.
-
-    Parameters
-    ----------
-    factory, steps
-        As of `replay`.
-
-    Returns
-    -------
-    Run
-        In the place of what main programs would have returned: the parameters of each node's last update.
-    int
-        How many steps that are: less than were recorded, where a message was received whose sending was not.
-    """
+    """Run programs along a record that a crash has cut off, as far as it goes."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
     return Run(run.trace, {**replayer.latest, **run.values}), sum(replayer.at.values())
 
 
 def watch(factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer) -> None:
-    """Run programs along the beginning of a record, and show where they stand after every step.
-
-    Parameters
-    ----------
-    factory : Factory
-        Builds the deployment that was recorded.
-    steps : dict
-        Of `record`, of a whole run or of its first events.
-    observe : callable
-        ``(node, done, programs)``: called when the programs of a node have started (done = 0) and after each of its
-        steps, with (generator, effect that it waits for) of each; the effect of a program that has ended is None.
-
-    Raises
-    ------
-    ReplayError
-        Where record and programs part.
-    """
+    """Run programs along the beginning of a record, and show where they stand after every step."""
     Replayer(factory, steps, observe).advance()

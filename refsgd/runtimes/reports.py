@@ -30,19 +30,7 @@ class ChildTraceback(Exception):
 
 
 def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
-    """An exception as one line, its traceback as text, and itself if it can be pickled.
-
-    Parameters
-    ----------
-    error : BaseException
-
-    Returns
-    -------
-    str
-        With the exception's notes.
-    str
-    BaseException or None
-    """
+    """An exception as one line, its traceback as text, and itself if it can be pickled."""
     notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
     line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
     try:
@@ -53,26 +41,7 @@ def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
 
 
 def failure(message: str, text: str, error: BaseException | None, node: str) -> tuple[BaseException, BaseException]:
-    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause.
-
-    Parameters
-    ----------
-    message : str
-        Who failed, and how, in one line.
-    text : str
-        The traceback.
-    error : BaseException or None
-        What the program raised.
-    node : str
-        Which process it was.
-
-    Returns
-    -------
-    BaseException
-        `RunFailed`; a `ForgottenYield` is raised itself.
-    BaseException
-        Its cause.
-    """
+    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the cause."""
     cause: BaseException = ChildTraceback(text)
     if isinstance(error, ForgottenYield):
         return error, cause
@@ -95,16 +64,7 @@ class Legacy:
                 self._fd = os.dup(file.fileno())
 
     def after(self, journal: Callable[[Event], None] | None) -> Callable[[Event], None]:
-        """What the process is to call with each of its events at once, if it has called `journal` until now.
-
-        Parameters
-        ----------
-        journal : callable, optional
-
-        Returns
-        -------
-        callable
-        """
+        """What the process is to call with each of its events at once, if it has called `journal` until now."""
         def tell(event: Event) -> None:
             if journal is not None:
                 journal(event)
@@ -113,12 +73,7 @@ class Legacy:
         return tell
 
     def write(self, event: Event) -> None:
-        """Add an event: in one call, for the process may be killed after any.
-
-        Parameters
-        ----------
-        event : Event
-        """
+        """Add an event: in one call, for the process may be killed after any."""
         data = event.data
         if event.kind == "mark":
             data = {key: value for key, value in data.items() if not isinstance(value, np.ndarray)}
@@ -134,18 +89,7 @@ class Legacy:
 
 
 def left(legacy: bytes) -> list[Event]:
-    """The whole events of a legacy.
-
-    Parameters
-    ----------
-    legacy : bytes
-        The last event may be cut short.
-
-    Returns
-    -------
-    list of Event
-        In the order of the process.
-    """
+    """The whole events of a legacy."""
     data, events = io.BytesIO(legacy), list[Event]()
     while True:
         try:
@@ -158,46 +102,14 @@ Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
 
 
 def report(driver: Driver) -> Report:
-    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes.
-
-    Parameters
-    ----------
-    driver : Driver
-        At its end.
-
-    Returns
-    -------
-    Report
-        The end in seconds since the common start, lateness as of `Lateness.figures`.
-    """
+    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes."""
     late = {node: record.figures() for node, record in driver.lateness.items()}
     return driver.values, driver.events, driver.seconds, late
 
 
 def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
          epitaphs: Sequence[Event] = ()) -> Run:
-    """The run that the reports of all processes that lived to its end make together.
-
-    Parameters
-    ----------
-    reports : sequence of Report
-    deployment : Deployment
-        Its order is the trace's.
-    machine : Machine
-    observe : int
-        Most `x` kept of the marks of each node.
-    epitaphs : sequence of Event
-        What the dead have done, and their deaths.
-
-    Returns
-    -------
-    Run
-
-    Warns
-    -----
-    RuntimeWarning
-        If real computing overran its drawn times by more than 5 %.
-    """
+    """The run that the reports of all processes that lived to its end make together."""
     values: dict[str, Any] = {}
     lateness: dict[str, dict[str, float]] = {}
     for one, _, _, late in reports:
@@ -217,21 +129,7 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
 
 
 def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
-    """The error of a run in which nothing can happen any more, as the simulator words it.
-
-    Parameters
-    ----------
-    standings : sequence of Standing
-    now : float
-        Seconds since the common start.
-    dead : sequence of str
-        Hosts that died before.
-
-    Returns
-    -------
-    Deadlock
-        To be raised.
-    """
+    """The error of a run in which nothing can happen any more, as the simulator words it."""
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
     lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
     after = f" after the death of {', '.join(dead)}" if dead else ""

@@ -53,47 +53,15 @@ class Segment:
         self._data = self._view[control:]
 
     def tail(self, src: int, to: int) -> int:
-        """Index of the count of bytes written, by `src`; those of all rings into one host are neighbours.
-
-        Parameters
-        ----------
-        src, to : int
-            Places of two hosts.
-
-        Returns
-        -------
-        int
-            Into `words`.
-        """
+        """Index of the count of bytes written, by `src`; those of all rings into one host are neighbours."""
         return to * self._n + src
 
     def head(self, src: int, to: int) -> int:
-        """Index of the count of bytes read, by `to`.
-
-        Parameters
-        ----------
-        src, to : int
-            Places of two hosts.
-
-        Returns
-        -------
-        int
-            Into `words`.
-        """
+        """Index of the count of bytes read, by `to`."""
         return self._n * self._n + src * self._n + to
 
     def bytes_of(self, src: int, to: int) -> memoryview:
-        """The ring from `src` to `to`.
-
-        Parameters
-        ----------
-        src, to : int
-            Places of two hosts.
-
-        Returns
-        -------
-        memoryview, (ring,) of bytes
-        """
+        """The ring from `src` to `to`."""
         at = (src * self._n + to) * self.ring
         return self._data[at : at + self.ring]
 
@@ -208,16 +176,7 @@ class Rings:
     lost = ()  #: memory is never disconnected
 
     def sever(self, host: str = "") -> bool:
-        """Nothing to do, so False: memory is never disconnected.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        bool
-        """
+        """Nothing to do, so False: memory is never disconnected."""
         return False
 
     def forget(self, host: str) -> None:

@@ -495,22 +495,5 @@ class Simulator:
 
 
 def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed: int = 0, observe: int = 64) -> Run:
-    """Run a deployment to its end in virtual time; see `Simulator`.
-
-    Parameters
-    ----------
-    factory : dict or callable
-        A deployment, or what builds one.
-    machine : Machine, optional
-        Where nothing is said, nothing takes time.
-    seed : int
-        Of durations and choices.
-    observe : int
-        Most `x` kept of the marks of each node.
-
-    Returns
-    -------
-    Run
-        The trace, with virtual seconds, and the values that main programs returned.
-    """
+    """Run a deployment to its end in virtual time; see `Simulator`."""
     return Simulator(factory, machine, seed, observe).run()

@@ -140,51 +140,19 @@ class _Walk:
 
 
 def look(root: Any, constants: Constants) -> Snapshot:
-    """Everything in reach of `root`; its arrays are not copied.
-
-    Parameters
-    ----------
-    root : object
-    constants : Constants
-        What need not be written down.
-
-    Returns
-    -------
-    Snapshot
-    """
+    """Everything in reach of `root`; its arrays are not copied."""
     walk = _Walk(constants)
     walk.look(root)
     return Snapshot(walk.facts, walk.arrays)
 
 
 def same_bits(a: RawArray, b: RawArray) -> bool:
-    """Whether two arrays of equal shape and type hold the same bits.
-
-    Parameters
-    ----------
-    a, b : array
-
-    Returns
-    -------
-    bool
-    """
+    """Whether two arrays of equal shape and type hold the same bits."""
     return bool(np.array_equal(a, b)) or a.tobytes() == b.tobytes()
 
 
 def restore(root: Any, constants: Constants, saved: Snapshot) -> None:
-    """Write the saved arrays into those in reach of `root`, whose programs stand where the saved ones stood.
-
-    Parameters
-    ----------
-    root : object
-    constants : Constants
-    saved : Snapshot
-
-    Raises
-    ------
-    Mismatch
-        If they do not stand there.
-    """
+    """Write the saved arrays into those in reach of `root`, whose programs stand where the saved ones stood."""
     found = look(root, constants)
     if found.facts != saved.facts:
         at = next((i for i, (a, b) in enumerate(zip(found.facts, saved.facts)) if a != b), min(len(found.facts), len(saved.facts)))

@@ -70,24 +70,7 @@ class Listeners:
         self.addresses = {host: s.getsockname()[:2] for host, s in self.sockets.items()}
 
     def connect(self, host: str) -> Sockets:
-        """The transport of one host; called in its process, whose large arrays lie in its arena from now on, it waits until all its peers are connected.
-
-        Parameters
-        ----------
-        host : str
-            Which process this is.
-
-        Returns
-        -------
-        Sockets
-
-        Raises
-        ------
-        HandshakeError
-            If a peer does not prove that it knows the secret.
-        TimeoutError
-            If some peers do not call within `PATIENCE`.
-        """
+        """The transport of one host; called in its process, whose large arrays lie in its arena from now on, it waits until all its peers are connected."""
         me = self.hosts.index(host)
         if self._arenas is not None:
             self._arenas.of(me).adopt()
@@ -123,30 +106,7 @@ class Listeners:
 
 
 def call(address: tuple[str, int], secret: bytes, me: int, other: int, timeout: float = PATIENCE) -> socket.socket:
-    """Connect to a peer and prove the secret to each other.
-
-    Parameters
-    ----------
-    address : (str, int)
-        Where the peer listens.
-    secret : bytes
-        Of the run.
-    me, other : int
-        Places of caller and called.
-    timeout : float
-        Seconds for each step: the connection, the peer's proof.
-
-    Returns
-    -------
-    socket
-
-    Raises
-    ------
-    HandshakeError
-        If the peer proves nothing.
-    OSError
-        If nobody listens there, or does not answer in time.
-    """
+    """Connect to a peer and prove the secret to each other."""
     s = socket.create_connection(address, timeout=timeout)
     try:
         challenge = os.urandom(CHALLENGE)
@@ -215,30 +175,7 @@ class _Caller:
 
 
 def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int], timeout: float = PATIENCE) -> dict[int, socket.socket]:
-    """Accept until all expected peers have proved themselves; strangers are dropped and logged.
-
-    Parameters
-    ----------
-    listener : socket
-    secret : bytes
-        Of the run.
-    me : int
-        The place of this host.
-    expected : set of int
-        Places of those that may call.
-    timeout : float
-        Seconds in which all must have called.
-
-    Returns
-    -------
-    dict of int to socket
-        By the caller's place.
-
-    Raises
-    ------
-    TimeoutError
-        If some are missing after `timeout` seconds.
-    """
+    """Accept until all expected peers have proved themselves; strangers are dropped and logged."""
     found = dict[int, socket.socket]()
     pending: dict[int, _Caller] = {}
     end = time.monotonic() + timeout
@@ -438,18 +375,7 @@ class Sockets:
         return self.closed
 
     def sever(self, host: str = "") -> bool:
-        """Lose all connections, or that to one host.
-
-        Parameters
-        ----------
-        host : str
-            "": all.
-
-        Returns
-        -------
-        bool
-            Whether there was one.
-        """
+        """Lose all connections, or that to one host."""
         lost = [s for other, s in self._peers.items() if host in ("", other) and other not in self.closed]
         for s in lost:
             with suppress(OSError):

@@ -108,16 +108,7 @@ class Watch:
 
 
 def state(pid: int) -> str:
-    """The state of a process as psutil names it, "gone" if there is none.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    str
-    """
+    """The state of a process as psutil names it, "gone" if there is none."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
@@ -125,17 +116,7 @@ def state(pid: int) -> str:
 
 
 def used(pid: int) -> float:
-    """Processor time that a process has used.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    float
-        Seconds; 0 if there is none.
-    """
+    """Processor time that a process has used."""
     try:
         return float(sum(psutil.Process(pid).cpu_times()[:2]))
     except psutil.Error:

@@ -124,31 +124,6 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, place: Place
     """The bytes of a message, as views to be written one after the other.
 
     Large arrays are not copied: they crossed a yield and are read-only.
-
-    Parameters
-    ----------
-    body : NamedTuple
-        Fields: arrays, numpy scalars (they keep their type), int, float, bool, None, str, tuples of these.
-    src, to : int
-        Places of sender and receiver in the deployment's order, below 65536.
-    number : int
-        Number of the message in its channel.
-    stamp : float
-        Start of its transmission [s].
-    place : callable, optional
-        Says where in shared memory an array is found, or None for the stream.
-    limit : int
-        Most payload bytes of a message in this run; its receivers refuse larger ones.
-
-    Returns
-    -------
-    list of memoryview of bytes
-        One where all is small; else head and description, then the bytes of each array.
-
-    Raises
-    ------
-    TypeError
-        If a field cannot travel, which is named, or the message is too large.
     """
     fields = getattr(type(body), "_fields", None)
     if fields is None:
@@ -186,18 +161,7 @@ class Outgoing:
         self.nbytes = 0  #: bytes that wait
 
     def post(self, views: list[memoryview]) -> int:
-        """Queue the views of a frame and write what goes; bytes written.
-
-        Parameters
-        ----------
-        views : list of memoryview of bytes
-            Of `encode`.
-
-        Returns
-        -------
-        int
-            Bytes written, also of what waited before.
-        """
+        """Queue the views of a frame and write what goes; bytes written."""
         if not self._waiting and len(views) == 1:  # nearly always it goes at once, and need not wait
             view = views[0]
             moved = self._write(view)
@@ -308,27 +272,6 @@ def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: 
     """A generator that cuts a byte stream into frames and calls `deliver` with each complete one.
 
     Bytes go from the stream straight into the array that the program will get: one copy on this side.
-
-    Parameters
-    ----------
-    deliver : callable
-        Gets each `Frame`; its arrays are read-only.
-    sources, targets : containers of int
-        Nodes of which messages may come over this stream, and nodes that they may address.
-    limit : int
-        Most payload bytes of a frame.
-    fetch : callable, optional
-        Gives the array at a place in shared memory.
-
-    Yields
-    ------
-    memoryview of bytes
-        What is to be filled next, for ever; go on when it is full.
-
-    Raises
-    ------
-    WireError
-        If the bytes are not a frame of this run.
     """
     head = memoryview(bytearray(HEAD.size))
     while True:

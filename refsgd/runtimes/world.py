@@ -238,18 +238,7 @@ class World:
                     self._advance(tasks[0], hit)
 
     def perform(self, pick: int) -> Action:
-        """Let the enabled action number `pick` happen; a number beyond the last means the last.
-
-        Parameters
-        ----------
-        pick : int
-            From 0.
-
-        Returns
-        -------
-        Action
-            What happened.
-        """
+        """Let the enabled action number `pick` happen; a number beyond the last means the last."""
         actions = self.enabled()
         action = actions[min(pick, len(actions) - 1)]
         if action.kind == "deliver":
@@ -295,17 +284,7 @@ class World:
         return [where(t.node, t.index, t.program, None if t.effect is BEGIN else t.effect) for t in self.all_tasks()]
 
     def letter(self, action: Action) -> Letter | None:
-        """The message that an action delivers, or lets a program take.
-
-        Parameters
-        ----------
-        action : Action
-            One that is enabled.
-
-        Returns
-        -------
-        Letter or None
-        """
+        """The message that an action delivers, or lets a program take."""
         if action.kind == "deliver":
             return self.wire[action.src, action.node][0]
         effect = self.tasks[action.node][action.program].effect

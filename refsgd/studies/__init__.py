@@ -15,24 +15,7 @@ NAMES = ("jia2020", "pani2020", "ko2021", "graur2019")
 
 
 def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[Lab], Part]]]:
-    """A document's title, and the functions that redo its parts (all, or those named).
-
-    Parameters
-    ----------
-    name : str
-        One of `NAMES`.
-    parts : sequence of str
-        Names of functions; empty: all.
-
-    Returns
-    -------
-    str, list of callable
-
-    Raises
-    ------
-    ValueError
-        An unknown name or part: what was found, what was expected.
-    """
+    """A document's title, and the functions that redo its parts (all, or those named)."""
     if name not in NAMES:
         raise ValueError(f"study {name!r} is unknown; expected one of {', '.join(NAMES)}")
     document: Document = import_module(f"refsgd.studies.{name}").DOCUMENT
@@ -44,26 +27,7 @@ def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[
 
 
 def perform(name: str, lab: Lab, parts: Sequence[str] = ()) -> Study:
-    """Redo a document's experiments.
-
-    Parameters
-    ----------
-    name : str
-        One of `NAMES`.
-    lab : Lab
-        Where its trials run; says whether the sizes are small.
-    parts : sequence of str
-        Only these parts, by the names of their functions; all by default.
-
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ValueError
-        An unknown name or part.
-    """
+    """Redo a document's experiments."""
     title, functions = parts_of(name, parts)
     done = []
     for function in functions:

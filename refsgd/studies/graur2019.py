@@ -39,45 +39,15 @@ class Rates(NamedTuple):
     most: int  #: the most nodes of a run
 
     def share(self, strategy: str, pass_: str, link: str) -> float:
-        """The share of perfect scaling that is left on the most nodes, by messages.
-
-        Parameters
-        ----------
-        strategy, pass_, link : str
-            As of a `Key`.
-
-        Returns
-        -------
-        float
-        """
+        """The share of perfect scaling that is left on the most nodes, by messages."""
         return self.messages[Key(strategy, pass_, link, self.most)] / (self.most * self.messages[Key("independent", pass_, link, 1)])
 
     def linear(self, strategy: str, pass_: str, link: str) -> bool:
-        """Whether more than 70 % of perfect scaling is left.
-
-        Parameters
-        ----------
-        strategy, pass_, link : str
-            As of a `Key`.
-
-        Returns
-        -------
-        bool
-        """
+        """Whether more than 70 % of perfect scaling is left."""
         return self.share(strategy, pass_, link) > 0.7
 
     def shares(self, strategy: str, pass_: str) -> str:
-        """The shares on each network, as text.
-
-        Parameters
-        ----------
-        strategy, pass_ : str
-            As of a `Key`.
-
-        Returns
-        -------
-        str
-        """
+        """The shares on each network, as text."""
         return ", ".join(f"{link} {self.share(strategy, pass_, link):.0%}" for link in LINKS)
 
 
@@ -160,16 +130,7 @@ def _slow_machine() -> list[Line]:
 
 
 def terms(lab: Lab) -> Part:
-    """What the implementations add to the messages: each term, the figure it was fitted on, and others that it was not.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """What the implementations add to the messages: each term, the figure it was fitted on, and others that it was not."""
     nodes = (1, 2, 8, 16, 24, 32) if lab.quick else (1, 2, 4, 8, 16, 24, 32, 40, 48, 56)
     keys = [Key(s, "F+B", link, n) for s in (SERVER, "collective-allreduce", "caffe2") for link in LINKS for n in nodes
             if s != "caffe2" or n <= CAFFE2_MOST]
@@ -236,16 +197,7 @@ times here come; {published.SLOW:.2f} times its own would be {published.SLOW * O
 
 
 def chapter3(lab: Lab) -> Part:
-    """Chapter 3: every strategy, batch 32, one to 56 nodes, both links, with and without training.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Chapter 3: every strategy, batch 32, one to 56 nodes, both links, with and without training."""
     nodes = (1, 8, 32) if lab.quick else (1, 2, 4, 8, 16, 24, 32, 40, 48, 56)
     keys = [Key(s, p, link, n) for s in STRATEGIES for p in PASSES for link in LINKS for n in nodes]
     compared = [Key(s, "F+B", link, n) for s in (SERVER, "caffe2") for link in LINKS for n in (1, 2, 16, 24)]
@@ -401,16 +353,7 @@ def _caffe2(found: Rates) -> list[Claim]:
 
 
 def chapter4(lab: Lab) -> Part:
-    """Chapter 4: the collocated parameter server by batch and nodes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Chapter 4: the collocated parameter server by batch and nodes."""
     batches = (8, 32, 64, 128, 256) if lab.quick else (8, 16, 32, 64, 128, 256)
     nodes = (1, 8, 16, 32, 40) if lab.quick else (1, 2, 4, 8, 16, 24, 32, 40)
     keys = [Key(SERVER, p, link, n, b) for p in PASSES for link in LINKS for n in nodes for b in batches]
@@ -517,16 +460,7 @@ def _concave(x: Sequence[float], y: Sequence[float]) -> bool:
 
 
 def chapter5(lab: Lab) -> Part:
-    """Chapter 5: network traffic of each node, memory, batch 128.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Chapter 5: network traffic of each node, memory, batch 128."""
     nodes = (4, 8, 16)
     strategies = (SERVER, "distributed-replicated", "distributed-allreduce-root", "collective-allreduce")
     exchanging = (*strategies, "distributed-allreduce-ringx1", "distributed-allreduce-pscpu")

@@ -21,19 +21,7 @@ STEPS = 15  #: batches of a run, as in the thesis
 
 
 def forward_server(workers: Sequence[str], x: Array, steps: int) -> Program[Array]:
-    """Answer with the model when all have asked: a step of the thesis begins for all nodes at once.
-
-    Parameters
-    ----------
-    workers : sequence of str
-    x : (d,) array
-    steps : int
-
-    Returns
-    -------
-    Program
-        Sends each worker the model once a step; returns `x`.
-    """
+    """Answer with the model when all have asked: a step of the thesis begins for all nodes at once."""
     for _ in range(steps):
         for _ in workers:
             yield Recv(Fetch)
@@ -43,20 +31,7 @@ def forward_server(workers: Sequence[str], x: Array, steps: int) -> Program[Arra
 
 
 def forward_worker(rank: int, server: str, problem: Objective, steps: int) -> Program[None]:
-    """Fetch the model and pass a batch through it.
-
-    Parameters
-    ----------
-    rank : int
-    server : str
-    problem : Objective
-    steps : int
-
-    Returns
-    -------
-    Program
-        Asks the server for the model once a step.
-    """
+    """Fetch the model and pass a batch through it."""
     for t in range(steps):
         yield Send(server, Fetch(t))
         _, model = yield Recv(Model)
@@ -64,39 +39,14 @@ def forward_worker(rank: int, server: str, problem: Objective, steps: int) -> Pr
 
 
 def forward_only(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1) -> Deployment:
-    """Passes without training through one server: every worker pulls the model in every step.
-
-    Parameters
-    ----------
-    problem : Objective
-    workers, steps : int
-    sgd : SGD
-        Not used: nothing is learnt.
-    servers : int
-        The first serves.
-
-    Returns
-    -------
-    Deployment
-    """
+    """Passes without training through one server: every worker pulls the model in every step."""
     ws, (s, *_) = names(workers, servers)
     deployment = {w: Node(forward_worker(i, s, problem, steps)) for i, w in enumerate(ws)}
     return deployment | {s: Node(forward_server(ws, problem.x0, steps))}
 
 
 def traffic(result: Result) -> dict[str, Any]:
-    """Bytes per second out of the server (else of a peer) and of a worker, in tenths of the run.
-
-    Parameters
-    ----------
-    result : Result
-        With its trace.
-
-    Returns
-    -------
-    dict
-        Ten rates [bytes/s] for "server" and for "worker".
-    """
+    """Bytes per second out of the server (else of a peer) and of a worker, in tenths of the run."""
     trace = result.trace
     assert trace is not None
     server = next((n for n in trace.nodes if n.startswith("server")), trace.nodes[0])
@@ -110,20 +60,7 @@ def traffic(result: Result) -> dict[str, Any]:
 
 
 def runs(lab: Lab, keys: Iterable[Key], *, terms: bool = False) -> dict[Key, Seen]:
-    """Virtual runs of experiments; a server of its own takes one of the nodes.
-
-    Parameters
-    ----------
-    lab : Lab
-    keys : iterable of Key
-    terms : bool
-        With what the implementation adds to the messages, see `refsgd.studies.graur_terms`.
-
-    Returns
-    -------
-    dict
-        A `Seen` for each key.
-    """
+    """Virtual runs of experiments; a server of its own takes one of the nodes."""
     keys = list(dict.fromkeys(keys))
     return dict(zip(keys, lab.runs([_trial(lab.seed, key, terms) for key in keys])))
 
@@ -140,14 +77,5 @@ def _trial(seed: int, key: Key, terms: bool) -> Trial:
 
 
 def rate(seen: Seen) -> float:
-    """Images per second of all workers.
-
-    Parameters
-    ----------
-    seen : Seen
-
-    Returns
-    -------
-    float
-    """
+    """Images per second of all workers."""
     return float(seen.measured["images_per_second"])

@@ -46,32 +46,13 @@ def _one(key: Key) -> float:
 
 
 def by_messages(key: Key) -> Machine:
-    """The cluster as algorithms see it: computing takes what it takes on one node, links are full duplex.
-
-    Parameters
-    ----------
-    key : Key
-
-    Returns
-    -------
-    Machine
-        Latencies are assumed: 0.1 ms on Ethernet, 5 us on InfiniBand.
-    """
+    """The cluster as algorithms see it: computing takes what it takes on one node, links are full duplex."""
     return Machine(compute=Law("fixed", (_one(key),)), latency=1e-4 if key.link == "Ethernet" else 5e-6, bandwidth=published.LINKS[key.link],
                    collocated=ARCHITECTURES[key.strategy].collocated)
 
 
 def implemented(key: Key) -> Machine:
-    """The same with the terms of the strategy; a run of Distributed Allreduce is `one_session`'s instead.
-
-    Parameters
-    ----------
-    key : Key
-
-    Returns
-    -------
-    Machine
-    """
+    """The same with the terms of the strategy; a run of Distributed Allreduce is `one_session`'s instead."""
     machine, slow = by_messages(key), published.slowest(key.nodes)
     if slow > 1:  # the last worker; a server of its own takes one of the nodes
         workers = key.nodes - (key.strategy == "parameter-server")
@@ -87,34 +68,13 @@ def one_session(link: str, nodes: int, batch: int = 32) -> float:
     """Images per second of training by Distributed Allreduce when one session runs the workers' shares one after the other.
 
     A ring sends 2 (n-1)/n M from each of n nodes; one reducer is sent M by n - 1 and answers them: 2 (n-1) M either way.
-
-    Parameters
-    ----------
-    link : str
-        Name of the network.
-    nodes, batch : int
-
-    Returns
-    -------
-    float
     """
     step = nodes * published.alone("F+B", batch) + 2 * (nodes - 1) * published.RESNET50 / published.LINKS[link]
     return nodes * batch / step
 
 
 def congested(nodes: int, batch: int, k: float | None = None) -> float:
-    """Images per second of training through one server on Ethernet whose incoming link delivers B / (1 + k (n - 1)).
-
-    Parameters
-    ----------
-    nodes, batch : int
-    k : float, optional
-        Loss per further sender; fitted on 95.1 images/s of 40 nodes with batches of 256 if not given.
-
-    Returns
-    -------
-    float
-    """
+    """Images per second of training through one server on Ethernet whose incoming link delivers B / (1 + k (n - 1))."""
     w = published.RESNET50 / published.LINKS["Ethernet"]
 
     def step(n: int, b: int) -> float:

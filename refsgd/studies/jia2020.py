@@ -41,19 +41,6 @@ def machine(compute: str, update: float = UPDATE, latency: float = 0.01) -> Mach
     long alone as together, so its links do not queue: 20 GB/s, memory of one host.  It puts n/4 workers on each of four
     machines; here each has its own, since a pass gets shorter with more workers (Fig. 7), which it could not if one
     worker used all of a machine that it shares with others.
-
-    Parameters
-    ----------
-    compute : str
-        Law of a gradient's time [s].
-    update : float
-        Seconds that an update takes alone.
-    latency : float
-        Seconds of a message.
-
-    Returns
-    -------
-    Machine
     """
     return Machine(compute=compute, update=f"fixed({update})", latency=latency, bandwidth=20e9, collocated=True, cores=1)  # type: ignore[arg-type]
 
@@ -74,16 +61,7 @@ def _pass(mode: str, workers: int, vm: Machine, seed: int, servers: int = 4, loo
 
 
 def table2(lab: Lab) -> Part:
-    """Table II: weight updates, pulls and pushes with four servers and eight workers, batch 128.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Table II: weight updates, pulls and pushes with four servers and eight workers, batch 128."""
     steps, seeds = 60 if lab.quick else 931, range(lab.seed, lab.seed + 3)
     vm = machine("lognormal(3,0.5)", latency=0.05)
     runs = lab.each({(mode, net, seed): _timed(mode, vm, seed, NETS[net], exchanges, workers=8, servers=4, steps=steps)
@@ -147,16 +125,7 @@ def _compared(net: str, sync: Sequence[Seen], asyn: Sequence[Seen]) -> list[Clai
 
 
 def resources(lab: Lab) -> Part:
-    """Table II, upper part: processors, memory and files of real processes that write a checkpoint after each pass.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Table II, upper part: processors, memory and files of real processes that write a checkpoint after each pass."""
     what: dict[str, Any] = {"data": "digits", "workers": 4, "epochs": 3, "seed": lab.seed,
                             "machine": Machine(compute="fixed(0.01)")}  # type: ignore[arg-type]
     used = {}
@@ -196,16 +165,7 @@ def _since_start(samples: Sequence[Sequence[float]]) -> list[tuple[float, float]
 
 
 def figure4(lab: Lab) -> Part:
-    """Fig. 4: three layers; every exchange but the first layer's can hide behind the backward pass.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 4: three layers; every exchange but the first layer's can hide behind the backward pass."""
     forward, backward, exchange = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.5, 1.5, 1.5)
     found = first_come(forward, backward, exchange)
     computing = sum(forward) + sum(backward)
@@ -219,33 +179,14 @@ def figure4(lab: Lab) -> Part:
 
 
 def real(lab: Lab) -> dict[str, Any]:
-    """What is really trained in virtual time: the digits when quick, else ResNet-18 of width 4 on CIFAR-10.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    dict
-        Arguments of a run.
-    """
+    """What is really trained in virtual time: the digits when quick, else ResNet-18 of width 4 on CIFAR-10."""
     if lab.quick:
         return {"data": "digits", "net": "tiny", "batch": 16, "lr": 0.01, "momentum": 0.9}
     return {"data": "cifar10", "net": "resnet18:4", "batch": 16, "lr": 0.05, "momentum": 0.9}
 
 
 def figure7(lab: Lab) -> Part:
-    """Fig. 7: four, eight and twelve workers, the same number of updates for each worker.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 7: four, eight and twelve workers, the same number of updates for each worker."""
     steps, seeds = 60 if lab.quick else 150, range(lab.seed, lab.seed + (1 if lab.quick else 5))
     what = {**real(lab), **({} if lab.quick else {"lr": 0.08}), "servers": 4, "steps": steps, "machine": machine("lognormal(3,0.5)")}
     curves = _curves(lab, seeds, what)
@@ -351,16 +292,7 @@ def _passes(seen: Mapping[tuple[str, int], Seen]) -> tuple[list[Line], list[Clai
 
 
 def figure8(lab: Lab) -> Part:
-    """Fig. 8: staleness of asynchronous training by three definitions, over the run.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 8: staleness of asynchronous training by three definitions, over the run."""
     runs = lab.each({n: _timed("async", machine("lognormal(3,0.5)"), lab.seed, look=ages, workers=n, servers=4, steps=400 if lab.quick else 4067)
                      for n in WORKERS})
     seen = {n: run.looked["ages"] for n, run in runs.items()}
@@ -391,16 +323,7 @@ def figure8(lab: Lab) -> Part:
 
 
 def figure9(lab: Lab) -> Part:
-    """Fig. 9: more servers on the same machines.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 9: more servers on the same machines."""
     base = {**real(lab), "workers": 4, "steps": 40 if lab.quick else 100, "seed": lab.seed, "machine": machine("fixed(3)")}
     seen = lab.each({(m, k): Trial(ALGORITHM[m], {**base, "servers": k}) for m in ALGORITHM for k in (4, 8)})
     same = seen["sync", 4].the_result.parameters_sha256 == seen["sync", 8].the_result.parameters_sha256
@@ -465,16 +388,7 @@ def _gain(batch: int) -> float:
 
 
 def figure10(lab: Lab) -> Part:
-    """Fig. 10: batch 16 to 512 at a fixed number of passes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 10: batch 16 to 512 at a fixed number of passes."""
     batches = (4, 8, 16, 32, 64) if lab.quick else (16, 32, 64, 128, 256, 512)
     what = {**real(lab), "workers": 4, "servers": 4, "epochs": 3, "momentum": 0.0, "lr": 0.1}
     seeds = range(lab.seed, lab.seed + (2 if lab.quick else 1))
@@ -516,16 +430,7 @@ def _gradient(batch: int) -> float:
 
 
 def figure11(lab: Lab) -> Part:
-    """Fig. 11: idleness by servers to workers, batch, and latency; the latter also as paced processes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Fig. 11: idleness by servers to workers, batch, and latency; the latter also as paced processes."""
     each = Machine(update="fixed(0.001)", latency=0.01, bandwidth=1.25e9)  # type: ignore[arg-type]
 
     def idle(workers: int, servers: int, seconds: float) -> tuple[float | None, float]:
@@ -573,16 +478,7 @@ def _latency(lab: Lab, ms: float, scale: float) -> tuple[float, float, float]:
 
 
 def summary(lab: Lab) -> Part:
-    """The summary of the study (2020), which has no figures: slowest worker, stale updates, it depends.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """The summary of the study (2020), which has no figures: slowest worker, stale updates, it depends."""
     speeds = {"equal machines": (1.0,) * 4, "one machine at a quarter": (1.0, 1.0, 1.0, 0.25)}
     what = {"data": "quadratic", "workers": 4, "steps": 40, "seed": lab.seed}
     vms = {name: Machine(compute="fixed(1)", speeds=each) for name, each in speeds.items()}  # type: ignore[arg-type]

@@ -53,31 +53,12 @@ class Trained(NamedTuple):
     diverged: int  #: runs that overflowed; their accuracy counts as chance
 
     def mean(self, column: str, workers: int) -> float:
-        """Mean accuracy over the seeds.
-
-        Parameters
-        ----------
-        column : str
-        workers : int
-
-        Returns
-        -------
-        float
-        """
+        """Mean accuracy over the seeds."""
         return float(np.mean(self.accuracy[column, workers]))
 
 
 def table3(lab: Lab) -> Part:
-    """Table III: accuracy of seven algorithms at a fixed total number of passes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Table III: accuracy of seven algorithms at a fixed total number of passes."""
     workers, seeds = ((4, 24), range(lab.seed, lab.seed + 1)) if lab.quick else (WORKERS, range(lab.seed, lab.seed + 8))
     trained = _train(lab, list(COLUMNS), workers, seeds)
     columns = list(COLUMNS)[:10]
@@ -243,16 +224,7 @@ def _ordered(says: str, accuracy: Accuracies, columns: Sequence[str], workers: S
 
 
 def sensitivity(lab: Lab) -> Part:
-    """Hyper-parameters: slack, period and moving rate, probability.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Hyper-parameters: slack, period and moving rate, probability."""
     n, seeds = 8, range(lab.seed, lab.seed + (1 if lab.quick else 3))
     what = {"data": "digits", "workers": n, "lr": 0.02, "epochs": 5 if lab.quick else 10, "batch": 16}
     grid: list[tuple[str, dict[str, Any]]] = [("ssp", {"refresh": "lazy", "staleness": s}) for s in (1, 3, 10)]
@@ -315,16 +287,7 @@ def _runs(lab: Lab, keys: Sequence[tuple[str, str, int, int]], servers: int = 1,
 
 
 def scalability(lab: Lab) -> Part:
-    """Speed-up of the seven algorithms at 10 and 56 Gbps.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Speed-up of the seven algorithms at 10 and 56 Gbps."""
     workers = (8, 24) if lab.quick else (2, 4, 8, 16, 24)
     keys = [(a, net, g, n) for a in SPEEDUP for net in NETS for g in (10, 56) for n in workers]
     seen = _runs(lab, keys, steps=12 if lab.quick else 20)
@@ -408,16 +371,7 @@ def _heavier(speedup: Speedups, n: int) -> Claim:
 
 
 def waiting(lab: Lab) -> Part:
-    """F3: the waiting time at the server grows with the number of workers.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """F3: the waiting time at the server grows with the number of workers."""
     workers = (4, 24) if lab.quick else WORKERS
     keys = [("asp", net, 10, n) for net in NETS for n in workers]
     seen = _runs(lab, keys, steps=15)
@@ -436,16 +390,7 @@ def waiting(lab: Lab) -> Part:
 
 
 def techniques(lab: Lab) -> Part:
-    """Effects of optimisation techniques: sharding, layer-wise overlap, gradient compression.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Effects of optimisation techniques: sharding, layer-wise overlap, gradient compression."""
     n, gbps = 24, 10
     shards = (1, 8) if lab.quick else (1, 2, 4, 8, 24)
     asp = {k: _runs(lab, [("asp", net, gbps, n) for net in NETS], servers=k, steps=12) for k in shards}

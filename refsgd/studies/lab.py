@@ -64,17 +64,7 @@ class Seen(NamedTuple):
         return [(row[1] / rows[-1][1], row[4]) for row in rows] if len(rows) > 1 else [(0.0, self.accuracy), (1.0, self.accuracy)]
 
     def predicted(self, figure: str) -> float | None:
-        """What the formula of a figure says; None where there is none.
-
-        Parameters
-        ----------
-        figure : str
-            As "seconds_per_iteration".
-
-        Returns
-        -------
-        float or None
-        """
+        """What the formula of a figure says; None where there is none."""
         found = self.the_result.predicted.get(figure)
         return None if found is None else float(found["value"])
 
@@ -169,16 +159,7 @@ class Lab:
         self._workers = workers or os.cpu_count() or 1
 
     def runs(self, trials: Sequence[Trial]) -> list[Seen]:
-        """The outcomes of `trials`, in their order; only those are run that are not kept already.
-
-        Parameters
-        ----------
-        trials : sequence of Trial
-
-        Returns
-        -------
-        list of Seen
-        """
+        """The outcomes of `trials`, in their order; only those are run that are not kept already."""
         keys = [t.key for t in trials]  # once: a key is of the source as it is now
         texts = {key: self._kept(key) for key in keys}
         missing = {key: t for key, t in zip(keys, trials) if texts[key] is None}
@@ -188,17 +169,7 @@ class Lab:
         return [_seen(texts[key]) for key in keys]
 
     def each(self, trials: Mapping[Key, Trial]) -> dict[Key, Seen]:
-        """The outcomes of trials that have names.
-
-        Parameters
-        ----------
-        trials : mapping of object to Trial
-
-        Returns
-        -------
-        dict of object to Seen
-            Of the same keys.
-        """
+        """The outcomes of trials that have names."""
         return dict(zip(trials, self.runs(list(trials.values()))))
 
     def _perform(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, str]]:
@@ -257,12 +228,7 @@ def _seen(text: str | None) -> Seen:
 
 
 def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
-    """Load the kernels of the trials' nets in this process, so that forked ones have them.
-
-    Parameters
-    ----------
-    trials : iterable of Trial
-    """
+    """Load the kernels of the trials' nets in this process, so that forked ones have them."""
     from refsgd.data import load
     from refsgd.nn import nets
 
@@ -275,16 +241,6 @@ def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
 def over(curve: Curve, since: float = 0.0, until: float = 1.0) -> float:
     """Mean accuracy over a part of a run.
 
-    Parameters
-    ----------
-    curve : list of (share of the run, accuracy)
-    since, until : float
-        Shares of the run.
-
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> over([(0.0, 0.1), (0.5, 0.4), (1.0, 0.6)], 0.5)
@@ -294,16 +250,6 @@ def over(curve: Curve, since: float = 0.0, until: float = 1.0) -> float:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Mean of several runs' curves, at the points of the longest.
-
-    Parameters
-    ----------
-    curves : sequence of list of (share of the run, accuracy)
-        At least one.
-
-    Returns
-    -------
-    list of (share of the run, accuracy)
-    """
+    """Mean of several runs' curves, at the points of the longest."""
     xs = [x for x, _ in max(curves, key=len)]
     return [(x, float(np.mean([np.interp(x, [a for a, _ in curve], [y for _, y in curve]) for curve in curves]))) for x in xs]

@@ -20,16 +20,6 @@ def exchanges(result: Result) -> dict[str, Any]:
     A push ends when the server has all the gradients that it waits for: then its update begins.  A pull ends when the
     updated weights have arrived, so it includes the update: MXNet's server answers a push once it has scheduled the
     update, and a pull of the same key once the weights are written (Response and WaitToRead in kvstore_dist_server.h).
-
-    Parameters
-    ----------
-    result : Result
-        With its trace.
-
-    Returns
-    -------
-    dict
-        Means [s] of what its keys name.
     """
     trace = result.trace
     assert trace is not None
@@ -55,17 +45,7 @@ def exchanges(result: Result) -> dict[str, Any]:
 
 
 def ages(result: Result) -> dict[str, Any]:
-    """Staleness by three definitions until each quarter of the run: updates, whole rounds of updates, clocks apart.
-
-    Parameters
-    ----------
-    result : Result
-        With its trace.
-
-    Returns
-    -------
-    dict
-    """
+    """Staleness by three definitions until each quarter of the run: updates, whole rounds of updates, clocks apart."""
     trace = result.trace
     assert trace is not None
     n, marks = len(trace.workers), trace.marks("update")
@@ -83,18 +63,7 @@ def ages(result: Result) -> dict[str, Any]:
 
 
 def pace(result: Result) -> dict[str, Any]:
-    """Gradients a second while every worker still has work, and staleness as `ages`.
-
-    Parameters
-    ----------
-    result : Result
-        With a trace.
-
-    Returns
-    -------
-    dict of str to object
-        Its ``pace``, in gradients a second of all workers together, beside what `ages` gives.
-    """
+    """Gradients a second while every worker still has work, and staleness as `ages`."""
     assert result.trace is not None
     done: dict[str, list[float]] = {}
     for e in result.trace.of("compute"):

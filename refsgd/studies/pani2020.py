@@ -26,33 +26,14 @@ SPEEDS = (20.0, 1.0)  # of a fast and a slow machine, in batches per second
 
 
 def data(lab: Lab) -> dict[str, Any]:
-    """MNIST with the report's shallow net, or the digits with a small one when quick.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    dict
-        Arguments of a run.
-    """
+    """MNIST with the report's shallow net, or the digits with a small one when quick."""
     if lab.quick:
         return {"data": "digits", "net": "tiny", "lr": 0.01}
     return {"data": "mnist", "net": "shallow", "lr": 0.01}
 
 
 def batches(lab: Lab) -> Part:
-    """Figs. 1 and 2: loss and accuracy by batch size, at the same number of passes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Figs. 1 and 2: loss and accuracy by batch size, at the same number of passes."""
     sizes = (32, 64, 128, 256, 512) if lab.quick else (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     what = {**data(lab), "epochs": 3, "seed": lab.seed}
     seen = dict(zip(sizes, lab.runs([Trial("sequential", {**what, "batch": b}) for b in sizes])))
@@ -79,16 +60,7 @@ def batches(lab: Lab) -> Part:
 
 
 def deeper(lab: Lab) -> Part:
-    """Figs. 4 and 5: ResNet-18 by batch size, at the same number of images.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Figs. 4 and 5: ResNet-18 by batch size, at the same number of images."""
     sizes, images = ((32, 128, 512), 1024) if lab.quick else ((32, 128, 512, 2048, 8192), 16384)
     name, net = ("digits", "resnet18:2") if lab.quick else ("mnist", "resnet18:4")
     what = {"data": name, "net": net, "lr": 0.01, "seed": lab.seed}
@@ -108,16 +80,7 @@ def deeper(lab: Lab) -> Part:
 
 
 def same_learning(lab: Lab) -> Part:
-    """Figs. 1 and 2: devices change neither loss nor accuracy.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Figs. 1 and 2: devices change neither loss nor accuracy."""
     batch = 64
     what = {**data(lab), "lr": 0.05, "steps": 60 if lab.quick else 400, "seed": lab.seed}
     seen = dict(zip(DEVICES, lab.runs([Trial("allreduce", {**what, "workers": n, "batch": batch // n}) for n in DEVICES])))
@@ -141,16 +104,7 @@ def _device_time(net: str, batch: int, devices: int) -> tuple[dict[str, Any], fl
 
 
 def devices(lab: Lab) -> Part:
-    """Figs. 3 and 6: the time of a step with one to eight devices, for a small and a larger net.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Figs. 3 and 6: the time of a step with one to eight devices, for a small and a larger net."""
     sizes = (32, 512, 8192)
     keys = [(net, b, n) for net in ("shallow", "resnet18") for b in sizes for n in DEVICES]
     trials = [Trial("allreduce", {**_device_time(*key)[0], "seed": lab.seed}) for key in keys]
@@ -186,34 +140,14 @@ def devices(lab: Lab) -> Part:
 
 
 def crossing(net: str) -> float:
-    """Batch from which two devices beat one: b c (1 - 1/2) = 2 (latency + bytes/bandwidth).
-
-    Parameters
-    ----------
-    net : str
-        A name of `refsgd.nn.nets`.
-
-    Returns
-    -------
-    float
-        Images.
-    """
+    """Batch from which two devices beat one: b c (1 - 1/2) = 2 (latency + bytes/bandwidth)."""
     built = nets.build(net, (28, 28, 1))
     each = 3 * sum(row.flops for row in built.describe()) / RATE
     return 2 * 2 * (LAUNCH + 4 * built.parameters / BUS) / each
 
 
 def here(lab: Lab) -> Part:
-    """Not in the report: the same question asked of this machine, with unpaced processes.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Not in the report: the same question asked of this machine, with unpaced processes."""
     cores = os.cpu_count() or 1
     workers, sizes = (1, 2, 4), (32, 512) if lab.quick else (32, 128, 512)
     what = {**data(lab), "machine": Machine(), "steps": 30 if lab.quick else 60}
@@ -243,16 +177,7 @@ def _split(lab: Lab, parts: tuple[float, float]) -> tuple[float, float]:
 
 
 def unequal(lab: Lab) -> Part:
-    """Section V: a machine 20 times slower than the other takes at most 1/21 of a batch.
-
-    Parameters
-    ----------
-    lab : Lab
-
-    Returns
-    -------
-    Part
-    """
+    """Section V: a machine 20 times slower than the other takes at most 1/21 of a batch."""
     share, sizes = heterogeneous.shares(SPEEDS)[1], (32, 128, 512, 1024, 8192)
     slow = {"all on the fast one": 0.0, "equal": 0.5, "20:1": share, "1/11 to the slow one": 1 / 11}
     enough = {b: max(share, SMALLEST / b) for b in sizes}

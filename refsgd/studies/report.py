@@ -18,16 +18,7 @@ FEW = 3  #: curves whose legend may stand among them
 
 
 def tables(study: Study) -> list[Table]:
-    """A table of figures and one of verdicts for each part that has them.
-
-    Parameters
-    ----------
-    study : Study
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """A table of figures and one of verdicts for each part that has them."""
     out = []
     for part in study.parts:
         if part.lines:
@@ -49,18 +40,7 @@ def tables(study: Study) -> list[Table]:
 
 
 def markdown(study: Study, pictures: str = "") -> str:
-    """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures.
-
-    Parameters
-    ----------
-    study : Study
-    pictures : str
-        Put before each picture's name, so it ends in a slash; empty: the pictures lie beside the page.
-
-    Returns
-    -------
-    str
-    """
+    """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures."""
     size = "the sizes of continuous integration (`--quick`)" if study.quick else "full size"
     total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
     out = [f"# {study.name}", "", study.document, "",
@@ -91,17 +71,7 @@ def _row(texts: list[str]) -> str:
 
 
 def picture(part: Part) -> Figure:
-    """The part's panels side by side; four as two rows.
-
-    Parameters
-    ----------
-    part : Part
-        With at least one panel.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """The part's panels side by side; four as two rows."""
     from matplotlib.figure import Figure
 
     rows = 1 if len(part.panels) < 4 else 2
@@ -119,19 +89,7 @@ def picture(part: Part) -> Figure:
 
 
 def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
-    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks: those on top hide none.
-
-    Parameters
-    ----------
-    panel : Panel
-    ax : matplotlib.axes.Axes
-    legend : bool
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The same.
-    """
+    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks: those on top hide none."""
     if panel.kind == "bars":
         _bars(panel, ax)
     else:

@@ -105,16 +105,7 @@ class Study:
         return [claim for part in self.parts for claim in part.claims]
 
     def part(self, key: str) -> Part:
-        """The part of that key; raises KeyError.
-
-        Parameters
-        ----------
-        key : str
-
-        Returns
-        -------
-        Part
-        """
+        """The part of that key; raises KeyError."""
         return {part.key: part for part in self.parts}[key]
 
     def to_json(self) -> str:
@@ -138,21 +129,6 @@ class Document(NamedTuple):
 def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = False) -> Claim:
     """A claim that figures decide; `shape`: only its shape could be tested, not its absolute values.
 
-    Parameters
-    ----------
-    says : str
-        What the document claims.
-    where : str
-        Its table, figure or section.
-    holds : bool
-    because : str
-        The figures that decide.
-    shape : bool
-
-    Returns
-    -------
-    Claim
-
     Examples
     --------
     >>> judged("asynchronous training makes n times the updates", "Table II", 32 == 8 * 4, "32 and 4 updates").verdict
@@ -163,60 +139,19 @@ def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = Fa
 
 
 def interval(found: Sequence[float], among: int = 1) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval: Student's t over the seeds.
-
-    Parameters
-    ----------
-    found : sequence of float
-        One figure for each seed.
-    among : int
-        So many intervals hold together with 95 % (Bonferroni).
-
-    Returns
-    -------
-    float, float
-        Not a number as half width of fewer than three.
-    """
+    """Mean and half width of its 95 % interval: Student's t over the seeds."""
     half = float(scipy.special.stdtrit(len(found) - 1, 1 - 0.025 / among) * np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 2 else math.nan
     return float(np.mean(found)), half
 
 
 def averaged(what: str, found: Sequence[float], paper: Value = None, formula: Value = None, unit: str = "") -> Line:
-    """A line of what several seeds gave: their mean and its interval.
-
-    Parameters
-    ----------
-    what : str
-    found : sequence of float
-        One figure for each seed, simulated.
-    paper, formula : float, str or None
-    unit : str
-
-    Returns
-    -------
-    Line
-    """
+    """A line of what several seeds gave: their mean and its interval."""
     mean, half = interval(found)
     return Line(what, paper, formula, mean, unit=unit, half=half)
 
 
 def decided(says: str, where: str, differences: Sequence[float], because: str) -> Claim:
     """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one seed has to do.
-
-    Parameters
-    ----------
-    says : str
-        What the document claims.
-    where : str
-        Its table, figure or section.
-    differences : sequence of float
-        One for each seed.
-    because : str
-
-    Returns
-    -------
-    Claim
-        Not testable if zero lies in the interval.
 
     Examples
     --------
@@ -230,36 +165,12 @@ def decided(says: str, where: str, differences: Sequence[float], because: str) -
 
 
 def untestable(says: str, where: str, why: str) -> Claim:
-    """A claim that cannot be tested here.
-
-    Parameters
-    ----------
-    says : str
-        What the document claims.
-    where : str
-        Its table, figure or section.
-    why : str
-
-    Returns
-    -------
-    Claim
-    """
+    """A claim that cannot be tested here."""
     return Claim(says, where, "not testable", why)
 
 
 def shown(value: Value, exact: bool = False) -> str:
-    """A value as a cell of a table: three significant digits, empty for None.
-
-    Parameters
-    ----------
-    value : float, str or None
-    exact : bool
-        With up to six digits: a document's own figure.
-
-    Returns
-    -------
-    str
-    """
+    """A value as a cell of a table: three significant digits, empty for None."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -270,16 +181,7 @@ def shown(value: Value, exact: bool = False) -> str:
 
 
 def cells(part: Part) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a part's table, without the columns in which nothing stands.
-
-    Parameters
-    ----------
-    part : Part
-
-    Returns
-    -------
-    list of str, list of list of str
-    """
+    """Header and rows of a part's table, without the columns in which nothing stands."""
     names = ("paper", "formula", "simulated", "implementation", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
     rows = [[line.what + (f" [{line.unit}]" if line.unit else ""),
@@ -298,17 +200,7 @@ def _within(line: Line, column: str) -> str:
 
 
 def tally(claims: Sequence[Claim]) -> dict[str, int]:
-    """How many claims have each verdict.
-
-    Parameters
-    ----------
-    claims : sequence of Claim
-
-    Returns
-    -------
-    dict of str to int
-        In the order in which the verdicts come first.
-    """
+    """How many claims have each verdict."""
     out: dict[str, Any] = {}
     for claim in claims:
         out[claim.verdict] = out.get(claim.verdict, 0) + 1
