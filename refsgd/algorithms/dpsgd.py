@@ -138,6 +138,6 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
     program = combine_then_adapt if order == "cta" else adapt_then_combine
     W, deployment = metropolis(near), {}
     for rank, me in enumerate(names):
-        weights = {j: float(W[rank, j]) for j in sorted([rank, *near[rank]])}
+        weights = {j: float(W[rank, j]) for j in [rank, *near[rank]]}
         deployment[me] = Node(program(rank, names, weights, problem, steps, sgd))
     return deployment

@@ -1,7 +1,10 @@
 """Every all-reduce, every n from 1 to 17, lengths that do not divide: sums, bits, schedules, sequences."""
 
 import inspect
+from dataclasses import replace
+from functools import partial
 from functools import reduce as fold
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, double_tree, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
 from refsgd.collectives.parts import BLOCK, add, chunks
-from refsgd.effects import Node
+from refsgd.effects import Node, Send
 from refsgd.machine import Machine
 from refsgd.runtimes.simulator import simulate
 from tests.collectives.groups import (
@@ -32,6 +35,7 @@ OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rin
            ("pscpu", {}), ("pscpu", {"slices": 1}), ("pscpu", {"slices": 20}), ("hierarchical", {}), ("hierarchical", {"per_node": 1}),
            ("hierarchical", {"per_node": 3}), ("hierarchical", {"per_node": 17}), ("torus", {}), ("torus", {"columns": 1})]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in OPTIONS]
+UNEVEN = Machine(compute="exponential(1)", latency=0.1)  #: ranks take turns in being late
 every = pytest.mark.parametrize("name,options", OPTIONS, ids=IDS)
 drawn = st.sampled_from(OPTIONS)
 sizes = st.integers(1, 9)
@@ -73,6 +77,14 @@ def test_the_bits_do_not_depend_on_the_schedule(machine, seed, choice, n):
     assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, machine, seed, **options), first)
 
 
+@every
+def test_the_bits_do_not_depend_on_who_comes_first(name, options):
+    for n in (4, 7, 12):
+        first = check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, **options)
+        for seed in range(3):
+            assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, UNEVEN, seed, **options), first)
+
+
 def one_after_the_other(me, peers, x, plan):
     """Several collectives without a barrier between them."""
     results = []
@@ -88,6 +100,50 @@ def test_collectives_in_sequence_do_not_confuse_their_messages(machine, seed, pl
     run = simulate({p: Node(one_after_the_other(i, peers, xs[i], plan)) for i, p in enumerate(peers)}, machine, seed)
     want = np.stack([np.sum(xs, axis=0) * (k + 1) for k in range(len(plan))])
     assert all(np.array_equal(total, want) for total in sums(run))
+
+
+def summed_and_spread(me, peers, x, roots, name, options):
+    """A sum, and the vector of each root, without a barrier between them."""
+    found = [(yield from ALLREDUCE[name](me, peers, x, **options))]
+    for root in roots:
+        found.append((yield from broadcast(me, peers, x, root)))
+    return np.stack(found)
+
+
+@every
+def test_a_sum_is_not_taken_from_a_broadcast_that_follows(name, options):
+    """The first root is one that may have its sum long before the others have theirs."""
+    for n, seed in product((5, 6), range(5)):
+        xs = [np.arange(4, dtype=np.float32) + 100 * i for i in range(n)]
+        for roots, machine in product((range(1, n), range(n)[::-1]), (UNEVEN, replace(UNEVEN, bandwidth=100))):
+            run = together(partial(summed_and_spread, roots=roots, name=name, options=options), xs, machine, seed)
+            assert all(np.array_equal(found, [sum(xs), *(xs[root] for root in roots)]) for found in sums(run))
+
+
+@every
+def test_additions_are_reductions_to_the_machine(name, options):
+    run = together(ALLREDUCE[name], [np.arange(40.0)] * 6, **options)
+    assert {e.data["work"] for e in run.trace.of("compute")} == {"reduction"}
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("rings", {"count": 2}), ("double-tree", {"pieces": 8}), ("pscpu", {"slices": 12}), ("hierarchical", {"per_node": 4}), ("torus", {"columns": 4})])
+def test_defaults_are_those_of_the_page(name, options):
+    """For 12 ranks: docs/collectives.md; the longer side of the rectangle that is nearest to a square comes first."""
+    xs = [np.arange(60.0)] * 12
+    assert sent(together(ALLREDUCE[name], xs)) == sent(together(ALLREDUCE[name], xs, **options))
+
+
+def sent(run):
+    """Who sent how many bytes to whom, in order."""
+    return [(e.node, e.data["to"], e.data["bytes"]) for e in run.trace.of("send")]
+
+
+def test_pscpu_speaks_to_its_roots_in_turn_from_the_next_rank_on():
+    """Slices first, sums afterwards; no two ranks begin with the same root."""
+    run = together(ALLREDUCE["pscpu"], [np.arange(5.0)] * 5)
+    for i in range(5):
+        assert [to for node, to, _ in sent(run) if node == f"peer{i}"] == [f"peer{(i + j) % 5}" for j in range(1, 5)] * 2
 
 
 def test_root_and_pscpu_add_in_rank_order():
@@ -114,6 +170,14 @@ def test_broadcast_and_reduce_from_any_root(n):
         assert all(np.array_equal(x, xs[root]) for x in sums(run)) and run.trace.messages == n - 1
         run = together(reduce, xs, root=root)
         assert np.array_equal(sums(run)[root], sum(xs)) and run.trace.messages == n - 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_round_k_of_the_barrier_says_so_to_the_rank_at_distance_two_to_the_k(n):
+    rounds = range((n - 1).bit_length())
+    for me in range(n):
+        sent = [effect for effect in barrier(me, names(n)) if isinstance(effect, Send)]
+        assert [(effect.to, effect.body.round) for effect in sent] == [(f"peer{(me + 2**k) % n}", k) for k in rounds]
 
 
 def through_a_barrier(me, peers, seen):

@@ -355,6 +355,14 @@ def test_qsgd_with_very_many_levels_is_the_identity():
     assert np.allclose(qsgd_decode(qsgd(VECTOR, 2**30, (0, 0, 0))), VECTOR, atol=1e-8)
 
 
+def test_qsgd_of_a_bucket_of_zeros_is_zeros_and_divides_by_nothing():
+    v = np.float32([0, 0, 0, 0, 1, -2, 2, 0])
+    with np.errstate(all="raise"):
+        message = qsgd(v, 3, (0, 0, 0), 4)
+        assert np.array_equal(message.levels, [0, 0, 0, 0, 1, -2, 2, 0]) and np.array_equal(message.norms, [0, 3])
+        assert np.array_equal(qsgd_decode(message), v)
+
+
 @pytest.mark.parametrize("s, each", [(1, 1), (127, 1), (128, 2), (40000, 4)])
 def test_qsgd_bytes(s, each):
     assert payload_bytes(qsgd(np.ones(1000, np.float32), s, (0, 0, 0), 250)) == 1000 * each + 4 * 4

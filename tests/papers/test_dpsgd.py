@@ -73,6 +73,11 @@ def test_a_straggler_is_felt_as_far_as_the_graph_is_wide(order, gap):
     assert simulate(dpsgd.dpsgd(integer_gradients(workers=6), 6, 12, SGD(0.1), order=order), machine).trace.clock_gap == gap
 
 
+def test_replicas_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_the_same_bits():
+    for x in replicas(simulate(dpsgd.dpsgd(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete", order="atc"), MACHINE)):
+        assert (x == x[0]).all()
+
+
 # -- limits ----------------------------------------------------------------------------------------------------
 
 

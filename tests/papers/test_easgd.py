@@ -213,7 +213,7 @@ def test_a_longer_period_waits_less():
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("options", [{"period": 0}, {"alpha": -0.1}, {"alpha": float("nan")}, {"mode": "fast"}])
+@pytest.mark.parametrize("options", [{"period": 0}, {"alpha": -0.1}, {"alpha": float("inf")}, {"alpha": float("nan")}, {"mode": "fast"}])
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         easgd.easgd(curved(), 4, 1, SGD(0.1), **options)

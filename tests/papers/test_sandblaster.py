@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms import sandblaster, vector_shards
-from refsgd.algorithms.vector_shards import G, P
+from refsgd.algorithms.vector_shards import Begin, G, P, Portion
+from refsgd.effects import Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import Problem
 from refsgd.result import final_parameters
@@ -64,6 +65,14 @@ def reference(steps, m):
 
 def run(workers=3, steps=6, servers=2, portions=7, history=3, machine=FAST, seed=0):
     return simulate(sandblaster.sandblaster(logistic(portions), workers, steps, servers, portions=portions, history=history), machine, seed)
+
+
+def test_an_evaluation_begins_on_every_shard_in_order_before_a_portion_is_given_away():
+    program = sandblaster.evaluate(["server0", "server1"], ["worker0"], 3, 1)
+    assert [program.send(None) for _ in range(2)] == [Send("server0", Begin(3)), Send("server1", Begin(3))]
+    assert program.send(None) == Recv(Begin, src="server0")
+    assert program.send(("server0", Begin(3))) == Recv(Begin, src="server1")
+    assert program.send(("server1", Begin(3))) == Send("worker0", Portion(3, 0))
 
 
 # -- equality --------------------------------------------------------------------------------------------------

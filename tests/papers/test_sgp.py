@@ -73,6 +73,22 @@ def test_hops_in_another_order_are_caught():
         hold_hops(wrong_deployment(sgp.sgp, "one_peer_exponential(workers, t) if", "one_peer_exponential(workers, t + 1) if"), 4)
 
 
+def test_parts_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_the_same_bits():
+    for x in replicas(simulate(sgp.sgp(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete"), MACHINE)):
+        assert (x == x[0]).all()
+
+
+def test_weights_are_added_in_rank_order_too():
+    """Two of 2^-24 are lost one by one in an addition to 1, and not if they are added first."""
+    program = sgp.peer(2, peers(3), quadratic(d=2, workers=3), 1, SGD(1.0), lambda t: [[2], [2], []])
+    program.send(None)
+    update = program.send(np.float32([-1, -1]))
+    program.send(update.fn(*update.args))
+    for i in range(2):
+        mark = program.send((f"peer{i}", Part(np.zeros(2, np.float32), np.float32(2**-24))))
+    assert np.array_equal(mark.values["x"], np.ones(2, np.float32) / np.float32(1 + 2**-23))
+
+
 # -- push-sum --------------------------------------------------------------------------------------------------
 
 

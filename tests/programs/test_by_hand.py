@@ -88,6 +88,12 @@ def test_momentum_is_the_form_of_pytorch():
     assert x2.dtype == np.float32
 
 
+def test_a_rate_falls_again_and_again():
+    assert [StepDecay(2, 0.5)(t) for t in range(7)] == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125]
+    assert parse_schedule("step(2,0.5)") == StepDecay(2, 0.5) and parse_schedule("constant")(5) == 1
+    assert StepDecay(1, 1)(9) == 1, "the limits of both are allowed"
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"), ("step(2,0)", r"step\(2,0.0\); expected every"),
     ("step(2,1.5)", r"step\(2,1.5\); expected every"), ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
