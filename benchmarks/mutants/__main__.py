@@ -1,9 +1,9 @@
 """How many wrong algorithms the tests catch: ``python -m benchmarks.mutants``.
 
 Every file of refsgd/algorithms and refsgd/collectives is changed in one place at a time (`operators`, and the mistakes of domain.toml),
-and the tests that execute this place are run until one fails.  A mutant that none notices has survived.  equivalent.toml lists, with reasons,
-those in which nothing that can be observed differs.  The score is caught / (tried - equivalent); it is written to benchmarks/results where a sample
-of all files is tried.
+and the tests that execute this place are run until one fails.  A mutant that no test notices survives.  equivalent.toml lists, with reasons, those
+whose behaviour is the original's in everything that can be observed.  The score is caught / (tried - equivalent); a run over all files writes it to
+benchmarks/results.
 
 ``--only refsgd/algorithms/asp.py:52:counter`` tries one again, ``--file ssp`` those of a file, ``--all`` every one.
 """

@@ -355,6 +355,12 @@ def test_qsgd_with_very_many_levels_is_the_identity():
     assert np.allclose(qsgd_decode(qsgd(VECTOR, 2**30, (0, 0, 0))), VECTOR, atol=1e-8)
 
 
+def test_the_rest_of_two_bits_keeps_the_precision_of_the_residual():
+    """0.1 is another number in the gradient's half precision."""
+    message, e = two_bit(np.zeros(2, np.float32), np.float16([1, 0]), 0.1)
+    assert e.dtype == np.float32 and np.array_equal(e, [1 - np.float32(0.1), 0])
+
+
 def test_qsgd_of_a_bucket_of_zeros_is_zeros_and_divides_by_nothing():
     v = np.float32([0, 0, 0, 0, 1, -2, 2, 0])
     with np.errstate(all="raise"):

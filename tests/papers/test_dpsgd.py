@@ -59,6 +59,14 @@ def test_the_gradient_is_of_the_own_replica_and_is_applied_to_the_average():
     assert np.array_equal(update.fn(*update.args)[0], [3, 2]), "(0 + 8) / 2 - gradient"
 
 
+@orders
+def test_a_replica_reads_itself_as_it_was_after_the_iteration_before(order):
+    trace = simulate(dpsgd.dpsgd(quadratic(workers=3), 3, 4, SGD(0.1), order=order), MACHINE).trace
+    for name in trace.nodes:
+        found = [(e.data["version"], e.data["reads"], e.data["t"]) for e in trace.marks("update") if e.node == name]
+        assert found == [(t, ((name, t),), t) for t in range(4)]
+
+
 def test_combining_first_hides_the_network_behind_the_gradient():
     """An iteration takes max(compute, latency) with cta, and their sum with atc."""
     problem, machine = integer_gradients(workers=4), Machine(compute="fixed(1)", latency=0.75)

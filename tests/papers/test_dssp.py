@@ -172,7 +172,7 @@ def hold_answers(deploy, lower, upper, seed, killed=None, delay=0.0):
     assert answered == answers_by_the_book(order, workers, lower, upper)
 
 
-@pytest.mark.parametrize("lower, upper", [(0, 2), (0, 6), (1, 5), (2, 9)])
+@pytest.mark.parametrize("lower, upper", [(0, 2), (0, 6), (1, 5), (2, 9), (3, 15)])
 def test_every_answer_is_that_of_the_page(lower, upper):
     """Grants are given where there is none, used clock by clock, and predicted from the last two pushes."""
     for seed in range(4):
@@ -183,6 +183,7 @@ def test_every_answer_is_that_of_the_page(lower, upper):
 
 @pytest.mark.parametrize("right, wrong", [
     ("if not granted[w] and clock[w] > slowest + lower", "if clock[w] > slowest + lower"),  # renewed at every push
+    ("if not granted[w] and clock[w] > slowest + lower", "if not granted[w]"),  # before it is needed, for other intervals than then
     ("pushed[w] = pushed[w][1], version", "pushed[w] = 0, version"),  # intervals from the start
     ("interval = max(last - previous, now - last)", "interval = last - previous"),
     ("next_push[max(next_push)]", "next_push[min(next_push)]"),
@@ -191,7 +192,8 @@ def test_every_answer_is_that_of_the_page(lower, upper):
 def test_a_wrong_grant_is_caught(right, wrong):
     with pytest.raises((AssertionError, ZeroDivisionError, Deadlock)):
         for seed in range(4):
-            hold_answers(wrong_deployment(dssp.dssp, right, wrong), 0, 6, seed, 2 if "no more" in right else None, 5.0)
+            for lower, upper in ((0, 6), (3, 15)):
+                hold_answers(wrong_deployment(dssp.dssp, right, wrong), lower, upper, seed, 2 if "no more" in right else None, 5.0)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])

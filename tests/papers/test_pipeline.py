@@ -135,6 +135,15 @@ def test_going_back_in_the_order_of_the_forward_passes_is_caught():
         hold_last_first(changed(pipeline, "for j in reversed(range(micro)):", "for j in range(micro):").gpipe)
 
 
+@pytest.mark.parametrize("deploy", [gpipe, pipedream])
+def test_a_stage_marks_its_updates_with_what_it_has_become(deploy):
+    run = simulate(deploy(mlp(3, 4 if deploy is gpipe else 1), 5, SGD(0.1)), FIXED)
+    for k in range(3):
+        marks = [e.data for e in run.trace.marks("update") if e.node == f"stage{k}"]
+        assert [(m["slice"], m["version"], m["t"]) for m in marks] == [(k, t, t) for t in range(5)]
+        assert np.array_equal(marks[-1]["x"], run.values[f"stage{k}"]) and not np.array_equal(marks[-2]["x"], marks[-1]["x"])
+
+
 def test_without_micro_batches_model_parallelism_is_no_faster_than_one_node():
     assert simulate(gpipe(mlp(4), 2, SGD(0.1), micro=1), FIXED).trace.seconds == 2 * 2 * 4
 

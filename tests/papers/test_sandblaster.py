@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms import sandblaster, vector_shards
-from refsgd.algorithms.vector_shards import Begin, G, P, Portion
+from refsgd.algorithms.parameter_server import Model
+from refsgd.algorithms.vector_shards import Begin, Fetch, G, P, Portion
 from refsgd.effects import Recv, Send
 from refsgd.machine import Machine
 from refsgd.problems import Problem
@@ -73,6 +74,29 @@ def test_an_evaluation_begins_on_every_shard_in_order_before_a_portion_is_given_
     assert program.send(None) == Recv(Begin, src="server0")
     assert program.send(("server0", Begin(3))) == Recv(Begin, src="server1")
     assert program.send(("server1", Begin(3))) == Send("worker0", Portion(3, 0))
+
+
+def test_a_worker_fetches_the_vector_of_its_evaluation_once():
+    program = vector_shards.worker("coordinator", ["server0"], logistic(7))
+    program.send(None)
+    assert program.send(("coordinator", Portion(3, 5))) == Send("server0", Fetch(3))
+    program.send(None)
+    compute = program.send(("server0", Model(np.ones(4), 3)))
+    assert np.array_equal(compute.args[0], np.ones(4)) and compute.args[1:] == (5, 0)
+
+
+def test_a_shard_marks_the_vector_at_which_an_evaluation_begins():
+    result = run(servers=1)
+    marks = [e.data for e in result.trace.marks("update")]
+    assert [m["version"] for m in marks] == list(range(len(marks))) and np.array_equal(marks[0]["x"], np.zeros(4))
+    assert np.array_equal(marks[-1]["x"], final_parameters(result))
+
+
+def test_a_slope_uphill_of_exactly_half_is_accepted():
+    """From 0 along -g = 1 the gradient 1.5 x - 1 becomes 1/2."""
+    problem = Problem(np.zeros(1), lambda x, rank, t: 1.5 * x - 1, lambda x: 0.0)
+    result = simulate(sandblaster.sandblaster(problem, 1, 1, portions=1), FAST)
+    assert result.values["coordinator"] == 2 and final_parameters(result) == 1
 
 
 # -- equality --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from scipy import stats
 
 from refsgd.algorithms import schedules
 from refsgd.algorithms.schedules import chances, independent, lasso, round_robin, soft
+from refsgd.effects import Choose
 from refsgd.machine import Machine
 from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
@@ -185,6 +186,23 @@ def test_correlated_columns_diverge_together_and_converge_when_conflicts_are_lef
 def test_every_coordinate_has_a_chance_proportional_to_its_change_plus_eps():
     p = chances(np.array([0.0, -3.0, 1.0]), 0.5)
     assert p == pytest.approx([0.5 / 5.5, 3.5 / 5.5, 1.5 / 5.5]) and sum(p) == pytest.approx(1)
+
+
+def test_random_draws_have_equal_chances_whatever_has_changed():
+    program = schedules.scheduler(["worker0"], np.eye(4), 0.1, 2, "random", 1, np.inf, 1e-3)
+    for _ in range(2):
+        choose = program.send(None)
+        assert choose == Choose([0, 1, 2, 3], [0.25] * 4)
+        program.send(2)
+        program.send(None)
+        update = program.send(("worker0", schedules.Partial(np.array([5.0]))))
+        program.send(update.fn(*update.args))
+        program.send(None)
+
+
+def test_workers_mark_every_step():
+    trace = run(SPARSE, TARGET, 5).trace
+    assert [[e.data["t"] for e in trace.marks("clock") if e.node == f"worker{i}"] for i in range(3)] == [list(range(5))] * 3
 
 
 def test_draws_follow_these_chances():
