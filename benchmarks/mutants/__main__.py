@@ -81,9 +81,9 @@ def main() -> None:
     mutants, rows, kept = chosen(arguments), list[dict[str, str]](), list[dict[str, str]]()
     out = arguments.out or (None if arguments.only or arguments.file else RESULTS / "mutants.md")
     if arguments.again and out:
-        before = {key(row): row for row in json.loads(out.with_suffix(".json").read_text())}
-        kept = [row for row in before.values() if row["how"] != "survived"]
-        mutants = [m for m in mutants if before.get((m.file, *m.lines()), {"how": "survived"})["how"] == "survived"]
+        before = json.loads(out.with_suffix(".json").read_text())
+        kept = [row for row in before if row["how"] != "survived"]
+        mutants = [mutant for mutant in mutants if (mutant.file, *mutant.lines()) not in set(map(key, kept))]
     reasons = {key(entry): entry["reason"] for entry in tomllib.loads(EQUIVALENT.read_text())["equivalent"]}
 
     def tell(mutant: Mutant, test: str, how: str) -> None:
