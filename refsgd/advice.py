@@ -1,7 +1,7 @@
 """Which strategy fits a cluster: predicted times by kind of strategy, against synchronous allreduce; what studies found of accuracy.
 
 Times, idleness, staleness, bytes and memory are formulas of `refsgd.theory`; statements on accuracy are verdicts of
-`refsgd.studies`, named so that you can look them up and repeat them.  A pass over the data teaches equally much only
+`benchmarks.studies`, named so that you can look them up and repeat them.  A pass over the data teaches equally much only
 within one kind, so strategies of different kinds are never ranked against each other.
 """
 

@@ -25,6 +25,6 @@ def pytest_collection_finish(session):
 @pytest.fixture(scope="session")
 def quick():
     """A study at its quick sizes, by its name: performed once for all tests that look at it."""
-    from refsgd.studies import Lab, perform
+    from benchmarks.studies import Lab, perform
 
     return functools.cache(lambda name: perform(name, Lab(quick=True)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.studies import parts_of
 from refsgd import theory
 from refsgd.advice import CANDIDATES, EVIDENCE, GROUPS, PAGES, PYTORCH, TRIES, Candidate, advise
 from refsgd.cli import main
@@ -16,7 +17,6 @@ from refsgd.cli.advise import TITLES, broken
 from refsgd.machine import Machine
 from refsgd.nn import nets
 from refsgd.running import run
-from refsgd.studies import parts_of
 from refsgd.theory import overlap
 
 ROOT = Path(__file__).parent.parent

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import refsgd
+from benchmarks import studies
 
 BEFORE = """
 import os, pwd, sys
@@ -28,7 +29,7 @@ except refsgd.data.DataError as error:
 """
 NEEDS = {  # what has no place -> what is done, what is said, once
     "kernels": ("import refsgd.nn.kernels\n", "compiled kernels are kept in "),
-    "studies": ("from refsgd.studies.lab import cache_folder; assert cache_folder() is None\n", "results are not kept, since "),
+    "studies": ("from benchmarks.studies.lab import cache_folder; assert cache_folder() is None\n", "results are not kept, since "),
     "data": (LOAD, "mnist: no files in "),
     "fetching": ("from refsgd.cli import main; assert main(['data', 'mnist']) == 1\n", "refsgd: mnist: "),
 }
@@ -38,7 +39,8 @@ NEEDS = {  # what has no place -> what is done, what is said, once
 def environment(request, tmp_path):
     """Of a process whose user has no home, or one that is a device; with a package folder that takes no files."""
     package, temporary, here = (tmp_path / name for name in ("package", "temporary", "here"))
-    shutil.copytree(Path(refsgd.__file__).parent, package / "refsgd", ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (Path(refsgd.__file__).parent, Path(studies.__file__).parents[1]):
+        shutil.copytree(source, package / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("nn", "runtimes"):
         (package / "refsgd" / folder / "__pycache__").touch()  # a file, which not even root can make a folder of
     temporary.mkdir()

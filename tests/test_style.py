@@ -48,8 +48,8 @@ ARROWS = {
     "result": {"effects", "machine", "schema", "trace", "waiting", "player", "plots", "version"},
 }
 FREE = {
-    "running", "comparison", "advice", "outcomes", "calibration", "sweep", "report", "doctor",
-    "cli", "player", "stepper", "terminal", "studies", "testing", "interactions", "check", "__init__", "__main__",
+    "running", "comparison", "advice", "calibration", "sweep", "report", "doctor",
+    "cli", "player", "stepper", "terminal", "testing", "check", "__init__", "__main__",
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step, study
+from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step
 from refsgd.cli.options import Parser, as_meant
 from refsgd.cli.outputs import check_outputs
 from refsgd.experiment import Usage
@@ -25,7 +25,7 @@ class Command(Protocol):
         """Do its work: print, write the files asked for."""
 
 
-COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, study, advise, data, doctor, listing)
+COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise, data, doctor, listing)
 
 
 def build_parser() -> Parser:
@@ -41,10 +41,15 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
+    return carry_out(lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
+
+
+def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
+    """Parse a command line and do what it says, with every error in one line; the exit code."""
     from refsgd.data import DataError
 
     try:
-        args = build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments))
+        args = parse()
     except SystemExit as stop:
         return int(stop.code or 0)
     except Usage as error:

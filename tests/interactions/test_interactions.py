@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refsgd.interactions import play
+from tests.interactions.player import play
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import refsgd
-from refsgd import lives, outcomes
+from refsgd import lives
 from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Compute, Node
 from refsgd.experiment import Usage, has_servers, prepare
@@ -29,6 +29,7 @@ from refsgd.runtimes.rings import Rings
 from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.trace import Event
 from refsgd.waiting import waiting_by_cause
+from tests.runtimes import outcomes
 from tests.runtimes.deployments import exchange
 
 LINK = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e7)

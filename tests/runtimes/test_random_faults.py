@@ -18,11 +18,11 @@ import pytest
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment import Usage, prepare
 from refsgd.machine import Machine
-from refsgd.outcomes import outcome
 from refsgd.performing import perform
 from refsgd.runtimes.faults import POLICIES, draw
 from refsgd.runtimes.processes import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
+from tests.runtimes.outcomes import outcome
 
 
 class Failing:

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from refsgd.studies import NAMES, parts_of
-from refsgd.studies.study import Line, Part, Study, judged, untestable
+from benchmarks.studies import NAMES, parts_of
+from benchmarks.studies.study import Line, Part, Study, judged, untestable
 
 
 class Row(NamedTuple):

@@ -2,14 +2,14 @@
 
 import pytest
 
+from benchmarks.studies import Lab, graur_terms
+from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
+from benchmarks.studies.graur_runs import forward_only, rate, runs
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.cli import main
 from refsgd.machine import Machine
 from refsgd.running import run
-from refsgd.studies import Lab, graur_terms
-from refsgd.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
-from refsgd.studies.graur_runs import forward_only, rate, runs
 from refsgd.theory import published
 
 

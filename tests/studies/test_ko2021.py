@@ -2,8 +2,8 @@
 
 import pytest
 
-from refsgd.studies.ko2021 import _compared, _depends, _heavier, _ordered, _scaling, techniques
-from refsgd.studies.lab import Lab
+from benchmarks.studies.ko2021 import _compared, _depends, _heavier, _ordered, _scaling, techniques
+from benchmarks.studies.lab import Lab
 from refsgd.theory import collectives
 from refsgd.theory.exchange import Link
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from refsgd.cli import main
+from benchmarks.studies import NAMES, Lab, parts_of
+from benchmarks.studies import lab as room
+from benchmarks.studies.__main__ import main
+from benchmarks.studies.lab import Trial
+from benchmarks.studies.report import markdown, picture, tables
+from benchmarks.studies.study import Line, Panel, Part, Study, cells, decided, interval, judged, shown, tally, untestable
 from refsgd.machine import Machine
-from refsgd.studies import NAMES, Lab, parts_of
-from refsgd.studies import lab as room
-from refsgd.studies.lab import Trial
-from refsgd.studies.report import markdown, picture, tables
-from refsgd.studies.study import Line, Panel, Part, Study, cells, decided, interval, judged, shown, tally, untestable
 
 SMALL = {"data": "quadratic", "steps": 4, "machine": Machine(compute="exponential(0.02)"), "seed": 3}
 
@@ -104,7 +104,7 @@ def test_a_seed_repeats_simulated_figures_bit_for_bit(capsys):
     """The command, twice without a cache: the same text; with another seed another one."""
 
     def figures(seed):
-        assert main(["study", "jia2020", "--quick", "--parts", "table2", "--seed", seed, "--no-cache", "--json", "-"]) == 0
+        assert main(["jia2020", "--quick", "--parts", "table2", "--seed", seed, "--no-cache", "--json", "-"]) == 0
         return json.loads(capsys.readouterr().out)["parts"]
 
     first = figures("1")
@@ -127,12 +127,12 @@ def test_every_document_has_parts_and_is_named_wrongly_in_one_line(capsys):
     for name in NAMES:
         title, parts = parts_of(name)
         assert title and len(parts) >= 3 and all(f.__doc__ for f in parts)
-    assert main(["study", "nothing"]) == 2
-    assert main(["study", NAMES[0], "--parts", "nothing"]) == 2
+    assert main(["nothing"]) == 2
+    assert main([NAMES[0], "--parts", "nothing"]) == 2
     assert all(len(line) for line in capsys.readouterr().err.splitlines())
 
 
 def test_the_command_writes_everything(tmp_path, capsys):
-    assert main(["study", "jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"), "--no-cache"]) == 0
+    assert main(["jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"), "--no-cache"]) == 0
     assert "idle period" in capsys.readouterr().out
     assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020.json", "jia2020.md"]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.studies.looks import ages, exchanges, pace
 from refsgd.machine import Machine
 from refsgd.running import run
-from refsgd.studies.looks import ages, exchanges, pace
 
 
 def test_parts_of_an_exchange():

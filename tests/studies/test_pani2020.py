@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.studies.pani2020 import IMAGES, crossing
 from refsgd.data import load
-from refsgd.studies.pani2020 import IMAGES, crossing
 
 pytestmark = pytest.mark.slow
 

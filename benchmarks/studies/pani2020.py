@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.studies.lab import Lab, Trial
+from benchmarks.studies.study import Document, Line, Panel, Part, decided, interval, judged, shown, untestable
 from refsgd.machine import Machine
 from refsgd.nn import nets
-from refsgd.studies.lab import Lab, Trial
-from refsgd.studies.study import Document, Line, Panel, Part, decided, interval, judged, shown, untestable
 from refsgd.theory import heterogeneous
 
 DEVICES = (1, 2, 4, 8)

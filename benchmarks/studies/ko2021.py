@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # scipy.special is loaded when it is asked for
 
+from benchmarks.studies.lab import Lab, Seen, Trial
+from benchmarks.studies.study import Claim, Document, Line, Panel, Part, averaged, decided, interval, judged, untestable
 from refsgd.experiment import predict
 from refsgd.machine import Machine
 from refsgd.nn import nets
-from refsgd.studies.lab import Lab, Seen, Trial
-from refsgd.studies.study import Claim, Document, Line, Panel, Part, averaged, decided, interval, judged, untestable
 from refsgd.theory import collectives, overlap
 from refsgd.theory.exchange import Link
 

@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import math
 
+from benchmarks.studies.graur_figures import CAFFE2, CHAPTER3, IMAGES4, SERVER, Key
 from refsgd.architectures import ARCHITECTURES
 from refsgd.laws import Law
 from refsgd.machine import Machine
-from refsgd.studies.graur_figures import CAFFE2, CHAPTER3, IMAGES4, SERVER, Key
 from refsgd.theory import iteration, published
 
 CROWDED = 2 * CHAPTER3[Key("caffe2", "F", "Ethernet", 2)] / CAFFE2["F"]

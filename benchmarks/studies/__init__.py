@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from refsgd.studies.lab import Lab
-from refsgd.studies.study import Claim, Document, Line, Panel, Part, Study
+from benchmarks.studies.lab import Lab
+from benchmarks.studies.study import Claim, Document, Line, Panel, Part, Study
 
 __all__ = ["NAMES", "Claim", "Document", "Lab", "Line", "Panel", "Part", "Study", "parts_of", "perform"]
 
@@ -18,7 +18,7 @@ def parts_of(name: str, parts: Sequence[str] = ()) -> tuple[str, list[Callable[[
     """A document's title, and the functions that redo its parts (all, or those named)."""
     if name not in NAMES:
         raise ValueError(f"study {name!r} is unknown; expected one of {', '.join(NAMES)}")
-    document: Document = import_module(f"refsgd.studies.{name}").DOCUMENT
+    document: Document = import_module(f"benchmarks.studies.{name}").DOCUMENT
     known = {f.__name__: f for f in document.parts}
     for part in parts:
         if part not in known:
@@ -33,5 +33,5 @@ def perform(name: str, lab: Lab, parts: Sequence[str] = ()) -> Study:
     for function in functions:
         lab.say(f"{name}: {function.__name__}")
         done.append(function(lab))
-    learn: str = import_module(f"refsgd.studies.{name}").DOCUMENT.learn
+    learn: str = import_module(f"benchmarks.studies.{name}").DOCUMENT.learn
     return Study(name, title, lab.quick, lab.seed, done, learn)

@@ -1,6 +1,6 @@
 """What studies read from traces: parts of an exchange, staleness by three definitions, gradients a second.
 
-Each is a ``Look`` of `refsgd.studies.lab`: a function of a result with its trace that gives JSON values.
+Each is a ``Look`` of `benchmarks.studies.lab`: a function of a result with its trace that gives JSON values.
 """
 
 from __future__ import annotations

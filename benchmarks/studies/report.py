@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from refsgd.studies.study import Panel, Part, Study, cells, tally
+from benchmarks.studies.study import Panel, Part, Study, cells, tally
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def markdown(study: Study, pictures: str = "") -> str:
     size = "the sizes of continuous integration (`--quick`)" if study.quick else "full size"
     total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
     out = [f"# {study.name}", "", study.document, "",
-           f"Made by `refsgd study {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}. Verdicts: {total}.", ""]
+           f"Made by `python -m benchmarks.studies {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}. Verdicts: {total}.", ""]
     if study.learn:
         out += ["**What to learn.** " + study.learn.replace("\n", " "), ""]
     for part in study.parts:

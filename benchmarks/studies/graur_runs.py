@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.studies import graur_terms
+from benchmarks.studies.graur_figures import Key
+from benchmarks.studies.lab import Lab, Seen, Trial
 from refsgd.algorithms.downpour import Fetch
 from refsgd.algorithms.parameter_server import Model, Objective, names
 from refsgd.algorithms.sgd import SGD
 from refsgd.architectures import ARCHITECTURES
 from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
 from refsgd.result import Result
-from refsgd.studies import graur_terms
-from refsgd.studies.graur_figures import Key
-from refsgd.studies.lab import Lab, Seen, Trial
 from refsgd.theory import published
 
 PARAMETERS = published.RESNET50 // 4

@@ -1,22 +1,28 @@
-"""``refsgd study``: a document's experiments, redone."""
+"""``python -m benchmarks.studies NAME``: a document's experiments, redone."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from rich.console import Console
+
+from benchmarks.studies import NAMES, Lab, parts_of, perform
+from benchmarks.studies.lab import cache_folder
+from benchmarks.studies.report import markdown, picture, tables
+from refsgd import plots
+from refsgd.cli import carry_out
+from refsgd.cli.options import Parser
 from refsgd.cli.outputs import PIPE, progress, width, write, writing
 from refsgd.experiment import Usage
-from refsgd.studies import NAMES
 
 
-def add(commands: Any) -> None:
-    """Its options."""
-    p = commands.add_parser("study", help="redo a document's experiments: paper | formula | simulation | processes",
-                            description="Redoes the tables and figures of one of the documents that the library grew from, with the "
-                            "document's figures beside ours and a verdict on each claim. Results are kept by their inputs, so an "
-                            "interrupted study goes on where it was.")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Redo a study; 0 done, 1 it failed, 2 wrong use, 130 interrupted."""
+    p = Parser(prog="python -m benchmarks.studies", description="Redoes the tables and figures of one of the documents that the library grew "
+               "from, with the document's numbers beside ours and a verdict on each claim. Results are cached by input, so an interrupted "
+               "study continues where it stopped.")
     p.add_argument("name", metavar="NAME", choices=NAMES, help="one of " + ", ".join(NAMES))
     p.add_argument("--quick", action="store_true", help="small sizes, under a minute")
     p.add_argument("--parts", default="", metavar="A,B,...", help="only these tables and figures")
@@ -26,17 +32,11 @@ def add(commands: Any) -> None:
     p.add_argument("--no-cache", action="store_true", help="neither use nor keep results")
     p.add_argument("--quiet", action="store_true", help="no progress")
     p.set_defaults(do=do)
+    return carry_out(lambda: p.parse_args(arguments))
 
 
 def do(args: argparse.Namespace) -> None:
     """Redo the experiments; print tables and verdicts, write files."""
-    from rich.console import Console
-
-    from refsgd import plots
-    from refsgd.studies import Lab, parts_of, perform
-    from refsgd.studies.lab import cache_folder
-    from refsgd.studies.report import markdown, picture, tables
-
     if args.seed < 0:
         raise Usage(f"seed {args.seed}; expected a number >= 0")
     parts = [p for p in args.parts.split(",") if p]
@@ -60,3 +60,7 @@ def do(args: argparse.Namespace) -> None:
             if part.panels:
                 with writing(str(folder / f"{study.name}-{part.key}.png")) as temporary:
                     plots.save(picture(part), temporary)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from benchmarks.studies import graur_terms
+from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, PASSES, SAVED4, SECONDS4, SERVER, Key
+from benchmarks.studies.graur_runs import PARAMETERS, STEPS, rate, runs
+from benchmarks.studies.lab import Lab, Trial
+from benchmarks.studies.study import Claim, Document, Line, Panel, Part, judged, untestable
 from refsgd.architectures import ARCHITECTURES
 from refsgd.machine import Machine
 from refsgd.nn import nets
-from refsgd.studies import graur_terms
-from refsgd.studies.graur_figures import CHAPTER3, IMAGES4, PASSES, SAVED4, SECONDS4, SERVER, Key
-from refsgd.studies.graur_runs import PARAMETERS, STEPS, rate, runs
-from refsgd.studies.lab import Lab, Trial
-from refsgd.studies.study import Claim, Document, Line, Panel, Part, judged, untestable
 from refsgd.theory import memory, published
 
 STRATEGIES = ("parameter-server", SERVER, "distributed-replicated", "distributed-allreduce-root", "distributed-allreduce-ringx1",

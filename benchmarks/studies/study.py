@@ -12,7 +12,7 @@ import numpy as np
 import scipy  # scipy.special is loaded when it is asked for; scipy.stats would cost every command half a second
 
 if TYPE_CHECKING:
-    from refsgd.studies.lab import Lab
+    from benchmarks.studies.lab import Lab
 
 FORMAT = 1  #: version of the JSON format
 Verdict = Literal["holds", "holds in shape", "does not hold", "not testable"]

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.studies.lab import Curve, Lab, Look, Seen, Trial, mean_curve, over
+from benchmarks.studies.looks import ages, exchanges, pace
+from benchmarks.studies.study import Claim, Document, Line, Panel, Part, averaged, decided, interval, judged, untestable
 from refsgd.experiment import predict
 from refsgd.machine import Machine
 from refsgd.nn import nets
 from refsgd.running import run
-from refsgd.studies.lab import Curve, Lab, Look, Seen, Trial, mean_curve, over
-from refsgd.studies.looks import ages, exchanges, pace
-from refsgd.studies.study import Claim, Document, Line, Panel, Part, averaged, decided, interval, judged, untestable
 from refsgd.theory.overlap import first_come
 
 NETS = {"Inception-v1": "inception", "ResNet-18": "resnet18"}
