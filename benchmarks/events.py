@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.compiled_server import parameter_server
 from benchmarks.quiet import interleaved
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
-from refsgd.runtimes.compiled import parameter_server
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Event, is_worker
 

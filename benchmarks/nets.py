@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks import torch_twin
 from benchmarks.quiet import interleaved
-from refsgd.nn import nets, peer
+from refsgd.nn import nets
 from refsgd.nn.parallel import Parallel
 
 NETS = ("tiny", "shallow", "resnet18:16", "inception:16", "vgg16", "resnet18")
@@ -87,7 +88,7 @@ def theirs(name: str, data: Data, best: bool) -> Callable[[], None]:
     """One training step of the same net in PyTorch."""
     import torch
 
-    module = peer.module(nets.build(name))
+    module = torch_twin.module(nets.build(name))
     images = torch.from_numpy(data.images).permute(0, 3, 1, 2)
     layout = torch.channels_last if best else torch.contiguous_format
     images, module = images.contiguous(memory_format=layout), module.to(memory_format=layout)

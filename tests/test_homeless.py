@@ -79,5 +79,5 @@ def test_one_line_says_what_is_not_kept(environment, what):
 def test_kernels_are_compiled_where_no_file_can_be_made_at_all(environment):
     """And are not kept."""
     nowhere = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/dev/null']\n"
-    found = said(environment, nowhere + "import refsgd.nn.nets, refsgd.runtimes.compiled\nassert refsgd.nn.nets.needs_compiling()\n")
+    found = said(environment, nowhere + "import refsgd.nn.nets, benchmarks.compiled_server\nassert refsgd.nn.nets.needs_compiling()\n")
     assert found.count("compiled kernels are not kept") == 1 and "expected NUMBA_CACHE_DIR" in found

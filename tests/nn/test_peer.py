@@ -2,7 +2,8 @@
 import numpy as np
 import pytest
 
-from refsgd.nn import nets, peer
+from benchmarks import torch_twin
+from refsgd.nn import nets
 from tests.nn.margins import apart
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refsgd[peers]'")
@@ -12,12 +13,12 @@ NORMED = ["resnet18:16", "resnet50:4", "inception:16"]
 
 
 def autograd(net, x, images, labels, dtype):
-    module = peer.module(net).to(dtype)
-    peer.load(net, module, x)
+    module = torch_twin.module(net).to(dtype)
+    torch_twin.load(net, module, x)
     scores = module(torch.from_numpy(images).permute(0, 3, 1, 2).to(dtype))
     loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels))
     loss.backward()
-    return loss.item(), peer.gradient(net, module)
+    return loss.item(), torch_twin.gradient(net, module)
 
 
 def drawn(name, b, shape=None):

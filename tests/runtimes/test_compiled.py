@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks.compiled_server import parameter_server
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
 from refsgd.performing import perform
 from refsgd.phantom import phantom
-from refsgd.runtimes.compiled import parameter_server
 
 MACHINES = {
     "random": Machine("exponential(0.02)", 0.0005, 1e6, update="lognormal(0.002,0.5)"),
