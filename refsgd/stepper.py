@@ -360,6 +360,8 @@ class Stepper:
         from refsgd.player import Player, player_html
 
         actions = [(f".choose({i})", said) for i, said in enumerate(self.actions())]
+        if self.deadlock:
+            actions = [(".back()", f"nothing: {self.deadlock}")]
         page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True, actions=actions, arrivals=self._arrived(),
                            limit=max(1, len(self.world.events)))
         found = Player(page)

@@ -450,9 +450,16 @@ function play(on) {
 }
 
 const jump = (list) => { const i = before(list, position); go(i + 1 < list.length ? list[i + 1] : last); };
+/** To the next worker that is held back, from the last one to the first; a sentence where nobody is. */
+function nextWait() {
+  const stops = run.stops.map(first), next = stops[before(stops, position) + 1] ?? stops[0];
+  if (next === undefined) byId("now").innerHTML = "In these events no worker is held back: every wait is for a message on the wire or for a computation.";
+  else go(next);
+}
+
 const acts = {
   start: () => go(0), back: () => go(position - 1), forward: () => go(position + 1), end: () => go(last),
-  update: () => jump(run.jumps), wait: () => jump(run.stops.map(first)),
+  update: () => jump(run.jumps), wait: nextWait,
 };
 for (const id in acts) byId(id).addEventListener("click", () => { play(false); acts[id](); });
 byId("play").addEventListener("click", () => play(timer === null));

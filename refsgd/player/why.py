@@ -1,8 +1,8 @@
 """Why a program waits, in one sentence: from the events of a run and from where its programs stood.
 
 A wait goes through stages: the request is on the wire, lies in an inbox, is being served, is held back, the answer is on the wire.  Where it is held back, the
-sentence names the line that decides so.  It is the condition around the program's ``Mark("block", worker=...)``; without such a mark it
-is the statement that keeps the program, which stands at a ``Recv``, from its next ``Send`` of the message that is waited for.
+sentence names the line that decides so: the statement that keeps the program, which stands at a ``Recv``, from its next ``Send`` of the
+message that is waited for, or the condition around its ``Mark("block", worker=...)`` where it holds itself back.
 """
 
 from __future__ import annotations
@@ -273,17 +273,16 @@ class Why:
         at = self._stand(key, k).place
         for file, line in reversed(self.states.places[at]) if at >= 0 else ():
             there = self._line(key, marked) if marked is not None else None
-            if there is not None:
-                found = around(self.sources[file], there[1], line) if there[0] == file else None
-            else:  # no mark, or one before the window
-                found = between(self.sources[file], line, self._stand(waiting, k).kinds)
+            found = between(self.sources[file], line, self._stand(waiting, k).kinds) if key != waiting else None
+            if found is None and there is not None and there[0] == file:  # it sends no such answer, or holds itself back
+                found = around(self.sources[file], there[1], line)
             if found is not None:
                 return (file, found[0]), self._values(key, found[1], bound(self.sources[file], line), waiting[0], k, marked)
         return (self._line(key, marked) if marked is not None else None), ""
 
     def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int, marked: int | None) -> str:
         """The variables of a condition; those that a Recv binds are of the next message already, unless a mark tells when to look."""
-        out = []
+        out: dict[str, str] = {}
         for name in dict.fromkeys(names):
             column = self.states.locals.get(key, {}).get(name, [])
             when = (marked if marked is not None else -1) if name in binds else k
@@ -294,5 +293,7 @@ class Why:
             if text is None or text == waiting or name.startswith("_") or (fixed and not number and name not in binds):
                 continue
             keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
-            out.append(f"{name} " + (f"{{{', '.join(keys)}}}" if keys else text))
-        return f" ({', '.join(out)})" if out else ""
+            out[name] = f"{{{', '.join(keys)}}}" if keys else text
+        if any(re.match(r"\{\w+: ", text) for text in out.values()):  # numbers by name say more than the names alone
+            out = {name: text for name, text in out.items() if not re.fullmatch(r"\{\w+(, \w+)*\}", text)}
+        return f" ({', '.join(f'{name} {text}' for name, text in out.items())})" if out else ""

@@ -262,10 +262,27 @@ def test_the_first_page_answers_its_question_at_the_first_press(browser, tmp_pat
       const line = document.querySelector(".gate.stop"), box = document.getElementById("listing").getBoundingClientRect(), at = line.getBoundingClientRect();
       const note = document.getElementById("now");
       return [line.textContent, at.top >= box.top && at.bottom <= box.bottom && at.bottom <= innerHeight, note.scrollHeight <= note.clientHeight + 1]""")
-    assert said[2] in seen[0] and "if clock.get(w, 0) > slowest + staleness:" in seen[0] and "waits" in seen[0]
+    assert said[2] in seen[0] and "ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]" in seen[0] and "waits" in seen[0]
     assert f"w{said[1][-1]}" in seen[0] and seen[1] and seen[2]
     browser.switch_to.default_content()
     assert browser.get_log("browser") == []
+
+
+def test_next_wait_begins_again_after_the_last_one(browser, tmp_path, ssp):
+    """Also where the page opens at its end."""
+    show(browser, tmp_path, ssp.html)
+    browser.find_element("id", "end").click()
+    browser.find_element("id", "wait").click()
+    again = at(browser)
+    browser.find_element("id", "start").click()
+    browser.find_element("id", "wait").click()
+    assert at(browser) == again < len(ssp.trace.events)
+
+
+def test_where_nobody_is_held_back_next_wait_says_so(browser, tmp_path):
+    show(browser, tmp_path, page("asp", steps=2, workers=2).html)
+    browser.find_element("id", "wait").click()
+    assert at(browser) == 0 and "no worker is held back" in browser.find_element("id", "now").text
 
 
 def test_an_embedded_player_says_how_its_keys_work(browser, tmp_path, front):

@@ -74,7 +74,7 @@ def test_waiting_is_explained_by_cause_and_by_whom():
     for stop, p in found.data["stops"]:  # the line that decides is in the page
         _, said, file, line = column(found.data["programs"][p]["reasons"], stop)
         row = re.search(rf'id="f{file}l{line}">.*?<code>(.*?)</code>', found.html, re.S).group(1)
-        assert "if clock.get(w, " in re.sub("<[^>]*>", "", row) and said.endswith(f"; ssp.py:{line}")
+        assert "ready = [w for w in clock if w in waiting" in re.sub("<[^>]*>", "", row) and said.endswith(f"; ssp.py:{line}")
     spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
     busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)

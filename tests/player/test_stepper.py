@@ -123,6 +123,7 @@ Died = refsgd.effects.Died
 def test_a_function_of_the_readers_own_and_its_deadlock():
     s = Stepper(mine, workers=2, steps=1).run()
     assert s.over and "deadlock: peer0 at " in s.deadlock and "waits for Recv(Died)" in repr(s) and "deadlock" in s._repr_html_()
+    assert "nothing: deadlock: peer0 at " in s.player().html
     with pytest.raises(ValueError, match="action 0; deadlock: peer0"):
         s.choose(0)
     assert not s.back().over
@@ -182,9 +183,9 @@ def test_a_wait_is_explained_at_each_of_its_stages():
     update = line_of("x, v = yield Compute")
     assert why(then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; ssp.py:{update}"
     s.run_until("block")
-    gate = line_of("if clock.get(w, 0) > slowest + staleness:")
-    assert why() == ("worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, staleness 0), "
-                     f"while Push#0 of worker1 is on the wire; ssp.py:{gate}")
+    gate = line_of("ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]")
+    assert why() == ("worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, "
+                     f"staleness 0), while Push#0 of worker1 is on the wire; ssp.py:{gate}")
     while "server0 sends Model to worker0" not in s.actions():
         s.step()
     why(then="server0 sends Model to worker0")
@@ -306,7 +307,8 @@ def test_peers_in_a_circle_wait_for_each_other():
 
 
 @pytest.mark.parametrize(("name", "options", "expected"), [
-    ("ssp", {"staleness": 0, "refresh": "lazy"}, r"server0 holds the answer to Read#1 back \(message Read\(clock=1\), before 0\), while .*; ssp.py:\d+"),
+    ("ssp", {"staleness": 0, "refresh": "lazy"},
+     r"server0 holds the answer to Read#1 back \(clock .*, slowest 0, before 0, parked \{worker0: 1\}\), while .*; ssp.py:\d+"),
     ("ssp", {"staleness": 0, "refresh": "eager"}, r"it holds itself back \(oldest 0, c 1, staleness 0\); ssp.py:\d+"),
     ("bsp", {}, r"server0 has its Push#0 and does not answer yet \(pushes \{worker0.*; bsp.py:\d+"),
     ("allreduce", {}, r"peer2 has not sent Part yet: it computes a gradient; allreduce.py:\d+"),
