@@ -300,20 +300,25 @@ class Preset:
     machine : Machine
     says : str
         The source, and what is assumed.
+    timed : tuple of (str, int), optional
+        The net and the batch whose gradient `machine.compute` is.
     """
 
     machine: Machine
     says: str
+    timed: tuple[str, int] | None = None
 
 
 #: the clusters of the studies that this library redoes; `--machine NAME`
 PRESETS: dict[str, Preset] = {
     "das5-ethernet": Preset(
         Machine(compute=Law("fixed", (8.8,)), latency=1e-4, bandwidth=125e6),
-        "Graur 2019: DAS-5, 1 Gbps Ethernet; ResNet-50, batch 32, 8.8 s a step on one node; latency assumed 0.1 ms"),
+        "Graur 2019: DAS-5, 1 Gbps Ethernet; ResNet-50, batch 32, 8.8 s a step on one node; latency assumed 0.1 ms",
+        ("resnet50", 32)),
     "das5-infiniband": Preset(
         Machine(compute=Law("fixed", (8.8,)), latency=5e-6, bandwidth=7e9),
-        "Graur 2019: DAS-5, FDR InfiniBand 56 Gbps; compute as das5-ethernet; latency assumed 5 us"),
+        "Graur 2019: DAS-5, FDR InfiniBand 56 Gbps; compute as das5-ethernet; latency assumed 5 us",
+        ("resnet50", 32)),
     "ipdps21-10g": Preset(
         Machine(latency=5e-5, bandwidth=1.25e9),
         "Ko et al. 2021: 24 Titan V, 10 Gbps Ethernet; latency assumed 50 us; no compute time is given: add --compute"),
@@ -347,8 +352,30 @@ def load_machine(name: str) -> Machine:
     ValueError
         Neither: what was found, what was expected.
     """
+    return load_timed(name)[0]
+
+
+def load_timed(name: str) -> tuple[Machine, tuple[str, int] | None]:
+    """A machine, with the net and the batch whose gradient its compute times are.
+
+    Parameters
+    ----------
+    name : str
+        As `load_machine` takes it.
+
+    Returns
+    -------
+    Machine
+    tuple of (str, int) or None
+        Net and batch; None where preset or file do not say.
+
+    Raises
+    ------
+    ValueError
+        As `load_machine` does.
+    """
     if name in PRESETS:
-        return PRESETS[name].machine
+        return PRESETS[name].machine, PRESETS[name].timed
     try:
         data = json.loads(Path(name).read_text())
     except FileNotFoundError:
@@ -358,9 +385,11 @@ def load_machine(name: str) -> Machine:
     if not isinstance(data, dict):
         raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
     try:
-        return Machine.from_json(data.get("machine", data))
+        machine = Machine.from_json(data.get("machine", data))
     except ValueError as error:
         raise ValueError(f"machine file {name}: {error}") from None
+    measured = data.get("net")
+    return machine, (measured["net"], measured["batch"]) if isinstance(measured, dict) and {"net", "batch"} <= set(measured) else None
 
 
 def rank_of(node: str) -> int:

@@ -157,3 +157,25 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
             warnings.filterwarnings("error", "mean compute time|.*cannot keep")
             assert main([*command, *arguments, "--slow-motion", "4"]) == 0
         assert json.loads(capsys.readouterr().out)["machine"]["compute"]["parameters"][0] == pytest.approx(0.0024)
+
+
+@pytest.mark.parametrize(("flags", "found"), [
+    ("predict bsp --net shallow --data mnist --batch 16", "of tiny at batch 16, and shallow at batch 16"), ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
+    ("predict bsp --net phantom:1000 --data none --batch 32", "phantom:1000 at batch 32"),
+    ("advise --parameters 1000", "your model at batch 32 is asked for; give the time of one such gradient with --compute LAW or --rate FLOP/S"),
+    ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""), ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
+    ("predict bsp --net phantom:1000 --data none", ""), ("run bsp --data quadratic --steps 1", "")])
+def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys):
+    """One line, unless --compute or --rate gives the time, or the net has sizes in name only."""
+    path = tmp_path / "m.json"
+    machine = Machine(compute="fixed(0.1)").to_json()
+    path.write_text(json.dumps({"machine": machine, "net": {"net": "tiny", "batch": 16}}))
+    assert main([*flags.split(), "--machine", str(path), "--workers", "2"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "gradient times" in line]
+    assert len(said) == bool(found) and found in "".join(said)
+
+
+def test_a_preset_says_whose_times_it_has(capsys):
+    flags = ["predict", "bsp", "--net", "phantom:1000", "--data", "none", "--machine", "das5-ethernet", "--batch"]
+    assert main([*flags, "64"]) == 0 and "machine das5-ethernet: its gradient times are of resnet50 at batch 32" in capsys.readouterr().err
+    assert main([*flags, "32"]) == 0 and capsys.readouterr().err == ""

@@ -7,15 +7,16 @@ import math
 import re
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.architectures import ARCHITECTURES
 from refsgd.arguments import catalogued, elsewhere, nearest, options_of, plain, suggestion
-from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage
+from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage, default_net
 from refsgd.laws import LAWS
-from refsgd.machine import PRESETS, Machine, load_machine
+from refsgd.machine import PRESETS, Machine, load_timed
 from refsgd.performing import RUNTIMES
 from refsgd.units import slowed
 
@@ -210,7 +211,11 @@ def _described(args: argparse.Namespace) -> Machine:
             said[name] = getattr(args, name)
     if args.collocated:
         said["collocated"] = True
-    base = load_machine(args.machine) if args.machine is not None else Machine() if args.compute is not None else DEFAULT_MACHINE
+    base = Machine() if args.compute is not None else DEFAULT_MACHINE
+    if args.machine is not None:
+        base, timed = load_timed(args.machine)
+        if timed and base.compute and args.compute is None:
+            _check_timed(args, *timed)
     machine = base.with_(**said)
     if getattr(args, "slow_motion", None) is not None:
         machine = machine.slow_motion(args.slow_motion)
@@ -218,6 +223,19 @@ def _described(args: argparse.Namespace) -> Machine:
         return machine
     workers = None if getattr(args, "sweep", None) else args.workers  # a sweep may vary their number
     return machine.with_(speeds=slowed(args.slow, machine.speeds, workers))
+
+
+def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
+    """Warn where a machine's compute times are of another net or batch than the run's; sizes in name only have times of any net."""
+    from refsgd.data import NAMES
+
+    data = getattr(args, "data", "none")
+    asked = args.net or (default_net(data) if data in NAMES else None)
+    if data not in (*NAMES, "none") or (batch == args.batch and (asked is None or asked == net or asked.startswith("phantom:"))):
+        return
+    rate = " or --rate FLOP/S" if hasattr(args, "rate") else ""
+    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and {asked or 'your model'} at batch {args.batch} is asked for; "
+                  f"give the time of one such gradient with --compute LAW{rate}", stacklevel=3)
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, known, machine_of, own_given
+from refsgd.cli.options import arguments_of, common, each_algorithm, known, own_given
 from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
 from refsgd.experiment import Usage, prepare
 
@@ -43,7 +43,7 @@ def do(args: argparse.Namespace) -> None:
     if not predictions:
         raise Usage(f"no figures of {args.algorithm}: {next(iter(missing.values()))}")
     if args.json != "-":
-        tell(f"{args.algorithm} on: {machine_of(args)}", 2)
+        tell(f"{args.algorithm} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, missing, width() or PIPE)))
     write(args.json, json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
