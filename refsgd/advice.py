@@ -97,16 +97,18 @@ class Strategy:
     ----------
     name, group : str
         What it is called (K servers, K=n: one on each worker's node); which of `GROUPS` it belongs to.
+    workers : int
+        That take part.
     variant : str
         "" with equal work for all workers; else "without ..." the slowest, or "work by speed": batches in proportion to speed.
     command, note : str
-        The command that tries it, and how its run differs from this strategy; "" if it does not.
+        The command that tries it, and what to expect of its run; "" if that is this strategy's pass.
     pytorch : str
         What PyTorch has for it; "" if there is nothing built in.
     page : str
         The page of the documentation that explains it.
     seconds : float
-        A pass over the data in equal shares, until the last worker has ended.
+        A pass over the data: until every worker has finished its equal share.
     factor : float
         `seconds` relative to the baseline's.
     images_per_second : float
@@ -138,6 +140,7 @@ class Strategy:
 
     name: str
     group: str
+    workers: int
     variant: str
     command: str
     note: str
@@ -179,7 +182,8 @@ class Advice:
     tries : tuple of Strategy
         What is recommended, the baseline and its variants, and the fastest that fits of each of `TRIES`; by group.
     recommendation : str
-        Two sentences: what to start with, and what another kind of strategy would gain at which risk; "" if nothing fits.
+        What to start with, whether batches by speed would be faster, and what another kind of strategy would gain at which
+        risk; "" if nothing fits.
     crossings : tuple of str
         In words: up to where a strategy is the fastest or within 2 % of it, and which one is from there on.
     unknown : tuple of str
@@ -218,8 +222,15 @@ def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
 
 def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     best = _recommended(fitting, base)
-    start = f"Start with {best.name}: {best.seconds:.4g} s a pass (" + ("the baseline)" if best is base else f"x{best.factor:.2f} of {base.name})")
-    start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
+    strategy, took = best.name.removesuffix(f", {best.variant}"), f"{best.seconds:.4g} s a pass"
+    if best.variant.startswith("without "):
+        slow = best.variant.replace("without worker", "the slow worker").removeprefix("without ")
+        start = (f"Start with {strategy} on {best.workers} nodes, leaving out {slow}: {took} instead of {base.seconds:.4g}" + (f" with {base.name}" if strategy != base.name else "") + ".")
+    else:
+        start = f"Start with {best.name}: {took} (" + ("the baseline)" if best is base else f"x{best.factor:.2f} of {base.name})")
+        start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
+    if (even := next((s for s in fitting if s.name == f"{strategy}, work by speed" and s.seconds < best.seconds), None)):
+        start += f" Batches in proportion to speed take {even.seconds:.4g} s but need a sampler of your own."
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
     if other is None:
         return start + " No strategy of another kind is faster here, so there is nothing to gain for a loss of accuracy."
@@ -407,7 +418,7 @@ def _strategy(c: Candidate, case: _Case) -> Strategy | None:
     unwaited = _group(c.algorithm) in ("one model", "stale gradients")
     kind = "approximation" if time.gain > 1 else figures["seconds"].kind
     return Strategy(
-        _name(c, case), _group(c.algorithm), case.variant, _command(c, case, steps), _note(case, time, run_idle), _pytorch(c, case),
+        _name(c, case), _group(c.algorithm), case.workers, case.variant, _command(c, case, steps), _note(c, case, time, figures, steps), _pytorch(c, case),
         f"docs/algorithms/{c.algorithm}", time.seconds, 1.0, used * time.gain * float(figures["images_per_second"].value), idle, run_idle, tau,
         value("bytes_per_iteration"), _memory(c, case), stability.constant_delay(round(tau)).value / 2 if unwaited and tau is not None else None,
         kind, _binding(figures, time), time.gain > 1, tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(c.algorithm, ())),
@@ -426,14 +437,16 @@ def _binding(figures: dict[str, Any], time: _Time) -> str:
     return max(causes, key=lambda k: causes[k]) if causes and max(causes.values()) > 0.02 * whole else "nothing"
 
 
-def _note(case: _Case, time: _Time, run_idle: float | None) -> str:
-    """How the command's run differs from the strategy."""
-    parts = []
-    if case.variant == "work by speed":
-        parts.append("equal batches on equal workers, which takes the same times: `refsgd run` has no batches by speed")
-    if time.gain > 1 and run_idle is not None:
-        parts.append(f"without overlap, which `refsgd run` does not have: {time.seconds * time.gain:.4g} s a pass, idle {run_idle:.0%}")
-    return "; ".join(parts)
+def _note(c: Candidate, case: _Case, time: _Time, figures: dict[str, Any], steps: int) -> str:
+    """What to expect of the command's run where that is not the strategy's pass."""
+    whole = max(1, round(case.images / (case.workers * case.batch * _used(c, case))))
+    differs = [f"{case.workers} equal workers stand in for batches by speed"] if case.variant == "work by speed" else []
+    differs += ["there is no overlap"] if time.gain > 1 else []
+    if steps == whole and not differs:
+        return ""
+    expect = f"{steps} steps" if steps == whole else f"{steps} of {whole} steps"
+    expect += f", {float(figures['seconds'].value):.4g} s" + (f", idle {float(figures['idle_ratio'].value):.0%}" if "idle_ratio" in figures else "")
+    return expect + (f"; differs from the row{' twice' * (len(differs) > 1)}: {', and '.join(differs)}" if differs else "")
 
 
 def _pytorch(c: Candidate, case: _Case) -> str:
@@ -568,4 +581,5 @@ def _rates(candidates: Sequence[Candidate], case: _Case) -> dict[str, float]:
 
 
 def _amount(axis: str, x: float) -> str:
-    return {"workers": f"{x:g} workers", "bandwidth": f"{x / 1e9:.2g} GB/s", "latency": f"a latency of {1e3 * x:.2g} ms"}[axis]
+    """A value of an axis of `_crossings`, in words."""
+    return {"workers": f"{x:g} workers", "bandwidth": f"a bandwidth of {x / 1e9:.3g} GB/s", "latency": f"a latency of {1e3 * x:.2g} ms"}[axis]

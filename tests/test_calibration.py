@@ -160,7 +160,8 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
 
 
 @pytest.mark.parametrize(("flags", "found"), [
-    ("predict bsp --net shallow --data mnist --batch 16", "of tiny at batch 16, and shallow at batch 16"), ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
+    ("predict bsp --net shallow --data mnist --batch 16", "of tiny at batch 16, and shallow at batch 16"),
+    ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
     ("predict bsp --net phantom:1000 --data none --batch 32", "phantom:1000 at batch 32"),
     ("advise --parameters 1000", "your model at batch 32 is asked for; give the time of one such gradient with --compute LAW or --rate FLOP/S"),
     ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""), ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),

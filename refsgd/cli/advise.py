@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isinf, prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from refsgd.cli.options import links_and_speeds, machine_of, typed
 from refsgd.cli.outputs import write
 from refsgd.experiment import Usage, check_net
 from refsgd.laws import LAWS
-from refsgd.machine import PRESETS
+from refsgd.machine import PRESETS, Machine
 from refsgd.units import nbytes
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def do(args: argparse.Namespace) -> None:
         _listed(console, f"How to read it (more in {PAGES['ranking']})", _legend(args.images, found.baseline.name, spared))
     stable = ", ".join(f"{s.name} {s.rate:.2f}" for s in fitting if s.rate is not None and s.rate < 1 and not s.variant)
     _listed(console, "What does not fit", [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected])
-    _listed(console, "The fastest, or within 2 % of it, all else as it is", found.crossings)
-    _listed(console, "Largest stable learning rate on a quadratic, relative to fresh gradients", [stable] if stable else [])
+    _listed(console, "Where another strategy becomes the fastest", [*found.crossings, _yours(args.workers, found.machine)] if found.crossings else [])
+    _listed(console, "Largest learning rate that still converges on a quadratic, as a fraction of the limit with fresh gradients", [stable] if stable else [])
     _listed(console, "What studies found of accuracy when workers are added",
            [f"{LETTERS[i]}  {e}: docs/studies/{e.split()[0]}" for i, e in enumerate(findings)])
     _listed(console, "What is not known", found.unknown)
@@ -143,6 +143,12 @@ def do(args: argparse.Namespace) -> None:
         text for s in found.tries for text in (
             f"{s.name}: {s.page}", *broken(s.command, console.width - 8), *([f"  this run: {s.note}"] if s.note else []),
             f"  in PyTorch: {s.pytorch or 'nothing built in'}")])
+
+
+def _yours(workers: int, machine: Machine) -> str:
+    """The quantities along which another strategy becomes the fastest, as they are."""
+    bandwidth = "unlimited bandwidth" if isinf(machine.bandwidth) else f"a bandwidth of {machine.bandwidth / 1e9:.3g} GB/s"
+    return f"yours: {workers} workers, {bandwidth}, a latency of {1e3 * machine.latency:.3g} ms"
 
 
 def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
@@ -154,7 +160,7 @@ def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
     if not overlapped:
         return "Overlapping exchange and backward pass would make nothing faster here."
     return (f"Overlap: {', '.join(dict.fromkeys(s.algorithm for s in overlapped))} exchange gradients in buckets of 25 MB during the backward "
-            "pass. For asp and ssp no such formula exists: their computing and exchange add up. --no-overlap turns it off.")
+            "pass. asp and ssp have no overlap formula; their rows add computing and exchange. --no-overlap turns it off.")
 
 
 def _described(args: argparse.Namespace) -> str:
@@ -205,8 +211,8 @@ def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
     """What the columns are, and which there would be on a wider terminal."""
     from refsgd.advice import PAGES
 
-    return [f"pass: {images:,} images in equal shares, until the last worker has ended ({PAGES['links']}); ~ approximation, ? bound, else exact",
-            f"factor: of {base} with equal work; a pass teaches equally much only within one kind, so compare passes only there",
+    return [f"pass: time until every worker has finished its equal share of {images:,} images ({PAGES['links']}); ~ approximation, ? bound, else exact",
+            f"factor: of {base} with equal work; compare times only within a kind: a pass of another kind may teach less",
             "without ...: the cluster without its slowest workers; work by speed: batches in proportion to speed",
             f"idle: share of worker time not spent computing gradients, averaged over workers; a worker that ends early is idle until the "
             f"last one ends ({PAGES['idle']})",
@@ -225,7 +231,7 @@ def _paragraph(console: Console, text: str) -> None:
 def _listed(console: Console, title: str, lines: Sequence[str]) -> None:
     """A heading and indented lines; nothing without lines.  Lines of a command stay as they are."""
     if lines:
-        console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
+        console.print("\n" + "\n".join(wrap(title, console.width)), style="bold", highlight=False, soft_wrap=True)
         for line in lines:
             folded = [line] if line.startswith(("  refsgd ", "   ")) else wrap(
                 line, console.width - 4, subsequent_indent="    " if line.startswith(" ") else "  ", break_on_hyphens=False)

@@ -103,7 +103,7 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
 
 def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
     """The options of a machine but for its gradients; times, rates and speeds are read by `refsgd.units`."""
-    where.add_argument("--latency", metavar="TIME", help=f"until a message's first byte arrives: seconds, or as 25us, 1ms ({latency})")
+    where.add_argument("--latency", metavar="TIME", help=f"time from sending a message to the arrival of its first byte: seconds, or as 25us, 1ms ({latency})")
     where.add_argument("--bandwidth", metavar="RATE", help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
     where.add_argument("--update", metavar="LAW", help="time of one update, e.g. 2ms (default 0)")
     where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one for each; 15x1,0.5: fifteen at 1, one at 0.5")
