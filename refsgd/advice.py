@@ -225,7 +225,8 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     strategy, took = best.name.removesuffix(f", {best.variant}"), f"{best.seconds:.4g} s a pass"
     if best.variant.startswith("without "):
         slow = best.variant.replace("without worker", "the slow worker").removeprefix("without ")
-        start = (f"Start with {strategy} on {best.workers} nodes, leaving out {slow}: {took} instead of {base.seconds:.4g}" + (f" with {base.name}" if strategy != base.name else "") + ".")
+        start = (f"Start with {strategy} on {best.workers} nodes, leaving out {slow}: {took} instead of {base.seconds:.4g}"
+                 + (f" with {base.name}" if strategy != base.name else "") + ".")
     else:
         start = f"Start with {best.name}: {took} (" + ("the baseline)" if best is base else f"x{best.factor:.2f} of {base.name})")
         start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."

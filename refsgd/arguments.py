@@ -18,7 +18,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.effects import Deployment, Node
 from refsgd.machine import Machine
 from refsgd.problems import Problem
-from refsgd.units import written
+from refsgd.units import counted, written
 
 
 class Usage(ValueError):
@@ -95,7 +95,7 @@ def check_speeds(machine: Machine, workers: int) -> None:
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(f"worker{i}") for i in range(workers)])
-        raise Usage(f"speeds {written(machine.speeds)} are of {given} workers, and there {'is 1' if workers == 1 else f'are {workers}'}; "
+        raise Usage(f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there {'is 1' if workers == 1 else f'are {workers}'}; "
                     f"expected a speed for each, such as {wanted}, or workers {given}")
 
 

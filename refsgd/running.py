@@ -28,6 +28,7 @@ from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Journal, Record, read
 from refsgd.runtimes.monitor import Monitor
 from refsgd.trace import Run, is_worker
+from refsgd.units import counted
 from refsgd.version import __version__
 
 __all__ = ["replay", "run"]
@@ -164,7 +165,7 @@ def check_ranks(experiment: Experiment) -> None:
 
     needed, found = len(set(experiment.machine.hosts(experiment.deploy()).values())), mpi.world().size
     if needed > found:
-        raise Usage(f"{experiment.name} with {experiment.workers} workers needs {needed} ranks and MPI has started {found}; "
+        raise Usage(f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} ranks and MPI has started {found}; "
                     f"use mpiexec -n {needed}, or another --workers")
 
 
@@ -369,8 +370,8 @@ def check_pace(experiment: Experiment) -> None:
     cores, least_mean = usable_cores(), 0.002
     share = experiment.workers / (cores * law.mean)
     longer = math.ceil(max(least * share / 0.8, least_mean / law.mean))
-    found = (f"{experiment.workers} workers with {usual * 1e3:.3g} ms of real computing on {cores} cores cannot keep a drawn mean of {law.mean * 1e3:.3g} ms; "
-             f"expected at most {0.8 / share * 1e3:.3g} ms")
+    found = (f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on {counted(cores, 'core')}; "
+             f"the machine asks for {law.mean * 1e3:.3g} ms, which leaves room for {0.8 / share * 1e3:.3g} ms of real work")
     if least * share > 1:
         raise Usage(f"{found}: use --slow-motion {longer} (a machine {longer} times as slow in everything), the simulator, "
                     "or no pacing (--compute none)")

@@ -21,6 +21,7 @@ from refsgd.runtimes.diagram import diagram, words
 from refsgd.runtimes.programs import Where, describe
 from refsgd.runtimes.world import BEGIN, Action, Stuck, World
 from refsgd.trace import Event, Trace
+from refsgd.units import counted
 
 if TYPE_CHECKING:
     from refsgd.player import Player
@@ -109,7 +110,7 @@ class Stepper:
         experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=lr, momentum=momentum, **options)
         self.deploy, self.grain = experiment.deploy, grain
         said = "".join(f" {k}={v}" for k, v in options.items())
-        self.name = f"{experiment.name}{said}: {experiment.workers} workers, {steps} steps"
+        self.name = f"{experiment.name}{said}: {counted(experiment.workers, 'worker')}, {counted(steps, 'step')}"
         self._begin()
         for pick in schedule:
             self.choose(pick)

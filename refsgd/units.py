@@ -15,6 +15,7 @@ _SECONDS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "\u00
 _BYTES = {f"{prefix}B": Decimal(scale) for prefix, scale in _PREFIXES.items()} | {f"{p}IB": Decimal(1024**i) for i, p in enumerate("KMGT", 1)}
 _RATES = {f"{prefix}{unit}": Decimal(scale) / bits for prefix, scale in _PREFIXES.items()
           for unit, bits in (("B/s", 1), ("bps", 8), ("b/s", 8), ("bit/s", 8))}
+_FLOPS = {f"{prefix}{unit}": Decimal(scale) for prefix, scale in (_PREFIXES | {"P": 10**15}).items() for unit in ("FLOPS", "FLOP/S")}
 _MOST = 100_000  #: speeds in one text
 
 
@@ -45,6 +46,16 @@ def nbytes(text: str) -> float:
     return _read(text, _BYTES, "bytes, such as 16e9, 16GB or 16GiB")
 
 
+def flops(text: str) -> float:
+    """A rate of computing: ``5e12``, ``5TFLOPS``, ``5TFLOP/s``; ValueError on what is none."""
+    return _read(text, _FLOPS, "FLOP/s, such as 5e12 or 5TFLOPS")
+
+
+def counted(number: int, what: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {what}" + "s" * (number != 1)
+
+
 def speeds(text: str) -> tuple[float, ...]:
     """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half of it; ValueError on what is none."""
     found: list[float] = []
@@ -64,13 +75,17 @@ def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = 
     for part in ",".join(texts).split(","):
         worker, _, speed = part.partition("=")
         try:
-            changed[int(worker.removeprefix("worker"))] = float(speed)
+            rank = int(worker.removeprefix("worker"))
+            changed[rank] = float(speed)
         except ValueError:
             raise ValueError(f"{part!r}; expected a worker and its speed, such as 15=0.5 for worker 15 at half speed") from None
+        if not 0 < changed[rank] < float("inf"):
+            raise ValueError(f"worker {rank} at speed {speed}; expected a finite speed > 0, such as {rank}=0.5 for half speed")
     count = max(*changed, len(speeds) - 1, 0) + 1 if workers is None else workers
     for rank in changed:
         if not 0 <= rank < min(count, _MOST):
-            raise ValueError(f"worker {rank}, and there are {count} workers; expected one from 0 to {count - 1}")
+            numbered = f"{count} workers are numbered 0 to {count - 1}" if count > 1 else "the only worker is 0"
+            raise ValueError(f"there is no worker {rank}: {numbered}")
     return tuple(changed.get(i, speeds[i] if i < len(speeds) else 1.0) for i in range(max(count, len(speeds))))
 
 

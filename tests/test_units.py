@@ -19,7 +19,8 @@ from refsgd.machine import Machine
     (units.seconds, "2s", 2.0), (units.seconds, "1e3ns", 1e-6), (units.bytes_per_second, "1.25e9", 1.25e9), (units.bytes_per_second, "10Gbps", 1.25e9),
     (units.bytes_per_second, "10gbps", 1.25e9), (units.bytes_per_second, "1.25GB/s", 1.25e9), (units.bytes_per_second, "10 Gbit/s", 1.25e9),
     (units.bytes_per_second, "100 Mb/s", 12.5e6), (units.bytes_per_second, "50kB/s", 5e4), (units.bytes_per_second, "inf", float("inf")),
-    (units.nbytes, "16GB", 16e9), (units.nbytes, "16gb", 16e9), (units.nbytes, "16 GiB", 16 * 2**30), (units.nbytes, "16e9", 16e9)])
+    (units.nbytes, "16GB", 16e9), (units.flops, "5TFLOPS", 5e12), (units.flops, "312 tflop/s", 3.12e14), (units.flops, "2GFLOPS", 2e9),
+    (units.nbytes, "16gb", 16e9), (units.nbytes, "16 GiB", 16 * 2**30), (units.nbytes, "16e9", 16e9)])
 def test_a_quantity_is_the_float_nearest_to_what_is_written(read, text, value):
     assert read(text) == value
 
@@ -69,7 +70,7 @@ def test_what_are_no_speeds_is_refused(text):
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("16=0.5", "worker 16, and there are 16 workers; expected one from 0 to 15"), ("-1=0.5", "worker -1, and there are 16"),
+    ("16=0.5", "there is no worker 16: 16 workers are numbered 0 to 15"), ("-1=0.5", "there is no worker -1: 16 workers"),
     ("0.5", "'0.5'; expected a worker and its speed, such as 15=0.5"), ("a=1", "'a=1'; expected a worker and its speed")])
 def test_a_slow_worker_that_is_none_is_refused(text, expected):
     with pytest.raises(ValueError) as error:
@@ -121,7 +122,7 @@ def test_speeds_of_another_number_of_workers_are_refused_in_python_and_on_the_co
                     ["advise", "--parameters", "1000", "--workers", "4"]):
         assert main([*command, "--compute", "20ms", "--speeds", ",".join(map(str, speeds))]) == 2
         said.add(capsys.readouterr().err.removeprefix("refsgd: ").strip())
-    assert len(said) == 1 and f"are of {len(speeds)} workers, and there are 4; expected a speed for each" in said.pop()
+    assert len(said) == 1 and f"name {len(speeds)} workers, and there are 4; expected a speed for each" in said.pop()
 
 
 def test_speeds_fit_one_worker_alone_and_the_other_workers_of_a_comparison():

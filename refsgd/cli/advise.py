@@ -13,12 +13,12 @@ from math import isinf, prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from refsgd.cli.options import links_and_speeds, machine_of, typed
+from refsgd.cli.options import links_and_speeds, machine_of, typed, with_unit
 from refsgd.cli.outputs import write
 from refsgd.experiment import Usage, check_net
 from refsgd.laws import LAWS
 from refsgd.machine import PRESETS, Machine
-from refsgd.units import nbytes
+from refsgd.units import counted, flops, nbytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,12 +46,13 @@ def add(commands: Any) -> None:
     where = p.add_argument_group("cluster")
     where.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
     where.add_argument("--servers", type=int, default=1, metavar="K", help="of strategies with servers of their own (default 1)")
-    where.add_argument("--rate", type=float, metavar="FLOP/S", help="of one worker: with FLOPs it gives the time of a gradient (three forward passes)")
+    where.add_argument("--rate", type=typed(flops), metavar="FLOP/S",
+                       help="of one worker, e.g. 5TFLOPS: with FLOPs it gives the time of a gradient (three forward passes)")
     where.add_argument("--spread", type=float, default=0.1, metavar="CV", help="coefficient of variation of that time (default 0.1)")
     where.add_argument("--machine", metavar="FILE|PRESET", help=f"a machine file, or one of {', '.join(PRESETS)}")
     where.add_argument("--compute", metavar="LAW", help="time of one gradient instead of --rate, e.g. 158ms or lognormal(158ms,0.1): " + "; ".join(LAWS))
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
-    p.add_argument("--memory", type=typed(nbytes), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are rejected")
+    p.add_argument("--memory", type=typed(_memory), metavar="BYTES", help="of a node, e.g. 16GB: strategies that need more are rejected")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES", help="strategies with a larger mean are rejected")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                    help="exchange gradients during the backward pass, in buckets of 25 MB, where --net says how large each layer is (default)")
@@ -67,6 +68,13 @@ def whole(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
         raise
+
+
+def _memory(text: str) -> float:
+    """Bytes of a node; so few that a unit is probably missing are refused."""
+    if 0 < (value := nbytes(text)) < 1e6:
+        raise ValueError(f"{text} is {value:g} bytes; expected at least 1MB{with_unit(text, 'GB')}")
+    return value
 
 
 def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, list[tuple[int, float]]]:
@@ -123,7 +131,7 @@ def do(args: argparse.Namespace) -> None:
     if args.json == "-":
         return
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
-    _paragraph(console, f"{model}; {args.workers} workers, batch {args.batch}; {found.machine}")
+    _paragraph(console, f"{model}; {counted(args.workers, 'worker')}, batch {args.batch}; {found.machine}")
     if found.baseline is not None:
         _paragraph(console, "\n" + found.recommendation)
         _paragraph(console, "\n" + _overlap(args, [s for s in found.strategies if s.overlapped]))
@@ -148,7 +156,7 @@ def do(args: argparse.Namespace) -> None:
 def _yours(workers: int, machine: Machine) -> str:
     """The quantities along which another strategy becomes the fastest, as they are."""
     bandwidth = "unlimited bandwidth" if isinf(machine.bandwidth) else f"a bandwidth of {machine.bandwidth / 1e9:.3g} GB/s"
-    return f"yours: {workers} workers, {bandwidth}, a latency of {1e3 * machine.latency:.3g} ms"
+    return f"yours: {counted(workers, 'worker')}, {bandwidth}, a latency of {1e3 * machine.latency:.3g} ms"
 
 
 def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:

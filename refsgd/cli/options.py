@@ -111,6 +111,11 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
                        help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or separated by commas")
 
 
+def with_unit(text: str, unit: str) -> str:
+    """The end of an error about a number that seems to lack its unit: ": did you mean ...?"."""
+    return f": did you mean {text.strip()}{unit}?" if re.fullmatch(r"[\d.\s]+", text) else ""
+
+
 def flag(name: str) -> str:
     """The flag of a Python option."""
     return "--" + name.replace("_", "-")
@@ -148,6 +153,9 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
     (['--help'], ['run', '--help'], ['run', 'adpsgd'])
     """
     given = expand_preset(arguments)
+    for at in range(len(given) - 1, 0, -1):  # argparse takes -5ms for a flag, and -5 for a number
+        if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(r"-\.?\d.*[a-zA-Z].*", given[at]):
+            given[at - 1 : at + 1] = [f"{given[at - 1]}={given[at]}"]
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
     spelt = {plain(name): name for name in CATALOGUE}
@@ -209,6 +217,8 @@ def _described(args: argparse.Namespace) -> Machine:
     for name in ("latency", "bandwidth", "update", "speeds", "cores"):
         if getattr(args, name) is not None:
             said[name] = getattr(args, name)
+    if args.latency is not None and args.latency.strip().startswith("-"):
+        raise Usage(f"latency {args.latency}; expected a time >= 0")
     if args.collocated:
         said["collocated"] = True
     base = Machine() if args.compute is not None else DEFAULT_MACHINE
@@ -217,6 +227,8 @@ def _described(args: argparse.Namespace) -> Machine:
         if timed and base.compute and args.compute is None:
             _check_timed(args, *timed)
     machine = base.with_(**said)
+    if args.bandwidth is not None and machine.bandwidth < 1e3:
+        raise Usage(f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least 1kB/s{with_unit(args.bandwidth, 'Gbps')}")
     if getattr(args, "slow_motion", None) is not None:
         machine = machine.slow_motion(args.slow_motion)
     if not args.slow:
