@@ -21,6 +21,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
 from refsgd.laws import Law
 from refsgd.machine import Machine
+from refsgd.runtimes.fork import NO_FORK, can_fork
+from refsgd.runtimes.simulator import RunFailed
 
 BATCHES = (1, 4, 16, 64, 128)
 OTHERS, EXCESS = 0.1, 0.3  #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
@@ -158,6 +160,8 @@ def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCH
 
     from refsgd.nn import nets
 
+    if not can_fork():
+        raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or give the machine as --compute, --latency and --bandwidth")
     built = nets.build(net)
     built.compile()
     others = Others()

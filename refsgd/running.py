@@ -248,8 +248,8 @@ def replay(record: str | Path) -> Result:
     Parameters
     ----------
     record : path
-        A file that ``run(..., record=path)`` or ``refsgd run --record`` wrote.  If the run crashed, what was
-        recorded until then is reproduced, with a warning that says how much, and the result's parameters are
+        A file that ``run(..., record=path)`` or ``refsgd run --record`` wrote.  If it ends early, cut off or because the run
+        crashed, what is there is reproduced, with a warning that says how much, and the result's parameters are
         those of the last update (the starting point, if a server had made none).
 
     Returns
@@ -260,7 +260,7 @@ def replay(record: str | Path) -> Result:
     Raises
     ------
     ReplayError
-        The file is no record or altered, the record and the programs do not fit, or the parameters differ from the
+        The file is no record, altered or without a step, the record and the programs do not fit, or the parameters differ from the
         recorded hash.
     """
     data = read(record)
@@ -274,7 +274,10 @@ def _reproduced(record: str | Path, data: Record) -> Result:
     experiment = recorded_experiment(data.header)
     if data.end is None:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
-        warnings.warn(f"{record}: the recorded run crashed; this replays {done} of {data.size} steps until then", stacklevel=3)
+        cut = "the record ends early (no end line): it was cut off, or the run crashed"
+        if not done:
+            raise replaying.ReplayError(f"{cut}; of its {counted(data.size, 'step')} none can be replayed, expected at least one")
+        warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
         finished = with_parameters(finished, experiment.problem)
     else:
         finished = replaying.replay(experiment.deploy, data.steps)

@@ -24,6 +24,7 @@ from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
+from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.trace import Run
@@ -323,7 +324,7 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
     function : callable
         A deployment function ``f(problem, workers, steps, sgd, *, options)``.
     processes : bool
-        Also run it as OS processes.
+        Also run it as OS processes, where the system can fork.
     max_runs : int
         Schedules to follow in the small case; random ones where that is not all.
     **options
@@ -357,7 +358,9 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
         _mean(deploy),
     ]
-    return [*findings, _attempt("processes", "", lambda: _real(deploy))] if processes else findings
+    if processes:
+        findings.append(_attempt("processes", "", lambda: _real(deploy)) if can_fork() else Finding("processes", None, f"left out: {NO_FORK}"))
+    return findings
 
 
 def server_lead(run: Run) -> int:

@@ -52,3 +52,16 @@ def test_a_variable_lets_the_simulator_stand_in_for_processes(monkeypatch):
     with pytest.warns(RuntimeWarning, match=SIMULATED):
         found = refsgd.run("bsp", runtime="processes", **SMALL)
     assert found.runtime == "simulator" and found.parameters_sha256 == refsgd.run("bsp", **SMALL).parameters_sha256
+
+
+def test_check_leaves_processes_out_with_a_note(capsys):
+    """A correct algorithm is none the worse for it."""
+    assert main(["check", "bsp"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "FAIL" not in out and "note processes: left out: OS processes need fork, which this system does not support" in out
+
+
+def test_calibrate_is_refused_with_what_it_can_do_instead(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate"]) == 1
+    assert "use WSL, or give the machine as --compute, --latency and --bandwidth" in capsys.readouterr().err and not list(tmp_path.iterdir())

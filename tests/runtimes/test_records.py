@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 import refsgd
+from refsgd.cli import main
 from refsgd.evaluation import evaluate
 from refsgd.experiment import prepare
 from refsgd.machine import Machine
@@ -49,8 +50,20 @@ def test_a_record_cut_at_any_byte_of_its_last_lines_replays_what_is_there(record
         assert 0 < replay_beginning(factory, found.steps)[1] <= count(found)
     for size in (begin, begin + 5, len(record) - 3):
         path.write_bytes(record[:size])
-        with pytest.warns(UserWarning, match=r"the recorded run crashed; this replays \d+ of \d+ steps until then"):
+        with pytest.warns(UserWarning, match=r"the record ends early \(no end line\): it was cut off, or the run crashed; this replays \d+ of \d+ steps"):
             refsgd.replay(path)
+
+
+def test_a_record_without_a_step_fails_and_says_that_it_was_cut(record, tmp_path, capsys):
+    """Only its first line is left: exit code 1; with a step more it is 0."""
+    path, lines = tmp_path / "cut", record.splitlines(keepends=True)
+    path.write_bytes(lines[0])
+    assert main(["replay", str(path)]) == 1
+    assert capsys.readouterr().err == (f"refsgd: {path}: the record ends early (no end line): it was cut off, or the run crashed; "
+                                       "of its 0 steps none can be replayed, expected at least one\n")
+    path.write_bytes(b"".join(lines[:-1]))
+    assert main(["replay", str(path)]) == 0
+    assert f"or the run crashed; this replays {len(lines) - 2} of {len(lines) - 2} steps" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_record_cut_in_its_first_line_is_none(record, tmp_path):
@@ -134,7 +147,7 @@ def test_records_of_runs_that_are_killed_at_any_time_replay(tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         time.sleep(0.05)
-        with pytest.warns(UserWarning, match=r"the recorded run crashed"):
+        with pytest.warns(UserWarning, match=r"or the run crashed"):
             assert refsgd.replay(path).measured["updates"] > 0
 
 
