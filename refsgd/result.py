@@ -17,7 +17,6 @@ from refsgd.effects import Array, Factory
 from refsgd.machine import Machine
 from refsgd.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
 from refsgd.trace import Run, Trace
-from refsgd.units import counted
 from refsgd.version import __version__
 from refsgd.waiting import waiting_by_cause
 
@@ -325,7 +324,7 @@ class Result:
         if self.trace is None:
             raise ValueError("a result read from JSON has no trace; expected one that run() or replay() returned")
         options = "".join(f" {k}={v}" for k, v in self.options.items())
-        name = f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}"
+        name = f"{self.algorithm}{options}: {self.workers} worker{'s' * (self.workers != 1)}, {self.runtime}, seed {self.seed}"
         found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
         if path is not None:
             found.save(path)

@@ -425,7 +425,7 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
 def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):
     command = [sys.executable, "-m", "refsgd", "step", "ssp", "--staleness", "1", "--workers", "2", "--steps", "1"]
     done = subprocess.run([*command, "--player", str(tmp_path / "p.html")], input="\n1\nr\n", capture_output=True, text=True, check=True)
-    assert "ssp staleness=1: 2 workers, 1 steps" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
+    assert "ssp staleness=1: 2 workers, 1 step\n" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
     assert len(data_of((tmp_path / "p.html").read_text())["events"]) == 19
     for wrong, line in [(["--schedule", "x"], "schedule 'x'; expected numbers"),
                         (["--player", "nowhere/p.html"], "there is no folder nowhere")]:
