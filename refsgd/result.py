@@ -153,7 +153,8 @@ def measure(trace: Trace, batch: int) -> dict[str, Any]:
     """
     taus = [tau for _, tau in trace.staleness]
     rate = trace.iteration_rate  # of all workers together, each until its own end
-    overrun = [t.get("overrun_ratio", 0.0) for t in trace.lateness.values()]
+    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]  # a server's draws are too short for a ratio
+    drawn = sum(t["drawn"] for t in late)
     return {
         "seconds": trace.seconds,
         "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
@@ -167,7 +168,7 @@ def measure(trace: Trace, batch: int) -> dict[str, Any]:
         "lead": {"max": trace.lead},
         "idle_ratio": trace.idle_ratio,
         "idle_by_cause": waiting_by_cause(trace),
-        "overrun_ratio": max(overrun, default=0.0),
+        "overrun_ratio": sum(t["overrun"] for t in late) / drawn if drawn else 0.0,
     }
 
 

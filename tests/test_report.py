@@ -11,6 +11,7 @@ import refsgd
 from refsgd.cli import main
 from refsgd.machine import Machine
 from refsgd.report import comparison_table, prediction_lines, sentences, sweep_table
+from refsgd.result import measure
 from refsgd.sweep import sweep
 from refsgd.theory import Prediction, predict
 
@@ -95,6 +96,18 @@ def test_processes_that_are_far_off_are_not_ranked_but_explained_in_one_sentence
     (why,) = [line for line in said if "No ranking" in line]
     assert "+200%" in why and "gradients took 250.0% longer than the emulated durations" in why
     assert not any(word in " ".join(said) for word in ("first,", "idle", "at most (", "processes are +"))
+
+
+def test_the_overrun_of_gradients_is_the_workers_not_that_of_a_servers_short_updates(several):
+    run = next(row.simulated for row in several.rows if row.algorithm == "asp")
+    late = {"server": {"drawn": 0.001, "overrun": 0.018, "overrun_ratio": 18.0, "slipped": 0.0}}
+    for worker, ratio in zip(run.trace.workers, (0.25, 0.5, 0.5, 0.75), strict=True):
+        late[worker] = {"drawn": 2.0, "overrun": 2.0 * ratio, "overrun_ratio": ratio, "slipped": 0.0}
+    trace = replace(run.trace, lateness=late)
+    measured = {**measure(trace, 16), "seconds_per_iteration": 3 * run.measured["seconds_per_iteration"]}
+    row = next(row for row in several.rows if row.algorithm == "asp")
+    said = " ".join(sentences(replace(several, rows=[replace(row, measured=replace(run, runtime="processes", trace=trace, measured=measured))])))
+    assert "gradients took 50.0% longer" in said
 
 
 @pytest.mark.parametrize("width", WIDTHS)
