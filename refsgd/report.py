@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from refsgd.comparison import Comparison, Row
+from refsgd.comparison import HARD, Comparison, Row
 from refsgd.result import Result
 from refsgd.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
@@ -224,6 +224,7 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         s = many[stalest].measured["staleness"]
         if s["max"]:
             out.append(f"A gradient of {stalest} misses {s['mean']:.1f} updates on average and {s['max']} at most.")
+        out += _despite_staleness(many)
     histories = [r.history for r in seen.values() if r.history and r.accuracy]
     if histories:
         goal = 0.01 * int(100 * min(max(h[4] for h in history) for history in histories))
@@ -233,6 +234,22 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         out.append(f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after {times[first]:.2f} s"
                    + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
     return out
+
+
+def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
+    """Why stale gradients ended with the higher accuracy, where they did by more than half a percent."""
+    fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness"]["max"]}
+    if not fresh:
+        return []
+    base = min(fresh, key=lambda name: fresh[name].measured["updates"])
+    better = {name: r.accuracy["test"] for name, r in many.items()
+              if r.accuracy and (r.workers, r.steps) == (fresh[base].workers, fresh[base].steps) and r.accuracy["test"] > fresh[base].accuracy["test"] + 0.005
+              and r.measured["staleness"]["max"] and r.measured["updates"] >= 2 * fresh[base].measured["updates"]}
+    if not better:
+        return []
+    name = max(better, key=better.__getitem__)
+    return [f"{name} ends with {better[name]:.1%} test accuracy and {base} with {fresh[base].accuracy['test']:.1%}, although gradients of {name} are stale: "
+            f"it makes {many[name].measured['updates'] / fresh[base].measured['updates']:.0f} times as many updates from the same number of images."]
 
 
 def _agreement(comparison: Comparison) -> list[str]:
@@ -273,4 +290,10 @@ def _parting(hard: Comparison) -> list[str]:
         text += f"; the replicas of {drifted} drift furthest apart"
     if diverged:
         text += f"; {', '.join(diverged)} diverged"
-    return [text + "."]
+    fewest = min(r.measured["updates"] for r in hard.results.values() if r.workers > 1)
+    hasty = [name for name, accuracy in final.items() if accuracy < final[best] - 0.1 and (m := hard.results[name].measured)["staleness"]["max"]
+             and m["updates"] > HARD["workers"] / 2 * fewest]  # every push is an update at the full rate
+    if not (hasty or diverged):
+        return [text + "."]
+    return [f"{text}.", f"The learning rate is one cause for {', '.join([*hasty, *diverged])}: a smaller --lr, e.g. lr/{HARD['workers']}, "
+            "changes the order (docs/defaults.md)."]

@@ -110,6 +110,37 @@ def test_the_overrun_of_gradients_is_the_workers_not_that_of_a_servers_short_upd
     assert "gradients took 50.0% longer" in said
 
 
+def ended(row, accuracy, updates, staleness):
+    """A row whose run ended with that test accuracy after so many updates of such staleness."""
+    run = row.simulated
+    ages = {**run.measured["staleness"], "mean": float(staleness), "max": staleness}
+    measured = {**run.measured, "updates": updates, "staleness": ages}
+    return replace(row, simulated=replace(run, accuracy={"test": accuracy, "train": accuracy}, measured=measured), measured=None)
+
+
+def test_an_asynchronous_algorithm_that_ends_higher_is_said_to_make_more_updates(several):
+    bsp, asp = several.rows[:2]
+    fewer = ended(bsp, 0.95, 100, 0)
+    said = " ".join(sentences(replace(several, runtime="simulator", rows=[fewer, ended(asp, 0.975, 400, 3)])))
+    assert "asp ends with 97.5% test accuracy and bsp with 95.0%" in said and "4 times as many updates" in said
+    for row in (ended(asp, 0.95, 400, 3), ended(asp, 0.975, 100, 3), replace(ended(asp, 0.975, 400, 3), simulated=None)):
+        assert "times as many updates" not in " ".join(sentences(replace(several, runtime="simulator", rows=[fewer, row])))
+
+
+def test_the_harder_case_blames_the_learning_rate_where_every_push_is_an_update(several):
+    bsp, asp = several.rows[:2]
+    barrier = ended(bsp, 0.9, 50, 0)
+
+    def said(*rows):
+        return " ".join(sentences(replace(several, runtime="simulator", rows=[], hard=replace(several, rows=[barrier, *rows]))))
+
+    behind = said(ended(asp, 0.08, 400, 7))
+    assert "bsp ends with 90% test accuracy and asp with 8%" in behind and "The learning rate is one cause for asp" in behind and "lr/8" in behind
+    assert "one cause for asp" in said(replace(asp, simulated=None, measured=None, failed="loss inf at step 3"))
+    for row in (ended(asp, 0.85, 400, 7), ended(asp, 0.3, 50, 7)):  # near; behind with no more updates: the shards
+        assert "learning rate" not in said(row)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["bsp", "ssp", "approximate", "backup-workers"])
 def test_predictions_fit_and_break_no_word(name, width):
