@@ -1,5 +1,7 @@
 """Pictures show what the traces say: positions and heights are read back from the axes."""
 
+from collections import Counter
+
 import matplotlib.colors
 import matplotlib.text
 import numpy as np
@@ -180,6 +182,39 @@ def test_one_palette_for_causes_in_bars_and_in_timelines(asp):
         for artist in [*ax.patches, *ax.collections]:
             drawn.add(matplotlib.colors.to_hex(np.atleast_2d(artist.get_facecolor())[0]).upper())
     assert drawn <= {"#C4C8CE", plots.WORK_COLOR, *plots.CAUSE_COLORS.values()} and len(drawn) > 4
+
+
+def colours(ax):
+    """Those of bars that are together wider than a thousandth of the axes."""
+    widths = Counter()
+    for patch in ax.patches:
+        widths[matplotlib.colors.to_hex(patch.get_facecolor()).upper()] += patch.get_width()
+    for bars in ax.collections:
+        widths[matplotlib.colors.to_hex(bars.get_facecolor()[0]).upper()] += sum(path.get_extents().width for path in bars.get_paths())
+    return {color for color, width in widths.items() if width > 1e-3 * ax.get_xlim()[1]}
+
+
+@pytest.mark.parametrize("name, options", [("ssp", {}), ("ssp", {"staleness": 1}), ("bsp", {}), ("asp", {}), ("easgd", {}), ("adpsgd", {})])
+def test_the_key_of_a_run_names_exactly_the_causes_drawn_and_every_label_lies_inside_its_axes(name, options):
+    figure = plots.run(refsgd.run(name, data="quadratic", workers=3, steps=6, **options))
+    learning, idle, ages, below = figure.axes
+    (legend,) = figure.legends
+    named = {t.get_text().removeprefix("waits: ") for t in legend.get_texts()} & set(plots.CAUSE_COLORS)
+    assert {plots.CAUSE_COLORS[cause] for cause in named} == (colours(idle) | colours(below)) & set(plots.CAUSE_COLORS.values())
+    (frame, *labels) = boxes(figure, [idle, *idle.texts])
+    inside = idle.get_window_extent()
+    assert idle.texts and all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in labels)
+
+
+def test_the_comparison_shows_a_wait_at_the_slack_where_there_is_one():
+    """The slower worker is three iterations behind only after the first twelve."""
+    machine = refsgd.Machine(compute=0.02, latency=0.001, bandwidth=1e6, speeds=(1.0, 1.0, 0.8))
+    options = {"ssp": {"staleness": 3}}
+    found = refsgd.compare(["asp", "ssp"], runtime="simulator", data="quadratic", workers=3, steps=40, machine=machine, options=options)
+    below = plots.comparison(found).axes[2]
+    assert plots.CAUSE_COLORS["slack"] in colours(below) and "slack" in below.get_title(loc="left")
+    without = refsgd.compare(["asp"], runtime="simulator", data="quadratic", workers=3, steps=40, machine=machine)
+    assert plots.comparison(without).axes[2].get_title(loc="left") == "The first iterations: asp"
 
 
 def test_whole_figures_draw(asp, gossip, tmp_path):

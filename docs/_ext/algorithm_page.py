@@ -179,7 +179,7 @@ class Picture(Run):
         end = self.options.get("end", small.trace.seconds)
         picture = svg(small.trace, end, f"{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}", f"Space-time diagram of {small.title}. {caption}")
         legend = "&#8194;".join([*(f"<span style='background: {to_hex(patch.get_facecolor())}'></span> {patch.get_label()}"
-                                   for patch in plots.causes_key(plots.causes_of(small.trace))), "<span class='message'></span> message"])
+                                   for patch in plots.causes_key(plots.causes_of(small.trace, 0.0, end))), "<span class='message'></span> message"])
         figure = nodes.figure(classes=["algorithm-picture"])
         figure += nodes.raw("", f"<div class='scroll'>{picture}</div><div class='legend' aria-hidden='true'>{legend}</div>", format="html")
         if caption:

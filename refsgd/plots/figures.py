@@ -15,6 +15,7 @@ from refsgd.plots.drawn import DrawnComparison, DrawnRun, DrawnSweep
 from refsgd.plots.runs import accuracy_against_time, idle_by_cause, iteration_times, label_of, resources, staleness_histogram
 from refsgd.plots.runs import sweep as draw_sweep
 from refsgd.plots.traces import causes_key, causes_of, timeline
+from refsgd.waiting import waits
 
 SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines say most beside each other
 
@@ -30,22 +31,33 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _timelines(results: Mapping[str, DrawnRun], ax: Axes, iterations: int) -> set[str]:
-    """The first iterations of every result under each other on one time axis; the causes of their waits."""
+    """Some iterations of every result under each other on one time axis, the first ones or those around a slack wait; the causes drawn."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
     if not traces:
         ax.set_axis_off()
         return set()
     window = iterations * max(results[name].measured["seconds_per_iteration"] for name in traces)
-    lane, labels = 0, {}
+    held = [w for trace in traces.values() for w in waits(trace)[0]
+            if w.cause == "slack" and w.end - w.start > 0.02 * window and w.worker in list(trace.nodes)[:12]]
+    first = min(held, key=lambda w: w.end, default=None)
+    start = max(0.0, first.start - 0.5 * window) if first and first.end > window else 0.0
+    lane, labels, drawn = 0, {}, set[str]()
     for name, trace in traces.items():
         nodes = list(trace.nodes)[:12]
-        timeline(trace, ax, 0.0, window, lane, nodes, causes=True)
+        timeline(trace, ax, start, start + window, lane, nodes, causes=True)
+        drawn |= causes_of(trace, start, start + window, nodes)
         labels.update({lane + i: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{node}" for i, node in enumerate(nodes)})
         lane += len(nodes) + 1
     if legend := ax.get_legend():
         legend.remove()
     ax.set_yticks(list(labels), list(labels.values()))
-    return set[str]().union(*map(causes_of, traces.values()))
+    ax.set_title(f"{'Iterations around a slack wait' if start else 'The first iterations'}: {', '.join(traces)}", loc="left")
+    return drawn
+
+
+def _barred(results: Mapping[str, DrawnRun]) -> set[str]:
+    """The causes that `idle_by_cause` draws."""
+    return {cause for r in results.values() for cause, share in r.measured["idle_by_cause"].items() if share > 0.0005}
 
 
 def _key(figure: Figure, causes: Collection[str], formula: bool = True) -> None:
@@ -72,8 +84,7 @@ def comparison(found: DrawnComparison) -> Figure:
     if legend := idle.get_legend():
         legend.remove()
     iteration_times(results, times).set_title("What an iteration takes", loc="left")
-    causes = _timelines(chosen, below, 4) | {*(c for r in results.values() for c, share in r.measured["idle_by_cause"].items() if share > 0.0005)}
-    below.set_title(f"The first iterations: {', '.join(chosen)}", loc="left")
+    causes = _timelines(chosen, below, 4) | _barred(results)
     where = "simulated" if found.runtime == "simulator" else "measured on OS processes"
     figure.suptitle(f"{where[0].upper()}{where[1:]}: {found.machine}", fontsize=9)
     _key(figure, causes)
@@ -93,8 +104,7 @@ def run(result: DrawnRun) -> Figure:
     for ax in (learning, idle, ages):
         if legend := ax.get_legend():  # one algorithm: the title names it; the causes' colours are below
             legend.remove()
-    causes = _timelines(results, below, 8)
-    below.set_title("The first iterations", loc="left")
+    causes = _timelines(results, below, 8) | _barred(results)
     figure.suptitle(f"{label_of(result)}: {result.workers} worker{'s' * (result.workers > 1)}, {result.runtime}; {result.machine}", fontsize=10)
     _key(figure, causes)
     if watched:

@@ -60,10 +60,10 @@ def idle_by_cause(results: Mapping[str, DrawnRun], ax: Axes | None = None) -> Ax
 
 def _bars_of(results: Mapping[str, DrawnRun], ax: Axes, lengths: Sequence[float], figure: str, scale: float, pattern: str) -> None:
     """Names and values of horizontal bars, and a tick where each formula has its value."""
-    most, label = max([*lengths, 1e-9]), "formula"
-    for y, (result, length) in enumerate(zip(results.values(), lengths, strict=True)):
-        value = _predicted(result, figure)
-        far = max(length, scale * (value or 0.0))
+    values, label = [_predicted(result, figure) for result in results.values()], "formula"
+    ends = [max(length, scale * (value or 0.0)) for length, value in zip(lengths, values, strict=True)]
+    most = max([*ends, 1e-9])
+    for y, (far, length, value) in enumerate(zip(ends, lengths, values, strict=True)):
         if value is not None:
             ax.plot([scale * value] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.6, label=label)
             label = "_formula"

@@ -14,6 +14,7 @@ from refsgd.trace import CAUSES, Trace, is_worker
 from refsgd.waiting import waits
 
 WAIT_COLOR = "#F5C99B"
+VISIBLE = 1e-3  #: share of a timeline below which all waits of a cause are narrower than a pixel, and its key is left out
 
 
 def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None, lane: int = 0,
@@ -49,10 +50,16 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
     return ax
 
 
-def causes_of(trace: Trace) -> set[str]:
-    """The causes of waits that a timeline shows; ``update`` also where only servers take time for updates."""
-    updates = any(e.data["work"] != "gradient" and e.time > e.data["start"] for e in trace.of("compute"))
-    return {wait.cause for wait in waits(trace)[0] if wait.end > wait.start} | ({"update"} if updates else set())
+def causes_of(trace: Trace, start: float = 0.0, end: float | None = None, nodes: Collection[str] | None = None) -> set[str]:
+    """The causes that the timeline of these nodes between two times shows; ``update`` also where only servers take time for updates."""
+    end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
+    shown = dict.fromkeys(CAUSES, 0.0)
+    spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
+    spans += [("update", e.node, e.data["start"], e.time) for e in trace.of("compute") if e.data["work"] != "gradient"]
+    for cause, node, a, b in spans:
+        if node in nodes:
+            shown[cause] += max(0.0, min(end, b) - max(start, a))
+    return {cause for cause, seconds in shown.items() if seconds > VISIBLE * (end - start)}
 
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
