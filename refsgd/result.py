@@ -284,7 +284,7 @@ class Result:
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
         lines += [
             f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "
-            f"{m['images_per_second']:.0f} images/s",
+            f"{m['images_per_second']:.0f} images/s{self._overall()}",
             f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
             f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
             f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
@@ -297,6 +297,13 @@ class Result:
             lines.append("resources  " + "; ".join(f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, {r['written'] / 1e6:.3g} MB written"
                                                  for node, r in m["resources"].items()))
         return "\n".join(lines)
+
+    def _overall(self) -> str:
+        """How many images per second the whole run makes, where workers that ended long before the last one make that differ."""
+        each, whole = (self.trace.iteration_rate, self.trace.overall_rate) if self.trace is not None else (0.0, 0.0)
+        if each <= 1.05 * whole:
+            return ""
+        return f" (each worker until its own end; {self.measured['images_per_second'] * whole / each:.0f} images/s over the whole run)"
 
     def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None, limit: int = 500) -> Player:
         """The run in the step player: one self-contained HTML page, forwards and backwards, the programs' lines lit.

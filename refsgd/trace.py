@@ -190,23 +190,33 @@ class Trace:
         return {w: min(1.0, self.dead[w] / self.seconds) if w in self.dead and self.seconds else 1.0 for w in self.workers}
 
     @cached_property
+    def _completed(self) -> dict[str, tuple[int, float]]:
+        """Iterations of each worker until its own end, and that end; where late gradients are dropped, those that it skipped count."""
+        counts, ends = self.iterations, self._returned | self.dead
+        if self.marks("drop"):
+            counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0))
+            for w in counts.keys() & self.dead.keys():
+                counts[w] = max(Counter(e.node for e in self.marks("update") if e.time <= ends[w]).values(), default=0)
+        return {w: (count, ends.get(w, 0.0)) for w, count in counts.items() if count or w not in self.dead}
+
+    @cached_property
     def rates(self) -> dict[str, float]:
         """Iterations per second of each worker until its own end: its return, or else its death.
 
         One that died before it had completed an iteration has no rate, and is left out.  Where late gradients are dropped, a
         worker skips iterations: all go through as many as there are updates until their end.
         """
-        counts, ends = self.iterations, self._returned | self.dead
-        if self.marks("drop"):
-            counts = dict.fromkeys(self.workers, max(self.updates.values(), default=0))
-            for w in counts.keys() & self.dead.keys():
-                counts[w] = max(Counter(e.node for e in self.marks("update") if e.time <= ends[w]).values(), default=0)
-        return {w: count / ends[w] if ends.get(w, 0.0) > 0 else 0.0 for w, count in counts.items() if count or w not in self.dead}
+        return {w: count / end if end > 0 else 0.0 for w, (count, end) in self._completed.items()}
 
     @property
     def iteration_rate(self) -> float:
         """Iterations per second of all workers together; each worker's rate counts until its own end, see `rates`."""
         return sum(self.rates.values())
+
+    @property
+    def overall_rate(self) -> float:
+        """Iterations per second of all workers together over the whole run: a worker that has ended counts as idle."""
+        return sum(count for count, _ in self._completed.values()) / self.seconds if self.seconds else 0.0
 
     # -- staleness and clocks ------------------------------------------------------------------------------
 

@@ -180,3 +180,17 @@ def test_what_commands_print_keeps_within_the_terminal(arguments, capsys, monkey
     with contextlib.suppress(SystemExit):
         main(arguments)
     assert not any("…" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_summary_names_the_rate_of_the_whole_run_where_workers_end_at_different_times():
+    """Without messages to wait for, two workers at full speed end in half the time of the third."""
+    def last(speeds):
+        machine = Machine(compute=0.02, latency=0.0001, bandwidth=1e9, speeds=speeds)
+        result = refsgd.run("gosgd", data="quadratic", workers=3, steps=20, p=0.1, machine=machine)
+        return result, re.search(r"(\d+) images/s(?: \(each worker until its own end; (\d+) images/s over the whole run\))?", result.summary())
+
+    result, found = last((1.0, 1.0, 0.5))
+    batch = result.problem["batch"]
+    assert int(found[1]) == round(result.measured["images_per_second"]) == pytest.approx(batch * (50 + 50 + 25), rel=0.05)
+    assert int(found[2]) == pytest.approx(batch * 60 / result.measured["seconds"], abs=0.6) and int(found[2]) < 0.7 * int(found[1])
+    assert last((1.0, 1.0, 1.0))[1][2] is None
