@@ -16,6 +16,7 @@ from refsgd.performing import LOCAL_RUNTIMES, perform
 from refsgd.result import Result, predicted_to_json
 from refsgd.running import announce, check_pace, check_processes
 from refsgd.runtimes.fork import runtime_here
+from refsgd.units import counted
 from refsgd.version import __version__
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -177,7 +178,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
             rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()), None, None, str(error)))
             continue
         if runtime != "simulator":
-            step(f"{experiment.name}: running {experiment.workers} workers as processes, about {simulated.measured['seconds']:.0f} s")
+            step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about {simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
     second = None

@@ -16,6 +16,7 @@ from refsgd.comparison import HARD, Comparison, Row
 from refsgd.result import Result
 from refsgd.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
+from refsgd.units import counted
 
 NAME = 16  #: characters after which an algorithm's options stand on a line of their own
 
@@ -79,10 +80,6 @@ def _iteration(result: Result | None) -> float | None:
     return result.measured["seconds_per_iteration"] if result is not None else None
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def explain(row: Row, large: float = 0.03) -> list[str]:
     """Why the three answers for one algorithm differ, where they do by more than `large`: the largest cause."""
     out = []
@@ -137,7 +134,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
         runs = [row.simulated, row.measured] if real else [row.simulated]
         best = row.measured or row.simulated
         heads.append("\n".join([*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False),
-                                *([_count(best.workers, "worker"), _count(best.steps, "step")] if best else [])]))
+                                *([counted(best.workers, "worker"), counted(best.steps, "step")] if best else [])]))
         lines.append("\n".join(["predicted", "simulated", "measured"][:1 + len(runs)]))
         cells.append(["\n".join(["-", *(f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in runs)]),
                       _cells(row, runs, "{:.2f}", "seconds_per_iteration", 1e3, lambda r: r.measured["seconds_per_iteration"]),

@@ -17,6 +17,7 @@ from refsgd.effects import Array, Factory
 from refsgd.machine import Machine
 from refsgd.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
 from refsgd.trace import Run, Trace
+from refsgd.units import counted
 from refsgd.version import __version__
 from refsgd.waiting import waiting_by_cause
 
@@ -271,7 +272,7 @@ class Result:
         m = self.measured
         options = "".join(f" {k}={v}" for k, v in self.options.items())
         lines = [
-            f"{self.algorithm}{options}: {_count(self.workers, 'worker')}, {_count(self.servers, 'server')}, {_count(self.steps, 'step')}, "
+            f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, {counted(self.servers, 'server')}, {counted(self.steps, 'step')}, "
             f"{self.runtime}, seed {self.seed}",
             f"machine    {self.machine}",
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
@@ -332,7 +333,7 @@ class Result:
         if self.trace is None:
             raise ValueError("a result read from JSON has no trace; expected one that run() or replay() returned")
         options = "".join(f" {k}={v}" for k, v in self.options.items())
-        name = f"{self.algorithm}{options}: {self.workers} worker{'s' * (self.workers != 1)}, {self.runtime}, seed {self.seed}"
+        name = f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}"
         found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
         if path is not None:
             found.save(path)
@@ -387,10 +388,6 @@ def _finite(value: Any) -> Any:
 def _figure(value: Any) -> Any:
     """What `_finite` has made of a number, undone."""
     return math.nan if value is None else float(value) if isinstance(value, str) else value
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:

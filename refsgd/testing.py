@@ -27,7 +27,8 @@ from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
-from refsgd.trace import Run
+from refsgd.trace import Run, is_worker
+from refsgd.units import counted
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 MACHINES = (
@@ -431,16 +432,18 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
         finals.add(parameters_sha256(final_parameters(run)))
         if name == "ssp":
             bound = options.get("staleness", 3) + 1
-            assert max(leads) <= bound, f"a worker is {max(leads)} clocks ahead; expected at most {bound}"
+            assert max(leads) <= bound, f"a worker is {counted(max(leads), 'clock')} ahead; expected at most {bound}"
         if name in ("bsp", "allreduce"):
             assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
 
     report = explore(deploy, at_end, max_runs=max_runs) if walks is None else walk(deploy, at_end, runs=walks, seed=seed)
+    place = "replica" if all(map(is_worker, deploy())) else "server"
     scope = "all of them" if report.complete else "random ones" if walks is not None else f"stopped at {max_runs}, more exist"
     lines = [
-        f"{name}, {workers} workers, {steps} steps: {report.runs} schedules ({scope})" + (f", {report.states} states" if walks is None else ""),
+        f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} ({scope})"
+        + (f", {counted(report.states, 'state')}" if walks is None else ""),
         "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the future; finite parameters",
-        f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a server: "
-        f"{', '.join(map(str, sorted(leads)))} clocks;  different results: {len(finals)}",
+        f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
+        f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: {len(finals)}",
     ]
     return "\n".join(lines)

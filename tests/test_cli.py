@@ -291,6 +291,21 @@ def test_options_that_may_be_none_are_numbers(capsys):
     assert main(["run", "staleness-aware", *SMALL, "--splitting", "2"]) == 0
 
 
+def test_an_exploration_names_a_server_only_where_there_is_one_and_counts_in_the_singular(capsys):
+    assert main(["explore", "bsp", "--workers", "1", "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "bsp, 1 worker, 1 step: 1 schedule (all of them), 1 state\n" in said and "lead at a server: 0 clocks;" in said
+    assert main(["explore", "allreduce", "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "lead at a replica: 1 clock;" in said and "server" not in said and " 2 workers, 1 step: " in said
+
+
+def test_the_predicted_updates_are_of_a_server_only_where_there_is_one(capsys):
+    for name, whose in (("bsp", "updates of one server"), ("gosgd", "updates of each worker")):
+        assert main(["predict", name]) == 0
+        assert re.search(rf"^updates .*\n +formula +{whose}$", capsys.readouterr().out, re.M)
+
+
 def test_explore_and_replay_and_check(capsys, tmp_path):
     assert main(["explore", "ssp", "--staleness", "1", "--workers", "2"]) == 0
     assert "schedules (all of them)" in capsys.readouterr().out

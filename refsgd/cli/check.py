@@ -11,6 +11,7 @@ from typing import Any
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.outputs import tell
 from refsgd.experiment import Usage
+from refsgd.units import counted
 
 
 def add(commands: Any) -> None:
@@ -35,7 +36,7 @@ def do(args: argparse.Namespace) -> None:
         sys.stdout.flush()
         failed += finding.held is False
     if failed:
-        raise RuntimeError(f"{failed} checks failed; expected none")
+        raise RuntimeError(f"{counted(failed, 'check')} failed; expected none")
 
 
 def imported(target: str) -> Any:

@@ -8,6 +8,7 @@ gets back a dictionary from the names of figures to `Prediction`; a figure witho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from refsgd.machine import Machine
@@ -175,4 +176,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         return {}
     if _share(name, setting):
         return {}
-    return ALGORITHMS[name](setting)
+    found = ALGORITHMS[name](setting)
+    if name in SERVERLESS and "updates" in found:
+        found["updates"] = replace(found["updates"], formula="updates of each worker")
+    return found
