@@ -153,7 +153,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
                "idle": "idle: share of a worker's time without computing."}
     table.caption = " ".join([
         "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
-        "~ approximation, ± standard error of a Monte Carlo mean, where these digits show it, ≤ ≥ bound.",
+        "~ approximation, ± standard error, if visible at this precision, ≤ ≥ bound.",
         *(meaning[str(c.header)] for c in table.columns if c.header in meaning)])
     return table
 
