@@ -122,6 +122,11 @@ def _rounds(size: int, times: int, transport: str) -> float:
     return float(np.median(processes.run(deploy, Machine(), transport=transport).values["worker0"][times // 4:]))
 
 
+def link(small: float, large: float, nbytes: int) -> tuple[float, float]:
+    """Latency [s] and bandwidth [bytes/s] from the round trips of an empty message and of `nbytes`; on a busy machine the two may come out alike."""
+    return small / 2, 2 * nbytes / (large - min(small, large / 2))
+
+
 class Others:
     """Cores that other processes keep busy from now on."""
 
@@ -180,7 +185,7 @@ def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCH
     transports = {}
     for name, transport in (("processes", "shm"), ("tcp", "tcp")):
         small, large = _rounds(1, 400, transport), _rounds(1 << 20, 40, transport)
-        transports[name] = small / 2, (4 << 20) / max(large / 2 - small / 2, 1e-9)
+        transports[name] = link(small, large, 4 << 20)
     mean, sd = gradients[batch]
     latency, bandwidth = transports["processes"]
     machine = Machine(compute=Law("lognormal", (mean, max(sd / mean, 0.01))), latency=latency, bandwidth=bandwidth,

@@ -11,7 +11,7 @@ import pytest
 
 import refsgd
 from refsgd.arguments import Usage
-from refsgd.calibration import Others, _timed, calibrate
+from refsgd.calibration import Others, _timed, calibrate, link
 from refsgd.cli import main
 from refsgd.laws import Law
 from refsgd.machine import PRESETS, Machine, load_machine
@@ -28,6 +28,11 @@ def test_what_is_measured_is_plausible(measured):
     for latency, bandwidth in measured.transports.values():
         assert 1e-6 < latency < 0.05 and 10e6 < bandwidth < 100e9
     assert measured.machine.compute.mean == pytest.approx(times[16]) and 0 < measured.update < 0.1
+
+
+def test_a_link_is_told_from_two_round_trips_also_where_other_work_blurs_them():
+    assert link(200e-6, 4.2e-3, 4_000_000) == (100e-6, pytest.approx(2e9))
+    assert link(5e-3, 4e-3, 4_000_000) == (2.5e-3, pytest.approx(4e9))  # the short trip was the slower: half of the long one at most is latency
 
 
 def test_its_file_is_a_machine(measured, tmp_path, capsys):

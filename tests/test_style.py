@@ -45,7 +45,7 @@ ARROWS = {
     "evaluation": {"effects", "experiment", "machine", "problems", "result", "trace"},
     "checkpoint": {"runtimes", "schema"},
     "resumable": {"checkpoint", "effects", "machine", "runtimes", "trace"},
-    "result": {"effects", "machine", "schema", "trace", "waiting", "player", "plots", "version"},
+    "result": {"effects", "machine", "schema", "trace", "units", "waiting", "player", "plots", "version"},
 }
 FREE = {
     "running", "comparison", "advice", "calibration", "sweep", "report", "doctor",
