@@ -156,6 +156,8 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
     for at in range(len(given) - 1, 0, -1):  # argparse takes -5ms for a flag, and -5 for a number
         if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(r"-\.?\d.*[a-zA-Z].*", given[at]):
             given[at - 1 : at + 1] = [f"{given[at - 1]}={given[at]}"]
+    if given[:1] == ["study"]:
+        raise Usage("studies have moved; in a checkout of the repository: python -m benchmarks.studies " + " ".join(given[1:] or ["--help"]))
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
     spelt = {plain(name): name for name in CATALOGUE}
