@@ -90,6 +90,7 @@ def test_a_shard_marks_the_vector_at_which_an_evaluation_begins():
     marks = [e.data for e in result.trace.marks("update")]
     assert [m["version"] for m in marks] == list(range(len(marks))) and np.array_equal(marks[0]["x"], np.zeros(4))
     assert np.array_equal(marks[-1]["x"], final_parameters(result))
+    assert {(e.node, e.data["slice"]) for e in run(servers=2).trace.marks("update")} == {("server0", 0), ("server1", 1)}
 
 
 def test_a_slope_uphill_of_exactly_half_is_accepted():

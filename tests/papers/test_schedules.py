@@ -203,6 +203,7 @@ def test_random_draws_have_equal_chances_whatever_has_changed():
 def test_workers_mark_every_step():
     trace = run(SPARSE, TARGET, 5).trace
     assert [[e.data["t"] for e in trace.marks("clock") if e.node == f"worker{i}"] for i in range(3)] == [list(range(5))] * 3
+    assert [(e.data["slice"], e.data["version"]) for e in trace.marks("update")] == [(0, t) for t in range(5)]
 
 
 def test_draws_follow_these_chances():
