@@ -1,9 +1,10 @@
-"""One fixed model as a compiled loop: BSP and ASP through one server, the same moments as the simulator's, bit for bit.
+"""One fixed model as a compiled loop: BSP and ASP through one server, the same moments as the simulator's,
+bit for bit.
 
-The simulator runs any program and keeps everything that happened; this keeps the figures of one model alone and is
-some fifty times as fast: for sweeps over thousands of workers or millions of iterations.  What it is held to is the
-simulator with a problem in name only (`refsgd.phantom`): equal seconds, updates and staleness, on any machine without
-collocated servers.
+The simulator runs any program and keeps everything that happened; this keeps the figures of one model alone
+and is some fifty times as fast: for sweeps over thousands of workers or millions of iterations.  What it is
+held to is the simulator with a problem in name only (`refsgd.problems.shapes`): equal seconds, updates and
+staleness, on any machine without colocated servers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.kernel_cache import kept
-from refsgd.machine import Draws, Machine
+from refsgd.cluster.draws import Draws
+from refsgd.cluster.machine import Machine
+from refsgd.problems.nn.kernel_cache import kept
 
 RESUME, HEAD, ARRIVE = range(3)  # at one moment in this order, as in the simulator
 
@@ -43,7 +45,8 @@ class Timing:
     idle_ratio: float
 
 
-def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, seed: int = 0, *, synchronous: bool = False) -> Timing:
+def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, seed: int = 0, *,
+                     synchronous: bool = False) -> Timing:
     """Simulate BSP or ASP through one server.
 
     Examples
@@ -53,29 +56,33 @@ def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, se
     """
     if workers < 1 or steps < 0:
         raise ValueError(f"workers {workers}, steps {steps}; expected at least 1 worker and steps >= 0")
-    if machine.collocated:
-        raise ValueError("servers are collocated; expected a server with a link of its own, or the simulator")
+    if machine.colocated:
+        raise ValueError("servers are colocated; expected a server with a link of its own, or the simulator")
     group = workers if synchronous else 1
     gradients = np.empty((workers, steps))
     for i in range(workers):
-        gradients[i] = Draws(machine, seed, f"worker{i}").durations("gradient", steps)
+        gradients[i] = Draws(machine, seed, f"worker{i}", speed=machine.speed(i)).durations("gradient", steps)
     updates = Draws(machine, seed, "server0").durations("update", workers * steps // group)
     byte_time = 1 / machine.bandwidth
-    seconds, times, staleness = _run(gradients, updates, group, machine.latency, nbytes * byte_time, byte_time > 0, machine.duplex == "half")
+    seconds, times, staleness = _run(gradients, updates, group, machine.latency, nbytes * byte_time,
+                                     byte_time > 0, machine.duplex == "half")
     busy = float(gradients.sum()) / workers
     return Timing(seconds, times, staleness, 1 - busy / seconds if seconds else 0.0)
 
 
 @numba.njit(cache=kept())
 def _at(agenda, time, order, to_worker, i, n, sequence):  # type: ignore[no-untyped-def]
-    """Enter what happens to worker i's push, or to the model for it: at one moment by order, rank of the cause, sequence."""
+    """Enter what happens to worker i's push, or to the model for it: at one moment by order, rank of the
+    cause, sequence."""
     rank = n if to_worker else i
-    heapq.heappush(agenda, (time, ((order * (n + 1) + rank) << 40) + sequence, (i << 3) + (to_worker << 2) + order))
+    heapq.heappush(agenda,
+                   (time, ((order * (n + 1) + rank) << 40) + sequence, (i << 3) + (to_worker << 2) + order))
     return sequence + 1
 
 
 @numba.njit(cache=kept())
-def _send(agenda, free, now, source, to_worker, i, n, latency, wire, links, sequence):  # type: ignore[no-untyped-def]
+def _send(agenda, free, now, source, to_worker, i, n, latency, wire, links,
+          sequence):  # type: ignore[no-untyped-def]
     """Transmit over the outgoing link of `source`, one message after the other."""
     start = max(now, free[source])
     free[source] = start + wire
@@ -89,8 +96,10 @@ def _run(gradients, updates, group, latency, wire, links, half):  # type: ignore
     times, staleness = np.empty(updates.size), np.empty(n * steps, np.int64)
     free = np.zeros(n + 1)  # when each outgoing link is; the server's is the last
     free_in = free if half else np.zeros(n + 1)
-    done, read = np.zeros(n, np.int64), np.zeros(n, np.int64)  # iterations of each worker, and the version that it read
-    queue, first, last = np.empty(n * steps, np.int64), 0, 0  # who has pushed; the server has taken those before `first`
+    # iterations of each worker, and the version that it read
+    done, read = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    # who has pushed; the server has taken those before `first`
+    queue, first, last = np.empty(n * steps, np.int64), 0, 0
     busy, version, sequence, seconds = False, 0, 0, 0.0
     agenda = [(0.0, 0, 0) for _ in range(0)]
     for i in range(n if steps else 0):

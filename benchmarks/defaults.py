@@ -1,7 +1,8 @@
-"""Accuracy of every algorithm at its defaults: ``python -m benchmarks.defaults`` prints the table of docs/defaults.md.
+"""Accuracy of every algorithm at its defaults: ``python -m benchmarks.defaults`` prints the table of
+docs/defaults.md.
 
-Digits, net tiny, 4 epochs, several seeds, in the simulator: 4 workers with identically distributed shards (the
-comparison), and 8 workers with shards sorted by label (its second panel).
+Digits, net tiny, 4 epochs, several seeds, in the simulator: 4 workers with identically distributed shards
+(the comparison), and 8 workers with shards sorted by label (its second panel).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import numpy as np
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.comparison import HARD
-from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
+from refsgd.experiment.compare import HARD
+from refsgd.experiment.prepare import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
 
 
 def accuracies(name: str, seeds: range, **arguments: object) -> np.ndarray:
@@ -32,13 +33,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     seeds = range(parser.parse_args().seeds)
-    print(f"batch {DEFAULT_BATCH}, learning rate {DEFAULT_LR}, momentum {DEFAULT_MOMENTUM}, {DEFAULT_EPOCHS} epochs, {len(seeds)} seeds\n")
+    print(
+        f"batch {DEFAULT_BATCH}, learning rate {DEFAULT_LR}, momentum {DEFAULT_MOMENTUM}, {DEFAULT_EPOCHS} "
+        f"epochs, {len(seeds)} seeds\n")
     print("| algorithm | options | 4 workers: mean | lowest | 8 workers, by label: mean | lowest |")
     print("|---|---|---|---|---|---|")
     for name, function in CATALOGUE.items():
         options = ", ".join(f"{k}={p.default}" for k, p in options_of(function).items()) or "-"
         easy, hard = accuracies(name, seeds, workers=4), accuracies(name, seeds, **HARD)
-        print(f"| `{name}` | {options} | {easy.mean():.1%} | {easy.min():.1%} | {hard.mean():.1%} | {hard.min():.1%} |", flush=True)
+        print(
+            f"| `{name}` | {options} | {easy.mean():.1%} | {easy.min():.1%} | {hard.mean():.1%} | "
+            f"{hard.min():.1%} |", flush=True)
 
 
 if __name__ == "__main__":

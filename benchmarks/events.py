@@ -1,12 +1,13 @@
 """What an event of the simulator costs, from 10 to 3,000 workers, and beside SimPy.
 
-``python -m benchmarks.events`` prints three tables and writes events.json, events.txt and events.png below benchmarks/results:
-microseconds per event by number of workers, which must not grow with it; long simulations with parameters in name only
-and how long they may take; and worker iterations per second of 16 workers and one server beside a SimPy model of the same
-queues, in turn within one process: once with the simulator, which runs the algorithm's own file and keeps every event, once
-with that file's programs alone, stepped by hand, which bounds what any simulator of them can reach, and once with the compiled
-model of these queues.  The SimPy model keeps nothing, and once more it keeps the eight events of an iteration as the simulator
-does; it sends no messages and computes nothing.  Times are of the processor.
+``python -m benchmarks.events`` prints three tables and writes events.json, events.txt and events.png below
+benchmarks/results: microseconds per event by number of workers, which must not grow with it; long simulations
+with parameters in name only and how long they may take; and worker iterations per second of 16 workers and
+one server beside a SimPy model of the same queues, in turn within one process: once with the simulator, which
+runs the algorithm's own file and keeps every event, once with that file's programs alone, stepped by hand,
+which bounds what any simulator of them can reach, and once with the compiled model of these queues.  The
+SimPy model keeps nothing, and once more it keeps the eight events of an iteration as the simulator does; it
+sends no messages and computes nothing.  Times are of the processor.
 """
 
 from __future__ import annotations
@@ -26,40 +27,44 @@ import numpy as np
 
 from benchmarks.compiled_server import parameter_server
 from benchmarks.quiet import interleaved
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.performing import perform
-from refsgd.phantom import phantom
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
+from refsgd.problems.shapes import shape_only
 from refsgd.runtimes.simulator import Simulator
-from refsgd.trace import Event, is_worker
+from refsgd.trace import Computed, Event, Marked, Received, Sent
 
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (10, 30, 100, 300, 1000, 3000)
 EVENTS = 60_000  # of one measured run, about
 WIDE = 16  # workers beside SimPy
 #: GoSGD's peers list all others as they start
-ALGORITHMS: tuple[tuple[str, dict[str, Any]], ...] = (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 3}), ("gosgd", {}), ("dpsgd", {}))
+ALGORITHMS: tuple[tuple[str, dict[str, Any]], ...] = (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 3}),
+                                                      ("gosgd", {}), ("dpsgd", {}))
 #: algorithm, options, workers, steps, seconds that it may take
 LINES: tuple[tuple[str, dict[str, Any], int, int, float], ...] = (
     ("bsp", {}, 1000, 100, 60.0), ("asp", {}, 1000, 100, 60.0),
     ("allreduce", {"collective": "halving-doubling"}, 1000, 100, 300.0),
-    ("allreduce", {"collective": "ring"}, 64, 100, 300.0), ("allreduce", {"collective": "ring"}, 1000, 1, 300.0))
+    ("allreduce", {"collective": "ring"}, 64, 100, 300.0),
+    ("allreduce", {"collective": "ring"}, 1000, 1, 300.0))
 MACHINE = Machine(compute="exponential(0.02)", latency=0.0005, bandwidth=1e9)  # type: ignore[arg-type]
 
 
 def simulated(name: str, options: dict[str, Any], workers: int, steps: int) -> tuple[float, int]:
     """Seconds of a simulation and its events."""
-    experiment = prepare(name, phantom(25_000), workers=workers, steps=steps, machine=MACHINE, **options)
+    experiment = prepare(name, shape_only(25_000), workers=workers, steps=steps, machine=MACHINE, **options)
     began = time.process_time()
     trace = perform(experiment, "simulator").trace
     return time.process_time() - began, len(trace.events)
 
 
 def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 2) -> tuple[float, float]:
-    """Microseconds of an event, and those that each worker's start costs besides (its streams of random numbers); best of some runs."""
+    """Microseconds of an event, and those that each worker's start costs besides (its streams of random
+    numbers); best of some runs."""
     found = []
     for _ in range(repeats):
-        experiment = prepare(name, phantom(25_000), workers=workers, steps=max(12, EVENTS // (8 * workers)), machine=MACHINE, **options)
+        experiment = prepare(name, shape_only(25_000), workers=workers, steps=max(12, EVENTS // (8 * workers)),
+                             machine=MACHINE, **options)
         began = time.process_time()
         simulator = Simulator(experiment.deploy, MACHINE)
         while len(simulator.events) < 16 * workers:
@@ -72,7 +77,8 @@ def per_event(name: str, options: dict[str, Any], workers: int, repeats: int = 2
 
 
 def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
-    """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first served.
+    """ASP through one server as a SimPy model: incoming link, processor, outgoing link, first come first
+    served.
 
     `recorded`: it keeps the events that the simulator keeps, with as many values.
     """
@@ -81,8 +87,8 @@ def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
     env = simpy.Environment()
     events: list[Event] = []
 
-    def record(node: str, kind: str, **data: Any) -> None:
-        events.append(Event(env.now, node, 0, kind, data))
+    def record(kind: Callable[..., Event], node: str, *fields: Any) -> None:
+        events.append(kind(env.now, node, 0, *fields))
 
     incoming, outgoing = (simpy.Resource(env) for _ in range(2))
     pushes, wire = simpy.Store(env), 100_000 / MACHINE.bandwidth
@@ -94,8 +100,8 @@ def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
         for t in range(steps):
             yield env.timeout(draws[i][t])
             if recorded:
-                record(names[i], "compute", start=env.now - draws[i][t], work="gradient")
-                record(names[i], "send", to="server0", message="Push", number=t, bytes=100_000, start=env.now)
+                record(Computed, names[i], env.now - draws[i][t], "gradient")
+                record(Sent, names[i], "server0", "Push", t, 100_000, env.now)
             yield env.timeout(MACHINE.latency)
             with incoming.request() as link:
                 yield link
@@ -104,8 +110,8 @@ def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
             since = env.now
             yield answers[i].get()
             if recorded:
-                record(names[i], "receive", src="server0", message="Model", number=t, bytes=100_000, since=since, arrival=env.now)
-                record(names[i], "mark", name="clock", t=t)
+                record(Received, names[i], "server0", "Model", t, 100_000, since, env.now)
+                record(Marked, names[i], "clock", {"t": t})
 
     def back(i: int) -> Iterator[Any]:
         with outgoing.request() as link:
@@ -119,10 +125,11 @@ def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
             since = env.now
             i, t = yield pushes.get()
             if recorded:
-                record("server0", "receive", src=names[i], message="Push", number=t, bytes=100_000, since=since, arrival=env.now)
-                record("server0", "compute", start=env.now, work="update")
-                record("server0", "mark", name="update", slice=0, version=version, reads=((names[i], version),))
-                record("server0", "send", to=names[i], message="Model", number=t, bytes=100_000, start=env.now)
+                record(Received, "server0", names[i], "Push", t, 100_000, since, env.now)
+                record(Computed, "server0", env.now, "update")
+                record(Marked, "server0", "update",
+                       {"part": 0, "version": version, "reads": ((names[i], version),)})
+                record(Sent, "server0", names[i], "Model", t, 100_000, env.now)
             env.process(back(i))
 
     for i in range(workers):
@@ -132,9 +139,10 @@ def simpy_asp(workers: int, steps: int, recorded: bool = False) -> None:
 
 
 def programs_alone(workers: int, steps: int) -> None:
-    """The programs of ASP stepped by hand in turn, without clock, link or queue: what no simulator of them can do without."""
-    deployment = prepare("asp", phantom(25_000), workers=workers, steps=steps, machine=MACHINE).deploy()
-    names = [name for name in deployment if is_worker(name)]
+    """The programs of ASP stepped by hand in turn, without clock, link or queue: what no simulator of
+    them can do without."""
+    deployment = prepare("asp", shape_only(25_000), workers=workers, steps=steps, machine=MACHINE).deploy()
+    names = [name for name, node in deployment.items() if node.role == "worker"]
     programs, server = [deployment[name].main for name in names], deployment["server0"].main
     computes = [next(program) for program in programs]
     next(server)
@@ -166,8 +174,10 @@ def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
 def machine() -> dict[str, str]:
     """What was measured on."""
     with open("/proc/cpuinfo") as lines:
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return {"processor": model, "cores": str(os.cpu_count()), "python": platform.python_version(), "numpy": np.__version__}
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+                     platform.machine())
+    return {"processor": model, "cores": str(os.cpu_count()), "python": platform.python_version(),
+            "numpy": np.__version__}
 
 
 def draw(found: dict[str, Any]) -> None:
@@ -191,21 +201,27 @@ def table(found: dict[str, Any]) -> str:
     lines = [", ".join(f"{name} {value}" for name, value in found["machine"].items()), ""]
     if "events" in found:
         lines += ["microseconds of an event, by workers", f"{'':16}" + "".join(f"{n:>8}" for n in WORKERS)]
-        lines += [f"{name:16}" + "".join(f"{v:8.2f}" for v in row) for name, row in found["events"].items()] + [""]
+        lines += [f"{name:16}" + "".join(f"{v:8.2f}" for v in row)
+                  for name, row in found["events"].items()] + [""]
     if "lines" in found:
-        lines += ["long simulations, parameters in name only", f"{'':28}{'workers':>8}{'steps':>8}{'events':>10}{'seconds':>9}{'at most':>9}"]
-        lines += [f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}"
+        lines += ["long simulations, parameters in name only",
+                  f"{'':28}{'workers':>8}{'steps':>8}{'events':>10}{'seconds':>9}{'at most':>9}"]
+        lines += [
+            f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}"
                   for row in found["lines"]] + [""]
     if "simpy" in found:
         peers = {f"times {name}": rate for name, rate in found["simpy"].items() if name.startswith("simpy")}
-        lines += [f"iterations of a worker per second, {WIDE} workers and one server", f"{'':20}{'rate':>12}" + "".join(f"{name:>24}" for name in peers)]
-        lines += [f"{name:20}{rate:12,.0f}" + "".join(f"{rate / peer:24.2f}" for peer in peers.values()) for name, rate in found["simpy"].items()]
+        lines += [f"iterations of a worker per second, {WIDE} workers and one server",
+                  f"{'':20}{'rate':>12}" + "".join(f"{name:>24}" for name in peers)]
+        lines += [f"{name:20}{rate:12,.0f}" + "".join(f"{rate / peer:24.2f}" for peer in peers.values())
+                  for name, rate in found["simpy"].items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["events", "lines", "simpy"], help="events, lines, simpy")
     parts, path = parser.parse_args().parts, RESULTS / "events.json"
     found = json.loads(path.read_text()) if path.exists() else {}
@@ -216,19 +232,23 @@ def main() -> None:
         for name, options in ALGORITHMS:
             rows = [per_event(name, options, n) for n in WORKERS]
             found["events"][name], found["starts"][name] = map(list, zip(*rows, strict=True))
-            print(f"{name:16}" + "".join(f"{v:8.2f}" for v, _ in rows) + "   " + "".join(f"{v:6.0f}" for _, v in rows), flush=True)
+            print(f"{name:16}" + "".join(f"{v:8.2f}" for v, _ in rows) + "   "
+                  + "".join(f"{v:6.0f}" for _, v in rows), flush=True)
         draw(found)
     if "lines" in parts:
         found["lines"] = []
         for name, options, workers, steps, most in LINES:
             seconds, events = simulated(name, options, workers, steps)
             label = " ".join([name, *map(str, options.values())])
-            found["lines"].append({"algorithm": label, "workers": workers, "steps": steps, "seconds": seconds, "events": events, "most": most})
-            print(f"{label}: {workers} x {steps}: {seconds:.1f} s (at most {most:g}), {events} events", flush=True)
+            found["lines"].append({"algorithm": label, "workers": workers, "steps": steps, "seconds": seconds,
+                                   "events": events, "most": most})
+            print(f"{label}: {workers} x {steps}: {seconds:.1f} s (at most {most:g}), {events} events",
+                  flush=True)
     if "simpy" in parts:
         found["simpy"] = against_simpy(0.5)
         print("worker iterations/s: " + ", ".join(
-            f"{name} {rate:,.0f} ({rate / found['simpy'].get('simpy', math.nan):.2f})" for name, rate in found["simpy"].items()))
+            f"{name} {rate:,.0f} ({rate / found['simpy'].get('simpy', math.nan):.2f})"
+            for name, rate in found["simpy"].items()))
     path.write_text(json.dumps(found, indent=1) + "\n")
     path.with_suffix(".txt").write_text(table(found))
 

@@ -1,9 +1,10 @@
 """Training steps of our nets and of PyTorch's, in images per second.
 
-``python -m benchmarks.nets`` trains each net with plain SGD and momentum on fresh random batches, ours and PyTorch's in
-turn within one process: PyTorch as most write it (eager), and at its best (channels-last memory, fused optimiser). It
-prints a table with the ratio of ours to PyTorch's best, beside the rate of a large matrix product on the same machine.
-All of it takes a quarter of an hour: ``--nets``, ``--batches`` and ``--threads`` measure a part, ``--results`` adds it to what is there.
+``python -m benchmarks.nets`` trains each net with plain SGD and momentum on fresh random batches, ours and
+PyTorch's in turn within one process: PyTorch as most write it (eager), and at its best (channels-last memory,
+fused optimiser). It prints a table with the ratio of ours to PyTorch's best, beside the rate of a large
+matrix product on the same machine. All of it takes a quarter of an hour: ``--nets``, ``--batches`` and
+``--threads`` measure a part, ``--results`` adds it to what is there.
 """
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ import numpy as np
 import psutil
 
 from benchmarks import torch_twin
+from benchmarks.parallel import Parallel
 from benchmarks.quiet import interleaved
-from refsgd.nn import nets
-from refsgd.nn.parallel import Parallel
+from refsgd.problems.nn import nets
 
 NETS = ("tiny", "shallow", "resnet18:16", "inception:16", "vgg16", "resnet18")
 # What the goals ask for at least: ours / PyTorch's best.
@@ -129,11 +130,13 @@ def machine() -> dict[str, Any]:
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
         model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), model)
-    from refsgd.nn.vector import LANES
+    from refsgd.problems.nn.vector import LANES
 
     return {
-        "processor": model, "cores": os.cpu_count(), "memory_GiB": round(psutil.virtual_memory().total / 2**30),
-        "lanes": LANES, "python": platform.python_version(), "numpy": np.__version__, "numba": numba.__version__,
+        "processor": model, "cores": os.cpu_count(),
+        "memory_GiB": round(psutil.virtual_memory().total / 2**30),
+        "lanes": LANES, "python": platform.python_version(), "numpy": np.__version__,
+        "numba": numba.__version__,
         "torch": torch.__version__,
     }  # fmt: skip
 
@@ -144,7 +147,8 @@ def measure(name: str, b: int, threads: int, arguments: argparse.Namespace) -> d
 
     torch.set_num_threads(threads)
     data = Data(nets.build(name).input_shape, b)
-    tasks = {"ours": ours(name, data, threads), "eager": theirs(name, data, False), "best": theirs(name, data, True)}
+    tasks = {"ours": ours(name, data, threads), "eager": theirs(name, data, False),
+             "best": theirs(name, data, True)}
     seconds, foreign = interleaved(
         tasks, arguments.rounds, arguments.seconds, arguments.patience,
         time.process_time if arguments.cpu else time.perf_counter,
@@ -176,7 +180,8 @@ def merged(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dic
 
 
 def write(folder: Path, result: dict[str, Any]) -> None:
-    """Add the result to ``nets.json``, ``nets.txt`` and ``nets.png`` in the folder; figures of another machine are replaced."""
+    """Add the result to ``nets.json``, ``nets.txt`` and ``nets.png`` in the folder; figures of another
+    machine are replaced."""
     path = folder / "nets.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     if before.get("machine") == result["machine"] and before.get("clock") == result["clock"]:
@@ -206,7 +211,8 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
 
     figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
     names = [f"{row['net']}\nb={row['batch']}, {row['threads']}t" for row in rows]
-    axes.bar(names, [row["ratio"] for row in rows], color=["C0" if row["threads"] == 1 else "C1" for row in rows])
+    axes.bar(names, [row["ratio"] for row in rows],
+             color=["C0" if row["threads"] == 1 else "C1" for row in rows])
     axes.plot(names, [row["must"] for row in rows], "k_", markersize=14, label="goal (must)")
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_ylabel("images/s, ours / PyTorch's best")
@@ -223,9 +229,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each program")
     parser.add_argument("--seconds", type=float, default=0.2, help="length of a turn")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds to wait for a quiet machine; 0: never")
-    parser.add_argument("--cpu", action="store_true", help="processor time, for one thread on a machine never quiet")
-    parser.add_argument("--results", metavar="FOLDER", type=Path, help="add the figures to the JSON, table and plot there")
+    parser.add_argument("--patience", type=float, default=20.0,
+                        help="seconds to wait for a quiet machine; 0: never")
+    parser.add_argument("--cpu", action="store_true",
+                        help="processor time, for one thread on a machine never quiet")
+    parser.add_argument("--results", metavar="FOLDER", type=Path,
+                        help="add the figures to the JSON, table and plot there")
     arguments = parser.parse_args(words)
     if arguments.cpu:
         arguments.threads, arguments.patience = "1", 0.0
@@ -245,7 +254,8 @@ def main(words: list[str] | None = None) -> None:
                 print(line(rows[-1]), flush=True)
     if arguments.results:
         clock = "processor" if arguments.cpu else "wall"
-        write(arguments.results, {"machine": about, "clock": clock, "sgemm_gflops": limits, "unit": "images/s", "rows": rows})
+        write(arguments.results,
+              {"machine": about, "clock": clock, "sgemm_gflops": limits, "unit": "images/s", "rows": rows})
 
 
 if __name__ == "__main__":

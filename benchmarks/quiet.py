@@ -11,7 +11,8 @@ import psutil
 
 
 class Foreign:
-    """Cores that other processes kept busy while the block ran (``with Foreign() as foreign: ...; foreign.cores``)."""
+    """Cores that other processes kept busy while the block ran (``with Foreign() as foreign: ...;
+    foreign.cores``)."""
 
     def __enter__(self) -> Foreign:
         self._start = self._counters()
@@ -48,8 +49,9 @@ def interleaved(
 ) -> tuple[dict[str, float], float]:
     """Seconds per call of each task, medians over rounds in which the tasks take turns; and foreign cores.
 
-    A round in which others were busy is taken again, once. With ``time.process_time`` as the clock, time in which
-    others had the processor does not count: right for tasks of one thread, but for what others do to the caches.
+    A round in which others were busy is taken again, once. With ``time.process_time`` as the clock, time in
+    which others had the processor does not count: right for tasks of one thread, but for what others do to
+    the caches.
     """
     for task in tasks.values():
         task()

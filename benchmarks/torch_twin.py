@@ -1,4 +1,5 @@
-"""The same nets in PyTorch, which tests and benchmarks compare with. Needs PyTorch; nothing else here does."""
+"""The same nets in PyTorch, which tests and benchmarks compare with. Needs PyTorch; nothing else here
+does."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -7,10 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.nn.branches import Concat, Residual
-from refsgd.nn.layer import Array, Layer
-from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
-from refsgd.nn.net import Leaf, Net
+from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layer import Array, Layer
+from refsgd.problems.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+)
+from refsgd.problems.nn.net import Leaf, Net
 
 
 def module(net: Net) -> Any:

@@ -1,10 +1,10 @@
 """Formulas beside the simulator, the simulator beside real processes, formulas beside published figures.
 
-``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies and
-bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine) runs four OS
-processes beside the simulation; both in pieces with ``--part 1/3``, which may run at once.  ``page`` writes
-docs/validation.md and its pictures from what the two have left in benchmarks/results/validation.json.  All but the
-paced runs are deterministic.
+``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies
+and bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine) runs
+four OS processes beside the simulation; both in pieces with ``--part 1/3``, which may run at once.  ``page``
+writes docs/validation.md and its pictures from what the two have left in benchmarks/results/validation.json.
+All but the paced runs are deterministic.
 """
 
 from __future__ import annotations
@@ -24,31 +24,36 @@ import numpy as np
 from scipy import stats
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import prepare
-from refsgd.laws import Law
-from refsgd.machine import Machine
-from refsgd.performing import perform
-from refsgd.phantom import phantom
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
+from refsgd.problems.shapes import shape_only
 from refsgd.theory.published import UNADDRESSED, figures
-from refsgd.trace import Trace
+from refsgd.trace import Computed, Trace
 
 RESULTS = Path(__file__).parent / "results" / "validation.json"
 DOCS = Path(__file__).parent.parent / "docs"
 D = 1200  # parameters: 4,800 bytes
 LAWS = ("fixed(0.02)", "exponential(0.02)", "lognormal(0.02,0.5)")
 WORKERS = (2, 4, 8)
-LINKS = ((0.0, 0.0), (0.002, 0.0), (0.002, 0.001), (0.002, 0.005))  # latency [s], seconds of the model on a link
+# latency [s], seconds of the model on a link
+LINKS = ((0.0, 0.0), (0.002, 0.0), (0.002, 0.001), (0.002, 0.005))
 STEPS, SEEDS = 120, 12
 FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
 FAITHFUL = ("exact", "numerical")  #: kinds of formulas that simplify nothing
 MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bsp", {"servers": 2}), ("asp", {"servers": 2}), ("ssp", {"servers": 2}),
-    ("ssp", {"staleness": 1}), ("ssp", {"refresh": "lazy"}), ("ssp", {"staleness": 1, "refresh": "lazy"}), ("ssp", {"refresh": "eager"}),
-    ("allreduce", {"collective": "halving-doubling"}), ("allreduce", {"collective": "pscpu"}), ("easgd", {"mode": "sync"}),
-    ("downpour", {"fetch_every": 3}), ("downpour", {"push_every": 2}), ("dpsgd", {"order": "atc"}), ("backup-workers", {"backups": 2}),
+    ("ssp", {"staleness": 1}), ("ssp", {"refresh": "lazy"}), ("ssp", {"staleness": 1, "refresh": "lazy"}),
+    ("ssp", {"refresh": "eager"}),
+    ("allreduce", {"collective": "halving-doubling"}), ("allreduce", {"collective": "pscpu"}),
+    ("easgd", {"mode": "sync"}),
+    ("downpour", {"fetch_every": 3}), ("downpour", {"push_every": 2}), ("dpsgd", {"order": "atc"}),
+    ("backup-workers", {"backups": 2}),
     ("dssp", {"lower": 1, "upper": 4}), ("gosgd", {"p": 1.0}))
-TWINS = ("softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "independent", "diloco")  # timed as others are: 4 workers only
+# timed as others are: 4 workers only
+TWINS = ("softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "independent", "diloco")
 CONFIGURATIONS = tuple((name, dict[str, Any]()) for name in CATALOGUE) + MORE
 
 
@@ -72,8 +77,9 @@ class Case:
 
     @property
     def machine(self) -> Machine:
-        """As `refsgd.machine.Machine`."""
-        return Machine(compute=self.law, latency=self.latency, bandwidth=4 * D / self.transfer if self.transfer else math.inf)  # type: ignore[arg-type]
+        """As `refsgd.cluster.machine.Machine`."""
+        return Machine(compute=self.law, latency=self.latency, bandwidth=4 * D / self.transfer
+                       if self.transfer else math.inf)  # type: ignore[arg-type]
 
     @property
     def fixed(self) -> bool:
@@ -85,7 +91,8 @@ class Case:
 class Row:
     """A figure that formula and simulator give; times in seconds.
 
-    `error`: standard error of the simulation; `deviation`: predicted - simulated over the standard error of both.
+    `error`: standard error of the simulation; `deviation`: predicted - simulated over the standard error of
+    both.
     """
 
     label: str
@@ -109,34 +116,39 @@ class Row:
 
     @property
     def relative(self) -> float:
-        """Error of the formula: a share for times and bytes, absolute for ratios and for staleness below one update."""
-        scale = 1.0 if self.figure == "idle_ratio" else max(abs(self.simulated), 1.0) if self.figure == "staleness_mean" else self.simulated
+        """Error of the formula: a share for times and bytes, absolute for ratios and for staleness below
+        one update."""
+        scale = 1.0 if self.figure == "idle_ratio" else max(abs(self.simulated),
+                                                            1.0) if self.figure == "staleness_mean" else self.simulated
         return (self.predicted - self.simulated) / scale if scale else self.predicted - self.simulated
 
 
 def problem_of(algorithm: str) -> Problem:
     """Parameters in name only where the algorithm does not look at them."""
     if algorithm not in ("dgc", "hogwild", "approximate"):
-        return phantom(D)
+        return shape_only(D)
     return Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
 
 
 def iteration(trace: Trace, case: Case, steps: int) -> tuple[float, float]:
     """Long-run seconds per iteration, and the mean of the drawn compute times in it [s].
 
-    Two fifths of each worker's iterations, after two fifths; of the server's updates where workers skip some.  All
-    workers are alike here, so their seconds are averaged: a mean of their rates would be 1/48 too quick over 48
-    exponential times.
+    Two fifths of each worker's iterations, after two fifths; of the server's updates where workers skip some.
+    All workers are alike here, so their seconds are averaged: a mean of their rates would be 1/48 too quick
+    over 48 exponential times.
     """
-    done = {w: [e for e in trace.of("compute", w) if e.data["work"] == "gradient"] for w in trace.workers}
+    done = {w: [e for e in trace.of(Computed, w) if e.work == "gradient"] for w in trace.workers}
     low, high = 2 * steps // 5, 4 * steps // 5
-    drawn = float(np.mean([e.time - e.data["start"] for events in done.values() for e in events[low + 1: high + 1]]))
-    ends = [[e.time for e in trace.marks("update")]] if case.algorithm == "backup-workers" else [[e.time for e in v] for v in done.values()]
+    drawn = float(
+        np.mean([e.time - e.start for events in done.values() for e in events[low + 1: high + 1]]))
+    ends = [[e.time for e in trace.marks("update")]] if case.algorithm == "backup-workers" else [
+        [e.time for e in v] for v in done.values()]
     return float(np.mean([v[high] - v[low] for v in ends])) / (high - low), drawn
 
 
 def adjusted(values: np.ndarray, luck: np.ndarray | None = None) -> tuple[float, float]:
-    """Mean over runs and its standard error; the part that the luck of the draws explains is taken out by regression."""
+    """Mean over runs and its standard error; the part that the luck of the draws explains is taken out by
+    regression."""
     count = len(values)
     if count == 1 or not np.ptp(values):
         return float(values.mean()), 0.0
@@ -149,13 +161,16 @@ def adjusted(values: np.ndarray, luck: np.ndarray | None = None) -> tuple[float,
     return float(solution[0]), math.sqrt(rest * float(inverse[0, 0]))
 
 
-def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Predictions, each figure of `seeds` simulated runs, and the mean of the compute times drawn in the run and in the part that `iteration` takes [s]."""
+def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[str, np.ndarray],
+                                                          dict[str, np.ndarray]]:
+    """Predictions, each figure of `seeds` simulated runs, and the mean of the compute times drawn in the
+    run and in the part that `iteration` takes [s]."""
     first = zlib.crc32(case.label.encode()) % 10_000  # other draws for every algorithm
     values: dict[str, list[float]] = {name: [] for name in FIGURES}
     drawn: dict[str, list[float]] = {"run": [], "part": []}
     for seed in range(seeds):
-        experiment = prepare(case.algorithm, problem_of(case.algorithm), workers=case.workers, servers=case.servers, steps=steps,
+        experiment = prepare(case.algorithm, problem_of(case.algorithm), workers=case.workers,
+                             servers=case.servers, steps=steps,
                              machine=case.machine, seed=first + seed, **case.options)
         trace = perform(experiment, "simulator").trace
         ages = [tau for _, tau in trace.staleness]
@@ -163,9 +178,12 @@ def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[s
         drawn["part"].append(luck)
         drawn["run"].append(sum(trace.busy.values()) / max(sum(trace.iterations.values()), 1))
         for name, value in zip(FIGURES, (each, trace.seconds, trace.idle_ratio,
-                                         float(np.mean(ages)) if ages else 0.0, float(sum(trace.bytes_sent.values())))):
+                                         float(np.mean(ages)) if ages else 0.0,
+                                         float(sum(trace.bytes_sent.values())))):
             values[name].append(value)
-    return experiment.predictions(), {name: np.array(v) for name, v in values.items()}, {k: np.array(v) for k, v in drawn.items()}
+    return experiment.predictions(), {name: np.array(v)
+                                      for name, v in values.items()}, {
+                                          k: np.array(v) for k, v in drawn.items()}
 
 
 def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
@@ -177,26 +195,32 @@ def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
         p = predictions.get(name)
         if p is None:
             continue
-        luck = None if name == "bytes_sent" else drawn["part" if name == "seconds_per_iteration" else "run"] - case.machine.compute.mean
+        luck = None if name == "bytes_sent" else drawn["part" if name == "seconds_per_iteration"
+                                                       else "run"] - case.machine.compute.mean
         mean, error = adjusted(values[name], luck)
         both = math.hypot(error, p.terms.get("standard error", 0.0))
         away = p.value - mean
-        deviation = 0.0 if abs(away) <= 1e-6 * max(abs(mean), 1e-9) + 1e-12 else away / both if both else math.inf
-        rows.append(Row(case.label, case.workers, case.law, case.latency, case.transfer, name, p.kind, p.bound,
+        deviation = 0.0 if abs(away) <= 1e-6 * max(abs(mean),
+                                                   1e-9) + 1e-12 else away / both if both else math.inf
+        rows.append(Row(case.label, case.workers, case.law, case.latency, case.transfer, name, p.kind,
+                        p.bound,
                         *(float(f"{v:.8g}") for v in (p.value, mean, error, deviation)), seeds))
     return rows
 
 
-def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS, links: Iterable[tuple[float, float]] = LINKS,
+def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS,
+          links: Iterable[tuple[float, float]] = LINKS,
           configurations: Iterable[tuple[str, dict[str, Any]]] = CONFIGURATIONS) -> Iterator[Case]:
-    """The grid: algorithms as they come on all of it, their options and their twins on 4 workers; log-normal times with 4 workers only."""
+    """The grid: algorithms as they come on all of it, their options and their twins on 4 workers;
+    log-normal times with 4 workers only."""
     for name, given in configurations:
         options = {k: v for k, v in given.items() if k != "servers"}
         plain = not given and name not in TWINS
         for n in (1,) if name == "sequential" else workers if plain else set(workers) & {4}:
             for law in laws:
                 for latency, transfer in links:
-                    if (not law.startswith("lognormal") or (plain and n == 4)) and n > options.get("backups", 0):
+                    if (not law.startswith("lognormal")
+                        or (plain and n == 4)) and n > options.get("backups", 0):
                         yield Case(name, options, n, law, latency, transfer, given.get("servers", 1))
 
 
@@ -225,8 +249,10 @@ def exactness(rows: list[Row]) -> Exactness:
     moving = [r for r in random if r.error or r.deviation]
     worst = max(moving, key=lambda r: abs(r.deviation))
     quantile = tolerance(1, worst.runs)
-    return Exactness(sum(r.deviation == 0 for r in fixed), len(fixed), sum(abs(r.deviation) <= quantile for r in moving), len(moving),
-                     abs(worst.deviation), tolerance(len(moving), worst.runs), f"{worst.label}, {worst.figure}")
+    return Exactness(sum(r.deviation == 0 for r in fixed), len(fixed),
+                     sum(abs(r.deviation) <= quantile for r in moving), len(moving),
+                     abs(worst.deviation), tolerance(len(moving), worst.runs),
+                     f"{worst.label}, {worst.figure}")
 
 
 def largest(rows: list[Row]) -> dict[tuple[str, str], Row]:
@@ -242,20 +268,24 @@ def largest(rows: list[Row]) -> dict[tuple[str, str], Row]:
 def crossed(rows: list[Row]) -> list[Row]:
     """Bounds that the simulation crosses by more than three standard errors."""
     return [r for r in rows if r.kind == "bound" and
-            (r.simulated - r.predicted) * (1 if r.side == "upper" else -1) > 3 * r.error + 1e-9 * abs(r.simulated)]
+            (r.simulated - r.predicted) * (1 if r.side == "upper" else -1) > 3 * r.error + 1e-9
+            * abs(r.simulated)]
 
 
 # -- processes ---------------------------------------------------------------------------------------------
 
 PACED = [(name, options, law, latency, bandwidth)
-         for name, options in (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1}), ("allreduce", {}), ("adpsgd", {}), ("easgd", {}), ("downpour", {}))
-         for law, latency, bandwidth in (("fixed(0.03)", 0.0, math.inf), ("lognormal(0.02,0.5)", 0.005, 1e6), ("exponential(0.05)", 0.02, 5e6))]
+         for name, options in (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1}), ("allreduce", {}),
+                               ("adpsgd", {}), ("easgd", {}), ("downpour", {}))
+         for law, latency, bandwidth in (("fixed(0.03)", 0.0, math.inf), ("lognormal(0.02,0.5)", 0.005, 1e6),
+                                         ("exponential(0.05)", 0.02, 5e6))]
 
 
 def four(name: str, options: dict[str, Any], machine: Machine, runtime: str, steps: int = 50) -> Trace:
     """Four workers on a vector of D numbers."""
     problem = Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
-    return perform(prepare(name, problem, workers=4, steps=steps, machine=machine, seed=3, **options), runtime).trace
+    return perform(prepare(name, problem, workers=4, steps=steps, machine=machine, seed=3, **options),
+                   runtime).trace
 
 
 def paced(part: tuple[int, int], steps: int = 50) -> Iterator[dict[str, Any]]:
@@ -263,12 +293,15 @@ def paced(part: tuple[int, int], steps: int = 50) -> Iterator[dict[str, Any]]:
     for name, options, law, latency, bandwidth in PACED[part[0] - 1:: part[1]]:
         seen = {}
         for runtime in ("simulator", "processes"):
-            trace = four(name, options, Machine(compute=law, latency=latency, bandwidth=bandwidth), runtime, steps)  # type: ignore[arg-type]
+            trace = four(name, options, Machine(compute=law, latency=latency, bandwidth=bandwidth), runtime,
+                         steps)  # type: ignore[arg-type]
             ages = [tau for _, tau in trace.staleness]
             rate = trace.iteration_rate
-            seen[runtime] = {"seconds_per_iteration": 4 / rate, "bytes_sent": sum(trace.bytes_sent.values()), "idle_ratio": trace.idle_ratio,
+            seen[runtime] = {"seconds_per_iteration": 4 / rate, "bytes_sent": sum(trace.bytes_sent.values()),
+                             "idle_ratio": trace.idle_ratio,
                              "staleness_mean": float(np.mean(ages)) if ages else 0.0}
-        yield {"algorithm": name, "options": options, "law": law, "latency": latency, "bandwidth": None if math.isinf(bandwidth) else bandwidth,
+        yield {"algorithm": name, "options": options, "law": law, "latency": latency,
+               "bandwidth": None if math.isinf(bandwidth) else bandwidth,
                **seen}
 
 
@@ -277,7 +310,8 @@ def paced(part: tuple[int, int], steps: int = 50) -> Iterator[dict[str, Any]]:
 def load() -> dict[str, Any]:
     """What earlier parts have found; rows are stored as lists."""
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {**found, "grid": [Row(*values) for values in found.get("grid", [])], "paced": found.get("paced", [])}
+    return {**found, "grid": [Row(*values) for values in found.get("grid", [])],
+            "paced": found.get("paced", [])}
 
 
 def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = ()) -> None:
@@ -290,7 +324,9 @@ def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = ()) -> None
         rows = in_order([r for r in found["grid"] if r.label not in labels] + new)
         kept = sorted([r for r in found["paced"] if _machine(r) not in known] + runs, key=_machine)
         text = ",\n".join(json.dumps(astuple(r)) for r in rows)
-        RESULTS.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"grid": [\n{text}],\n"paced": {json.dumps(kept, indent=1)}}}\n')
+        RESULTS.write_text(
+            f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"grid": [\n{text}],\n"paced": '
+            f'{json.dumps(kept, indent=1)}}}\n')
     finally:
         os.close(directory)
 
@@ -320,10 +356,13 @@ def page(found: dict[str, Any]) -> str:
     rows = found["grid"]
     bounds, over = [r for r in rows if r.kind == "bound"], crossed(rows)
     met = {r.label for r in bounds if abs(r.predicted - r.simulated) <= 1e-9 * abs(r.simulated)}
-    out = [HEAD.format(cases=len({(r.label, r.machine) for r in rows}), rows=len(rows), steps=STEPS, seeds=SEEDS), EXACT.format(**asdict(exactness(rows))),
+    out = [HEAD.format(cases=len({(r.label, r.machine) for r in rows}), rows=len(rows), steps=STEPS,
+                       seeds=SEEDS), EXACT.format(**asdict(exactness(rows))),
            _approximations(rows),
-           f"## Bounds\n\n{len(bounds)} figures are bounds, of {', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
-           f"Crossed: {len(over)}. Met to the last digit somewhere: {', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
+           f"## Bounds\n\n{len(bounds)} figures are bounds, of "
+           f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
+           f"Crossed: {len(over)}. Met to the last digit somewhere: "
+           f"{', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
     if found.get("paced"):
         out.append(_processes(found["paced"]))
     out.append(_published())
@@ -353,7 +392,8 @@ largest deviation of all is {largest:.1f} standard errors ({worst}); all of them
 ![Deviations of exact figures](images/validation-exact.png)
 """
 
-NAMES = {"seconds_per_iteration": "iteration time", "seconds": "run time", "idle_ratio": "idle ratio", "staleness_mean": "staleness", "bytes_sent": "bytes"}
+NAMES = {"seconds_per_iteration": "iteration time", "seconds": "run time", "idle_ratio": "idle ratio",
+         "staleness_mean": "staleness", "bytes_sent": "bytes"}
 
 
 def _where(r: Row) -> str:
@@ -372,20 +412,29 @@ def stated(rows: Iterable[Row]) -> dict[str, Row]:
 def _approximations(rows: list[Row]) -> str:
     """Counts by algorithm and figure, largest errors of all, and of each."""
     worst, most, labels = largest(rows), stated(rows), list(dict.fromkeys(r.label for r in rows))
-    out = ["## Approximations", "", "Errors are predicted/simulated - 1 for times, bytes and staleness (staleness below one update: the difference in "
-           "updates), the difference for the idle ratio. They contain the noise of the simulation, whose standard error is in brackets in the same unit. "
+    out = ["## Approximations", "",
+           "Errors are predicted/simulated - 1 for times, bytes and staleness (staleness below one update: "
+           "the difference in "
+           "updates), the difference for the idle ratio. They contain the noise of the simulation, whose "
+           "standard error is in brackets in the same unit. "
            "Over the whole grid:", "", "| figure | largest error | where |", "|---|---|---|"]
-    out += [f"| {NAMES[name]} | {unit(r, r.relative)} ({_noise(r):.3f}) | `{r.label}`, {_where(r)} |" for name in FIGURES if (r := most.get(name))]
-    out += ["", "GoSGD's bytes are predicted in expectation: what is left is the luck of its draws.", "", "## Every algorithm", "",
-            "E: all rows exact or numerical, and how many; *k of m*: so many are approximations, with their largest error; B: a bound; -: no formula (`refsgd "
-            "predict` says why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
+    out += [f"| {NAMES[name]} | {unit(r, r.relative)} ({_noise(r):.3f}) | `{r.label}`, {_where(r)} |"
+            for name in FIGURES if (r := most.get(name))]
+    out += ["", "GoSGD's bytes are predicted in expectation: what is left is the luck of its draws.", "",
+            "## Every algorithm", "",
+            "E: all rows exact or numerical, and how many; *k of m*: so many are approximations, with their "
+            "largest error; B: a bound; -: no formula (`refsgd "
+            "predict` says why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |",
+            "|---" * (len(FIGURES) + 1) + "|"]
     for label in labels:
         cells = []
         for name in FIGURES:
             mine = [r for r in rows if r.label == label and r.figure == name]
             loose = sum(r.kind == "approximation" for r in mine)
             far = worst.get((label, name))
-            cells.append("-" if not mine else f"{loose} of {len(mine)}: {unit(far, far.relative)} ({_noise(far):.3f})" if far else
+            cells.append("-" if not mine
+                         else f"{loose} of {len(mine)}: {unit(far, far.relative)} ({_noise(far):.3f})" if far
+                         else
                          "B" if any(m.kind == "bound" for m in mine) else f"E {len(mine)}")
         out.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join([*out, ""])
@@ -393,30 +442,39 @@ def _approximations(rows: list[Row]) -> str:
 
 def _noise(r: Row) -> float:
     """Standard error of the simulation in the unit of `Row.relative`."""
-    return r.error / (1.0 if r.figure == "idle_ratio" else max(abs(r.simulated), 1.0) if r.figure == "staleness_mean" else r.simulated or 1.0)
+    return r.error / (1.0 if r.figure == "idle_ratio" else max(abs(r.simulated), 1.0)
+                      if r.figure == "staleness_mean" else r.simulated or 1.0)
 
 
 def _processes(runs: list[dict[str, Any]]) -> str:
-    out = ["## Processes beside the simulation", "", "Four workers as OS processes over shared memory, paced to the machine, same draws as the "
+    out = ["## Processes beside the simulation", "",
+           "Four workers as OS processes over shared memory, paced to the machine, same draws as the "
            "simulation. " + _summary(runs), "",
            "![Measured against simulated iteration time](images/validation-paced.png)", "",
-           "| algorithm | machine | iteration, simulated | measured | | idle, simulated | measured | staleness, simulated | measured | bytes |",
+           "| algorithm | machine | iteration, simulated | measured | | idle, simulated | measured | "
+           "staleness, simulated | measured | bytes |",
            "|---|---|---|---|---|---|---|---|---|---|"]
     for r in runs:
         s, m = r["simulator"], r["processes"]
         width = "unlimited" if r["bandwidth"] is None else f"{r['bandwidth'] / 1e6:g} MB/s"
-        out.append(f"| `{r['algorithm']}` | {r['law']}, {r['latency'] * 1e3:g} ms, {width} | {s['seconds_per_iteration'] * 1e3:.1f} ms | "
-                   f"{m['seconds_per_iteration'] * 1e3:.1f} ms | {percent(m['seconds_per_iteration'] / s['seconds_per_iteration'] - 1)} | "
-                   f"{s['idle_ratio']:.3f} | {m['idle_ratio']:.3f} | {s['staleness_mean']:.2f} | {m['staleness_mean']:.2f} | "
+        out.append(
+            f"| `{r['algorithm']}` | {r['law']}, {r['latency'] * 1e3:g} ms, {width} | "
+            f"{s['seconds_per_iteration'] * 1e3:.1f} ms | "
+                   f"{m['seconds_per_iteration'] * 1e3:.1f} ms | "
+                   f"{percent(m['seconds_per_iteration'] / s['seconds_per_iteration'] - 1)} | "
+                   f"{s['idle_ratio']:.3f} | {m['idle_ratio']:.3f} | {s['staleness_mean']:.2f} | "
+                   f"{m['staleness_mean']:.2f} | "
                    f"{'equal' if s['bytes_sent'] == m['bytes_sent'] else 'DIFFER'} |")
     return "\n".join([*out, ""])
 
 
 def apart_of(r: dict[str, Any]) -> tuple[float, float, float, bool]:
-    """Measured against simulated: iteration time (share), idle ratio (difference), staleness (share; below one update the difference), same bytes."""
+    """Measured against simulated: iteration time (share), idle ratio (difference), staleness (share;
+    below one update the difference), same bytes."""
     s, m = r["simulator"], r["processes"]
     return (m["seconds_per_iteration"] / s["seconds_per_iteration"] - 1, m["idle_ratio"] - s["idle_ratio"],
-            (m["staleness_mean"] - s["staleness_mean"]) / max(s["staleness_mean"], 1.0), s["bytes_sent"] == m["bytes_sent"])
+            (m["staleness_mean"] - s["staleness_mean"]) / max(s["staleness_mean"], 1.0),
+            s["bytes_sent"] == m["bytes_sent"])
 
 
 def _summary(runs: list[dict[str, Any]]) -> str:
@@ -424,37 +482,50 @@ def _summary(runs: list[dict[str, Any]]) -> str:
     times, idle = (max((a[i] for a in apart), key=abs) for i in range(2))
     ages = max((a[2] for r, a in zip(runs, apart) if not ties(r)), key=abs, default=0.0)
     ranges = [(r["algorithm"], *orders(r), r["processes"]["staleness_mean"]) for r in runs if ties(r)]
-    wide = ", ".join(f"`{name}` {low:.2f} to {high:.2f} (measured {seen:.2f})" for name, low, high, seen in ranges if high > 1.1 * low)
-    beyond = max((max(low - seen, seen - high, 0.0) / max(high, 1.0) for _, low, high, seen in ranges), default=0.0)
-    return (f"Of {len(runs)} pairs the largest difference in iteration time is {percent(times)}, in idle ratio {idle:+.3f}, in mean staleness {percent(ages)}; "
-            f"bytes are equal in {sum(a[3] for a in apart)} of {len(runs)}. With fixed times and no latency all ask at one moment and nobody is first: "
-            f"served all at once in the order of their ranks or one by one, staleness is, where the two differ by a tenth, {wide}; no process is "
+    wide = ", ".join(f"`{name}` {low:.2f} to {high:.2f} (measured {seen:.2f})"
+                     for name, low, high, seen in ranges if high > 1.1 * low)
+    beyond = max((max(low - seen, seen - high, 0.0) / max(high, 1.0) for _, low, high, seen in ranges),
+                 default=0.0)
+    return (
+        f"Of {len(runs)} pairs the largest difference in iteration time is {percent(times)}, in idle ratio "
+        f"{idle:+.3f}, in mean staleness {percent(ages)}; "
+            f"bytes are equal in {sum(a[3] for a in apart)} of {len(runs)}. With fixed times and no latency "
+            "all ask at one moment and nobody is first: "
+            "served all at once in the order of their ranks or one by one, staleness is, where the two "
+            f"differ by a tenth, {wide}; no process is "
             f"more than {beyond:.1%} outside of that.")
 
 
 def ties(run: dict[str, Any]) -> bool:
-    """Whether messages of different workers come at the same moment, so that times do not say who is first."""
+    """Whether messages of different workers come at the same moment, so that times do not say who is
+    first."""
     return run["law"].startswith("fixed") and not run["latency"]
 
 
 def orders(run: dict[str, Any]) -> tuple[float, float]:
     """Least and largest mean staleness over ways to order what ties: all at once, by rank, or one by one.
 
-    One by one: times of the same mean that differ in the ninth digit, so that a worker's exchange is over before the next begins.
+    One by one: times of the same mean that differ in the ninth digit, so that a worker's exchange is over
+    before the next begins.
     """
     mean = Machine(compute=run["law"]).compute.mean  # type: ignore[union-attr]
-    apart = Machine(compute=Law("uniform", (mean * (1 - 1e-9), mean * (1 + 1e-9))))
+    apart = Machine(compute=Distribution("uniform", (mean * (1 - 1e-9), mean * (1 + 1e-9))))
     ages = [tau for _, tau in four(run["algorithm"], run["options"], apart, "simulator").staleness]
     found = run["simulator"]["staleness_mean"], float(np.mean(ages)) if ages else 0.0
     return min(found), max(found)
 
 
 def _published() -> str:
-    out = ["## Published figures", "", "Calibrated on figures of a single node alone (`refsgd.theory.published`), nothing fitted to several nodes. "
-           "Lines that miss by more than a quarter say why.", "", "| source | what | quoted | model | predicted | error | |", "|---|---|---|---|---|---|---|"]
+    out = ["## Published figures", "",
+           "Calibrated on figures of a single node alone (`refsgd.theory.published`), nothing fitted to "
+           "several nodes. "
+           "Lines that miss by more than a quarter say why.", "",
+           "| source | what | quoted | model | predicted | error | |", "|---|---|---|---|---|---|---|"]
     every = figures()
     for f in every:
-        out.append(f"| {f.source} | {f.what} | {f.quoted:.4g} {f.unit.replace('1', '') if f.unit == '1' else f.unit} | {f.model} | {f.predicted:.4g} | "
+        out.append(
+            f"| {f.source} | {f.what} | {f.quoted:.4g} "
+            f"{f.unit.replace('1', '') if f.unit == '1' else f.unit} | {f.model} | {f.predicted:.4g} | "
                    f"{percent(f.error)} | {f.reason if abs(f.error) > 0.25 else ''} |")
     met = sum(abs(f.error) <= 0.25 for f in every)
     out += ["", f"{met} of {len(every)} lines are within a quarter. Not addressed by any formula:", ""]
@@ -470,14 +541,16 @@ def draw(found: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
     rows = found["grid"]
-    near = [r for r in rows if r.kind == "approximation" and r.figure in ("seconds_per_iteration", "idle_ratio")]
+    near = [r for r in rows if r.kind == "approximation"
+            and r.figure in ("seconds_per_iteration", "idle_ratio")]
     labels = sorted({r.label for r in near}, reverse=True)
     fig, axes = plt.subplots(1, 2, figsize=(11, 0.24 * len(labels) + 1.2), sharey=True, layout="constrained")
     names = "iteration time, predicted / simulated - 1", "idle ratio, predicted - simulated"
     for ax, figure, name in zip(axes, ("seconds_per_iteration", "idle_ratio"), names):
         for n, colour in zip(WORKERS, ("C0", "C1", "C3")):
             picked = [r for r in near if r.figure == figure and r.workers == n]
-            ax.plot([r.relative for r in picked], [labels.index(r.label) for r in picked], ".", color=colour, label=f"{n} workers", alpha=0.7)
+            ax.plot([r.relative for r in picked], [labels.index(r.label) for r in picked], ".", color=colour,
+                    label=f"{n} workers", alpha=0.7)
         ax.axvline(0, color="0.6", lw=0.8)
         ax.set_xlabel(name)
         ax.grid(axis="x", alpha=0.3)
@@ -487,8 +560,10 @@ def draw(found: dict[str, Any]) -> None:
     exact = [r.deviation for r in rows if r.kind in FAITHFUL and r.runs > 1 and (r.error or r.deviation)]
     fig, ax = plt.subplots(figsize=(7, 3), layout="constrained")
     bins = np.linspace(-6, 6, 49)
-    ax.hist(np.clip(exact, -6, 6), bins, density=True, color="C0", alpha=0.6, label=f"{len(exact)} exact figures")
-    ax.plot(bins, stats.t.pdf(bins, SEEDS - 2), color="C3", label=f"Student's law, {SEEDS - 2} degrees of freedom")
+    ax.hist(np.clip(exact, -6, 6), bins, density=True, color="C0", alpha=0.6,
+            label=f"{len(exact)} exact figures")
+    ax.plot(bins, stats.t.pdf(bins, SEEDS - 2), color="C3",
+            label=f"Student's law, {SEEDS - 2} degrees of freedom")
     ax.set_xlabel("(predicted - simulated) / standard error")
     ax.legend()
     fig.savefig(DOCS / "images" / "validation-exact.png", dpi=110)
@@ -496,7 +571,8 @@ def draw(found: dict[str, Any]) -> None:
         fig, ax = plt.subplots(figsize=(5, 4), layout="constrained")
         for name in dict.fromkeys(r["algorithm"] for r in found["paced"]):
             picked = [r for r in found["paced"] if r["algorithm"] == name]
-            ax.plot([1e3 * r["simulator"]["seconds_per_iteration"] for r in picked], [1e3 * r["processes"]["seconds_per_iteration"] for r in picked],
+            ax.plot([1e3 * r["simulator"]["seconds_per_iteration"] for r in picked],
+                    [1e3 * r["processes"]["seconds_per_iteration"] for r in picked],
                     "o", label=name)
         low, high = ax.get_xlim()
         ax.plot([low, high], [low, high], color="0.5", lw=0.8)
@@ -508,7 +584,8 @@ def draw(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run one part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("grid", "paced", "page"))
     parser.add_argument("--part", default="1/1", help="which of how many pieces, e.g. 2/3")
     arguments = parser.parse_args()
@@ -522,7 +599,8 @@ def main() -> None:
         first, _, count = arguments.part.partition("/")
         for run in paced((int(first), int(count))):
             save(paced=[run])
-            print(run["algorithm"], run["law"], {k: (run["simulator"][k], run["processes"][k]) for k in run["simulator"]}, flush=True)
+            print(run["algorithm"], run["law"],
+                  {k: (run["simulator"][k], run["processes"][k]) for k in run["simulator"]}, flush=True)
     else:
         found = load()
         draw(found)

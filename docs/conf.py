@@ -1,4 +1,5 @@
-"""The documentation site: `sphinx-build -W -b html docs OUT` executes every page that has code, and links every name."""
+"""The documentation site: `sphinx-build -W -b html docs OUT` executes every page that has code, and links
+every name."""
 
 import os
 import sys
@@ -72,7 +73,8 @@ numpydoc_class_members_toctree = False
 default_role = "autolink"  # `Recv` in a docstring is a link where such a name exists
 
 nitpicky = True
-# A single word between backticks is often a parameter or a field, and no link; a dotted name must lead somewhere.
+# A single word between backticks is often a parameter or a field, and no link; a dotted name must lead
+# somewhere.
 nitpick_ignore_regex = [("py:obj", r"\w+"), ("py:class", r"(string|collections\.abc\.\w+|numpy\.dtype)")]
 
 # Trimmed copies, so that a build needs no network; a name that is missing there is shown without a link.

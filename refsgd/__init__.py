@@ -6,25 +6,28 @@ time, and run as real OS processes, with closed-form models beside the measureme
 
 from typing import TYPE_CHECKING, Any
 
-from refsgd.comparison import Comparison, compare
-from refsgd.experiment import predict
-from refsgd.laws import Law
-from refsgd.machine import Machine
+__version__ = "0.1.0"
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.compare import Comparison, compare
+from refsgd.experiment.prepare import predict
+from refsgd.experiment.result import Result
+from refsgd.experiment.run import replay, run
 from refsgd.problems import Problem
-from refsgd.result import Result
-from refsgd.running import replay, run
-from refsgd.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from refsgd.stepper import Stepper
+    from refsgd.experiment.stepper import Stepper
 
-__all__ = ["Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run"]
+__all__ = ["Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict",
+           "replay",
+           "run"]
 
 
 def __getattr__(name: str) -> Any:
     """`Stepper` is loaded when it is first used."""
     if name == "Stepper":
-        from refsgd.stepper import Stepper
+        from refsgd.experiment.stepper import Stepper
 
         return Stepper
     raise AttributeError(f"module 'refsgd' has no attribute {name!r}")

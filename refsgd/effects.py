@@ -29,9 +29,10 @@ Send(to='peer1', body=3)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,9 @@ class Compute:
     def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
         _Built.count += 1
         if not callable(fn):
-            raise TypeError(f"Compute() of a value of type {type(fn).__name__}; expected a function and its arguments: Compute(problem.gradient, x, rank, t)")
+            raise TypeError(
+                f"Compute() of a value of type {type(fn).__name__}; expected a function and its arguments: "
+                "Compute(problem.gradient, x, rank, t)")
         self.fn = fn
         self.args = args
         self.kind = kind
@@ -89,7 +92,8 @@ class Send:
 
     The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
     said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools, short
-    strings, tuples of these, and None: its class is its tag.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
+    strings, tuples of these, and None: its class is its tag.  Arrays and numpy scalars count as payload
+    bytes, Python numbers do not.
 
     Parameters
     ----------
@@ -113,7 +117,7 @@ class Recv:
     """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
 
     Others stay in the inbox.  Messages that arrive at one moment: lowest source, then sending order.
-    In a responder it raises `RunEnded` once nothing can arrive any more.  At least one class must be
+    In a handler it raises `RunEnded` once nothing can arrive any more.  At least one class must be
     named: the receiver builds the class that its own Recv names, nothing is looked up by a name.
 
     Parameters
@@ -131,7 +135,8 @@ class Recv:
         _Built.count += 1
         if not kinds:
             raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
-        if type(kinds[0]) is not type and not isinstance(kinds[0], type):  # the first test costs next to nothing
+        # the first test costs next to nothing
+        if type(kinds[0]) is not type and not isinstance(kinds[0], type):
             raise TypeError(f"Recv() of {kinds[0]!r:.40}; expected classes of messages: Recv(Push)")
         self.kinds = kinds
         self.src = src
@@ -182,8 +187,8 @@ class Mark:
 
     The names are an interface: ``update`` (slice, version, reads, x) at every update of parameters, where
     `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
-    (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker) when a server withholds an answer to
-    keep a bound; ``drop`` (worker, t, reason) when work is discarded.
+    (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker)
+    when a server withholds an answer to keep a bound; ``drop`` (worker, t, reason) when work is discarded.
 
     Parameters
     ----------
@@ -278,48 +283,108 @@ Program = Generator[Effect, Any, R]
 
 
 class RunEnded(Exception):
-    """Raised in a responder at its `Recv` when every main program has returned and nothing is under way.
+    """Raised in a handler at its `Recv` when every main program has returned and nothing is under way.
 
-    After a death which the run survives also in a main program whose own function names `RunEnded`: a server that counts on pushes of the dead puts its
-    loop into ``with suppress(RunEnded)`` and, once nobody is left who could send, returns what it has.  One that must know who died lists `Died` in its
-    `Recv`.  A run survives a death if each of its servers' main programs that receives (without servers: each main program) names one of the two.  What
-    counts is the text of the function whose generator the `Node` is given: a name in a helper that it calls, even by `yield from`, does not count.
+    After a death it is also raised in a main program whose `Node` says ``survives=True``, once no message can
+    reach it any more: a server that expects pushes of the dead puts its loop into ``with suppress(RunEnded)``
+    and returns what it has.  A program that must know which node died lists `Died` in its `Recv`.
     """
+
+
+Role = Literal["worker", "server"]
 
 
 @dataclass(slots=True)
 class Node:
-    """The programs of one node: a `main`, which the run waits for, and `responders`, which serve until its end.
-
-    `cells` are the shared vectors that its programs use.
+    """The programs of one node, and what it is to the run: its name says nothing.
 
     Parameters
     ----------
     main : generator
-        The program whose return ends the node's part in the run.
-    responders : sequence of generator
+        The program that the run waits for.
+    handlers : sequence of generator
         Programs that serve until the run ends.
+    role : {"worker", "server"}
+        A worker computes gradients, as a peer does; a server holds parameters or coordinates others.
+    rank : int, optional
+        Number among the nodes of its role, which decides its speed and where a co-located server lives;
+        by default its place among them in the deployment.
+    host : str, optional
+        The process that it shares with all nodes of this `host`; by default the machine's placement decides.
+    survives : bool
+        Whether `main` handles the death of other nodes: it receives `Died`, catches `RunEnded`, or waits for
+        nobody.  A run survives the death of a worker if all its servers do (without servers: all workers).
     cells : sequence of Cell
         Shared vectors that `Load` and `Add` may name.
     """
 
     main: Program[Any]
-    responders: Sequence[Program[Any]] = field(default_factory=tuple)
-    cells: Sequence[Cell] = field(default_factory=tuple)
+    handlers: Sequence[Program[Any]] = ()
+    role: Role = "worker"
+    rank: int | None = None
+    host: str | None = None
+    survives: bool = False
+    cells: Sequence[Cell] = ()
+
+    def __post_init__(self) -> None:
+        if self.role not in ("worker", "server"):
+            raise ValueError(f"role {self.role!r} of a Node; expected worker or server")
 
 
 Deployment = Mapping[str, Node]  #: node name ("worker0", "server0", "peer0", ...) to its programs
 Factory = Callable[[], Deployment]  #: builds a fresh deployment; calling a generator function runs nothing
 
 
+def roles(deployment: Deployment) -> dict[str, Role]:
+    """The role of each node, by name.
+
+    Parameters
+    ----------
+    deployment : Deployment
+
+    Returns
+    -------
+    dict of str to str
+    """
+    return {name: node.role for name, node in deployment.items()}
+
+
+def ranks(deployment: Deployment) -> dict[str, int]:
+    """The rank of each node among those of its role, by name.
+
+    Parameters
+    ----------
+    deployment : Deployment
+
+    Returns
+    -------
+    dict of str to int
+
+    Examples
+    --------
+    >>> def idle():
+    ...     yield Mark("idle")
+    >>> ranks({"hub": Node(idle(), role="server"), "alice": Node(idle()), "bob": Node(idle())})
+    {'hub': 0, 'alice': 0, 'bob': 1}
+    """
+    before = Counter[str]()
+    found = {}
+    for name, node in deployment.items():
+        found[name] = before[node.role] if node.rank is None else node.rank
+        before[node.role] += 1
+    return found
+
+
 class Died(NamedTuple):
-    """What a program that lists it in a `Recv` is told, once, of a death which the run survives; the last that comes from `node`."""
+    """What a program that lists it in a `Recv` is told, once, of a death which the run survives; the last
+    that comes from `node`."""
 
     node: str
 
 
 def payload_bytes(body: Any) -> int:
-    """Bytes of a message that count: its arrays and numpy scalars, also in tuples (not Python ints, floats, bools, None, strings).
+    """Bytes of a message that count: its arrays and numpy scalars, also in tuples (not Python ints, floats,
+    bools, None, strings).
 
     Parameters
     ----------

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD
-from refsgd.arguments import Usage, check_deployment, check_function
-from refsgd.effects import Deployment
-from refsgd.experiment import deployment_function
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
+from refsgd.effects import Deployment, roles
+from refsgd.experiment.arguments import Usage, check_deployment, check_function
+from refsgd.experiment.lint import forgotten_yields, parts_of
+from refsgd.experiment.prepare import deployment_function
+from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters, parameters_sha256, replicas, schedule_sha256
-from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
-from refsgd.trace import Run, is_worker
-from refsgd.units import counted
+from refsgd.trace import Computed, Run
+from refsgd.trace.diagram import diagram
 
-EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 MACHINES = (
     Machine(compute="fixed(1)"),  # type: ignore[arg-type]
     Machine(compute="exponential(1)"),  # type: ignore[arg-type]
@@ -41,40 +41,6 @@ RATE = 0.125  #: learning rate of every check: a power of two, so that steps of 
 
 Deploy = Callable[..., Deployment]
 Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
-
-
-def forgotten_yields(tree: ast.AST) -> list[int]:
-    """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without ``yield from``.
-
-    Parameters
-    ----------
-    tree : ast.AST
-        Of a module.
-
-    Returns
-    -------
-    list of int
-    """
-    generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
-                  and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
-    lines = []
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name not in generators:
-            continue
-        yielded = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Yield | ast.YieldFrom)}
-        inner = [n for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function for n in ast.walk(f)]
-        own = {id(n) for n in inner} if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in inner) else set()
-        for n in ast.walk(function):
-            called = isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in EFFECTS | generators
-            if called and id(n) not in yielded and id(n) not in own and not _deploys(function):
-                lines.append(n.lineno)  # type: ignore[attr-defined]
-    return sorted(set(lines))
-
-
-def _deploys(function: ast.FunctionDef) -> bool:
-    """Whether a function itself, not one nested in it, has no yield: it builds programs instead of being one."""
-    nested = {id(n) for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function for n in ast.walk(f)}
-    return not any(isinstance(n, ast.Yield | ast.YieldFrom) and id(n) not in nested for n in ast.walk(function))
 
 
 @dataclass(frozen=True)
@@ -101,7 +67,8 @@ class Finding:
 
 
 def ledger(run: Run) -> None:
-    """Every gradient that was computed is applied once to each slice, or marked as dropped; none is from the future.
+    """Every gradient that was computed is applied once to each slice, or marked as dropped; none is from the
+    future.
 
     Parameters
     ----------
@@ -113,21 +80,24 @@ def ledger(run: Run) -> None:
     AssertionError
         Naming the worker and the two counts.
     """
-    slices = {e.node for e in run.trace.marks("update") if e.node.startswith("server") and e.data["reads"]}
+    trace = run.trace
+    slices = {e.node for e in trace.marks("update") if not trace.is_worker(e.node) and e.values["reads"]}
     for worker in run.trace.workers:
         computed = run.trace.iterations[worker]
-        dropped = sum(e.data.get("worker") == worker for e in run.trace.marks("drop"))
-        applied = sum(w == worker for e in run.trace.marks("update") for w, _ in e.data["reads"])
+        dropped = sum(e.values.get("worker") == worker for e in run.trace.marks("drop"))
+        applied = sum(w == worker for e in run.trace.marks("update") for w, _ in e.values["reads"])
         per_slice = applied / max(1, len(slices))
-        local = sum(e.data["work"] == "update" for e in run.trace.of("compute", worker))
+        local = sum(e.work == "update" for e in run.trace.of(Computed, worker))
         if local == computed:
             continue  # applied to the worker's own replica; what it tells others is not a gradient
         if per_slice + dropped / max(1, len(slices)) != computed:
-            raise AssertionError(f"{worker} computed {computed} gradients; {per_slice:g} were applied to each slice and {dropped} marked as "
-                                 "dropped; expected every one to be applied exactly once or dropped")
+            raise AssertionError(f"{worker} computed {computed} gradients; {per_slice:g} were applied to "
+                                 f"each slice and {dropped} marked as dropped; expected every one to be "
+                                 "applied exactly once or dropped")
     for worker, tau in run.trace.staleness:
         if tau < 0:
-            raise AssertionError(f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
+            raise AssertionError(
+                f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
 
 
 def finite(run: Run) -> None:
@@ -142,40 +112,17 @@ def finite(run: Run) -> None:
         raise AssertionError("the final parameters have NaN or infinite entries")
 
 
-def constant_gradients() -> Problem:
-    """Worker i's gradient is always (1 + i, 0) times a power of two: the sum of steps is known, whatever the schedule."""
-    return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32), lambda x: 0.0)
+def _constant_gradients() -> Problem:
+    """Worker i's gradient is always (1 + i, 0) times a power of two: the sum of steps is known, whatever
+    the schedule."""
+    return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32),
+                   lambda x: 0.0)
 
 
-def zero_problem(d: int = 5) -> Problem:
-    """Gradients are zero and all replicas start equal: nothing may change, bit for bit.
-
-    Parameters
-    ----------
-    d : int
-        Dimension.
-
-    Returns
-    -------
-    Problem
-    """
+def _zero_problem(d: int = 5) -> Problem:
+    """Gradients are zero and all replicas start equal: nothing may change, bit for bit."""
     x0 = np.linspace(-1, 1, d, dtype=np.float32) / np.float32(3)
     return Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
-
-
-def _of(tree: ast.Module, function: Deploy) -> ast.AST:
-    """A deployment function and the functions that it can see and names, and so on; the whole module where it is not found."""
-    first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-    defined = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)]
-    around = {id(g): f for f in defined for g in ast.walk(f) if g is not f}  # the innermost comes last
-    found = [f for f in defined if first in (f.lineno, *(d.lineno for d in getattr(f, "decorator_list", ())))]
-    for f in found:  # which grows
-        named = {n.id for n in ast.walk(f) if isinstance(n, ast.Name)}
-        for g in defined:
-            scope = around.get(id(g), tree)
-            if getattr(g, "name", None) in named and g not in found and any(n is f for n in ast.walk(scope)):
-                found.append(g)
-    return ast.Module([f if isinstance(f, ast.stmt) else ast.Expr(f) for f in found], []) if found else tree
 
 
 def _lint(function: Deploy) -> Iterator[Finding]:
@@ -186,10 +133,10 @@ def _lint(function: Deploy) -> Iterator[Finding]:
     if not source:
         yield Finding("lint", None, "no source to read (defined interactively)")
         return
-    lines = forgotten_yields(_of(ast.parse(source), function))
-    yield Finding("lint", not lines, "every effect is yielded" if not lines else
-                  f"effects built without a yield at {inspect.getsourcefile(function)}:{', '.join(map(str, lines))}; "
-                  "write `yield` before each effect and `yield from` before each sub-program")
+    lines = forgotten_yields(parts_of(ast.parse(source), function))
+    yield Finding("lint", not lines, "every effect is yielded" if not lines else "effects built without a "
+                  f"yield at {inspect.getsourcefile(function)}:{', '.join(map(str, lines))}; write `yield` "
+                  "before each effect and `yield from` before each sub-program")
 
 
 def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
@@ -228,12 +175,14 @@ def _repeats(deploy: Small) -> None:
     a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
     same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
     if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
-        raise AssertionError("the same seed gave another result; expected programs that read no clock, no random generator")
+        raise AssertionError(
+            "the same seed gave another result; expected programs that read no clock, no random generator")
 
 
 def _gradients(deploy: Small) -> str:
     """The `ledger` of every run balances; what was seen, in words."""
-    runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES for seed in (0, 1)]
+    runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES
+            for seed in (0, 1)]
     if not any(run.trace.marks("update") for run in runs):
         return "not checked: the programs mark no updates"
     for run in runs:
@@ -243,19 +192,21 @@ def _gradients(deploy: Small) -> str:
 
 def _fixed_point(deploy: Small) -> None:
     """Where nothing is to be learned, nothing moves."""
-    problem = zero_problem()
+    problem = _zero_problem()
     for machine in MACHINES:
         if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
-            raise AssertionError("zero gradients and equal replicas changed the parameters; expected the same bits "
-                                 "(average as a + (b - a) / 2)")
+            raise AssertionError("zero gradients and equal replicas changed the parameters; expected the "
+                                 "same bits (average as a + (b - a) / 2)")
 
 
 def _descent(deploy: Small) -> None:
     """It optimises."""
     problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
-    now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(problem.x0)
+    now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(
+        problem.x0)
     if not now < 0.5 * first:
-        raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start {first:.4g}; expected less than half")
+        raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start "
+                             f"{first:.4g}; expected less than half")
 
 
 def _schedules(deploy: Small, max_runs: int) -> str:
@@ -277,8 +228,9 @@ def _schedules(deploy: Small, max_runs: int) -> str:
 
 
 def _mean(deploy: Small) -> Finding:
-    """Whether the replicas' mean moves by the gradients alone, as it does where averaging is symmetric and atomic: told, not demanded."""
-    problem, kept, broken = constant_gradients(), 0, ""
+    """Whether the replicas' mean moves by the gradients alone, as it does where averaging is symmetric
+    and atomic: told, not demanded."""
+    problem, kept, broken = _constant_gradients(), 0, ""
     for picks in range(24):
         rng = np.random.default_rng(picks)
         try:
@@ -292,29 +244,35 @@ def _mean(deploy: Small) -> Finding:
             return Finding("mean of replicas", None, "not checked: a schedule failed")
         if servers:
             return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
-        expected = problem.x0 - np.float32(RATE) * 2 * np.mean([problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
+        expected = problem.x0 - np.float32(RATE) * 2 * np.mean(
+            [problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
         if np.array_equal(final, expected):
             kept += 1
         elif not broken:
             broken = diagram(world.events, world.nodes)
     if not broken:
         return Finding("mean of replicas", True, "moved by the gradients alone in 24 random schedules")
-    return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random schedules; averaging that is atomic on "
-                   f"both sides keeps it in all, weighted or one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
+    return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random "
+                   "schedules; averaging that is atomic on both sides keeps it in all, weighted or "
+                   f"one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
 
 
 def _real(deploy: Small) -> str:
-    """It ends as OS processes too, over both transports, with the simulator's bits where all schedules agree."""
-    from refsgd.runtimes import processes as launcher
+    """It ends as OS processes too, over both transports, with the simulator's bits where all schedules
+    agree."""
+    from refsgd.runtimes.processes import local as launcher
 
     problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
-    finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES for s in (0, 1)}
+    finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES
+              for s in (0, 1)}
     for transport in ("shm", "tcp"):
         run = launcher.run(lambda: deploy(problem, 3, 5), machine, 0, transport=transport)
         finite(run)
         if len(finals) == 1 and parameters_sha256(final_parameters(run)) not in finals:
-            raise AssertionError(f"other parameters over {transport} than in the simulator, where all schedules agree")
-    return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1 else "")
+            raise AssertionError(
+                f"other parameters over {transport} than in the simulator, where all schedules agree")
+    return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1
+                                                     else "")
 
 
 def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **options: Any) -> list[Finding]:
@@ -360,12 +318,14 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _mean(deploy),
     ]
     if processes:
-        findings.append(_attempt("processes", "", lambda: _real(deploy)) if can_fork() else Finding("processes", None, f"left out: {NO_FORK}"))
+        findings.append(_attempt("processes", "", lambda: _real(deploy)) if can_fork()
+                        else Finding("processes", None, f"left out: {NO_FORK}"))
     return findings
 
 
 def server_lead(run: Run) -> int:
-    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest worker's.
+    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest
+    worker's.
 
     Parameters
     ----------
@@ -381,14 +341,14 @@ def server_lead(run: Run) -> int:
         clocks = dict.fromkeys(run.trace.workers, 0)
         for e in run.trace.marks("update"):
             if e.node == node:
-                for worker, _ in e.data["reads"]:
+                for worker, _ in e.values["reads"]:
                     clocks[worker] += 1
                     widest = max(widest, clocks[worker] - min(clocks.values()))
     return widest
 
 
-def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int = 1, steps: int = 2, max_runs: int = 20_000,
-                      walks: int | None = None, seed: int = 0, **options: Any) -> str:
+def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int = 1, steps: int = 2,
+                      max_runs: int = 20_000, walks: int | None = None, seed: int = 0, **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
 
     Parameters
@@ -432,18 +392,24 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
         finals.add(parameters_sha256(final_parameters(run)))
         if name == "ssp":
             bound = options.get("staleness", 3) + 1
-            assert max(leads) <= bound, f"a worker is {counted(max(leads), 'clock')} ahead; expected at most {bound}"
+            assert max(
+                leads) <= bound, f"a worker is {counted(max(leads), 'clock')} ahead; expected at most {bound}"
         if name in ("bsp", "allreduce"):
             assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
 
-    report = explore(deploy, at_end, max_runs=max_runs) if walks is None else walk(deploy, at_end, runs=walks, seed=seed)
-    place = "replica" if all(map(is_worker, deploy())) else "server"
-    scope = "all of them" if report.complete else "random ones" if walks is not None else f"stopped at {max_runs}, more exist"
+    report = explore(deploy, at_end,
+                     max_runs=max_runs) if walks is None else walk(deploy, at_end, runs=walks, seed=seed)
+    place = "server" if "server" in roles(deploy()).values() else "replica"
+    scope = ("all of them" if report.complete else "random ones" if walks is not None
+             else f"stopped at {max_runs}, more exist")
     lines = [
-        f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} ({scope})"
+        f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
+        f"({scope})"
         + (f", {counted(report.states, 'state')}" if walks is None else ""),
-        "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the future; finite parameters",
+        "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the "
+        "future; finite parameters",
         f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
-        f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: {len(finals)}",
+        f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: "
+        f"{len(finals)}",
     ]
     return "\n".join(lines)

@@ -1,23 +1,80 @@
-"""Hypothesis profiles: `dev` while writing, `ci` (HYPOTHESIS_PROFILE=ci) with more examples."""
+"""Hypothesis profiles: `dev` while writing, `ci` (HYPOTHESIS_PROFILE=ci) with more examples; parallel workers."""
 
 import functools
 import gc
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("dev", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True,
+                          suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--rewrite", action="store_true", help="write interaction files anew instead of comparing")
+    parser.addoption("--rewrite", action="store_true",
+                     help="write interaction files anew instead of comparing")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One more worker than cores, of which four are used, as many tests sleep; none where files are named, so that
+    `-s` and breakpoints work there."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if any(".py" in argument for argument in config.args) else min(cores, 4) + 1
+
+
+class Turns:
+    """Locks between the workers of a session: tests share the machine, a test marked `alone` has it to itself.
+
+    Whoever waits for the machine holds `queue`, so that a test which needs it alone is not overtaken for long.
+    """
+
+    def __init__(self):
+        import fcntl
+
+        self.flock, self.shared, self.alone, self.free = fcntl.flock, fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN
+        folder = Path(__file__).parent
+        self.queue, self.machine = (os.open(folder / name, os.O_RDONLY) for name in ("conftest.py", "__init__.py"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.flock(self.queue, self.alone)
+        self.flock(self.machine, self.alone if item.get_closest_marker("alone") else self.shared)
+        self.flock(self.queue, self.free)
+        try:
+            return (yield)
+        finally:
+            self.flock(self.machine, self.free)
+
+
+class Warm:
+    """Compiles the kernels of the smallest net while the workers collect, so that each finds them in the disk cache."""
+
+    def pytest_sessionstart(self):
+        code = "from refsgd.problems.nn import nets; nets.build('tiny').compile()"
+        self.compiling = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self):
+        self.compiling.wait()
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Turns())
+    elif config.getoption("numprocesses", None) and not config.getoption("collectonly"):
+        config.pluginmanager.register(Warm())
 
 
 def pytest_collection_finish(session):
-    """Thousands of modules and collected tests need no garbage collection again: tests that collect do so in 5 ms, not in 300."""
+    """Thousands of modules and collected tests need no garbage collection again: tests that collect do so
+    in 5 ms, not in 300."""
     gc.collect()
     gc.freeze()
 

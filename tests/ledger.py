@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from dataclasses import replace
 
-from refsgd.effects import Node, Recv, RunEnded, Send
+from refsgd.effects import Recv, RunEnded, Send
 
 
 def object_of(node, name="replica"):
@@ -23,7 +24,8 @@ class Ledger:
     check : callable
         ``check(ledger)`` is called whenever a program has just yielded or returned.
     asked, answered : callable, optional
-        ``asked(name, effect)`` just before that check; ``answered(name, effect, value)`` before the program goes on.
+        ``asked(name, effect)`` just before that check; ``answered(name, effect, value)`` before the program
+        goes on.
     """
 
     def __init__(self, deployment, check, asked=None, answered=None):
@@ -31,12 +33,14 @@ class Ledger:
         self.check = check
         self.asked = asked or (lambda name, effect: None)
         self.answered = answered or (lambda name, effect, value: None)
-        self.deployment = {name: Node(self._tap(name, node.main), [self._tap(name, r) for r in node.responders])
+        self.deployment = {name: replace(node, main=self._tap(name, node.main),
+                                         handlers=[self._tap(name, h) for h in node.handlers])
                            for name, node in deployment.items()}
 
     def messages(self, kind=object):
         """All (receiver, body) of a class that were sent and not yet received."""
-        return [(to, body) for (_, to), bodies in self.flying.items() for body in bodies if isinstance(body, kind)]
+        return [(to, body) for (_, to), bodies in self.flying.items() for body in bodies
+                if isinstance(body, kind)]
 
     def _tap(self, name, program):
         value = None
@@ -62,7 +66,8 @@ class Ledger:
 
 
 def with_bodies(deployment, change):
-    """The same deployment, where ``change(name, to, body)`` gives what really travels; to lose a message is to empty it."""
+    """The same deployment, where ``change(name, to, body)`` gives what really travels; to lose a message
+    is to empty it."""
     def tap(name, program):
         value = None
         while True:
@@ -77,4 +82,5 @@ def with_bodies(deployment, change):
             except RunEnded as error:
                 value = error
 
-    return {name: Node(tap(name, node.main), [tap(name, r) for r in node.responders]) for name, node in deployment.items()}
+    return {name: replace(node, main=tap(name, node.main), handlers=[tap(name, h) for h in node.handlers])
+            for name, node in deployment.items()}

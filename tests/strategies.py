@@ -2,9 +2,10 @@
 
 from hypothesis import strategies as st
 
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
 
-LAWS = ["fixed(1)", "exponential(1)", "uniform(0.1,1.9)", "lognormal(1,1.5)", "pareto(1,1.5)", "straggler(1,0.2,20)"]
+LAWS = ["fixed(1)", "exponential(1)", "uniform(0.1,1.9)", "lognormal(1,1.5)", "pareto(1,1.5)",
+        "straggler(1,0.2,20)"]
 
 machines = st.builds(
     Machine,
@@ -13,6 +14,6 @@ machines = st.builds(
     bandwidth=st.sampled_from([float("inf"), 1000.0, 20.0]),
     update=st.sampled_from([None, "fixed(0.3)", "exponential(0.5)"]),
     speeds=st.lists(st.sampled_from([0.1, 1.0, 7.0]), max_size=5).map(tuple),
-    collocated=st.booleans(),
+    colocated=st.booleans(),
 )
 seeds = st.integers(0, 2**16)

@@ -1,4 +1,5 @@
-"""The pages of the algorithms: one for each, on one template, and nothing on them that the source does not bear out."""
+"""The pages of the algorithms: one for each, on one template, and nothing on them that the source does
+not bear out."""
 
 import re
 import sys
@@ -14,7 +15,8 @@ import experiments  # noqa: E402
 
 FOLDER = ROOT / "docs" / "algorithms"
 PAGES = {page.stem: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem != "index"}
-SECTIONS = ["Idea", "Quick facts", "Pseudo-code", "The source", "Step through it", "Closed form and its check", "What goes wrong if", "When something dies",
+SECTIONS = ["Idea", "Quick facts", "Pseudo-code", "The source", "Step through it",
+            "Closed form and its check", "What goes wrong if", "When something dies",
             "Exercises", "References"]
 #: algorithms whose page is not of the catalogue
 OTHERS = {"sandblaster", "pipeline", "schedules", "compression"}
@@ -22,13 +24,15 @@ OTHERS = {"sandblaster", "pipeline", "schedules", "compression"}
 
 def directives(text, name):
     """Argument and body, options left out, of each directive of this name, in order."""
-    for _, argument, body in re.findall(rf"^ *(`{{3,}})\{{{name}\}} *([\w.-]*)\n(.*?)^ *\1$", text, re.M | re.S):
+    for _, argument, body in re.findall(rf"^ *(`{{3,}})\{{{name}\}} *([\w.-]*)\n(.*?)^ *\1$", text,
+                                        re.M | re.S):
         lines = body.splitlines()
         indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
         yield argument, "\n".join(line[indent:] for line in lines if not re.match(r" *:[a-z]+:", line)) + "\n"
 
 
-CHANGES = [(page, module, body) for page, text in PAGES.items() for module, body in directives(text, "algorithm-change")]
+CHANGES = [(page, module, body) for page, text in PAGES.items()
+           for module, body in directives(text, "algorithm-change")]
 
 
 def test_every_algorithm_has_a_page_that_the_index_lists():
@@ -79,17 +83,21 @@ def test_every_line_of_pseudo_code_stands_in_the_source_exactly_once(page):
         assert len(hits) == 1, f"{place}: {len(hits)} lines"
 
 
-@pytest.mark.parametrize(("page", "module", "body"), CHANGES, ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(CHANGES)])
+@pytest.mark.parametrize(("page", "module", "body"), CHANGES,
+                         ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(CHANGES)])
 def test_a_changed_line_is_in_the_source_exactly_once(page, module, body):
     hunks, code = experiments.parse(body)
-    text = experiments.apply(experiments.source_of(module), hunks)  # raises where a line is not there exactly once
+    # raises where a line is not there exactly once
+    text = experiments.apply(experiments.source_of(module), hunks)
     compile(text, module, "exec")
     assert text != "".join(experiments.source_of(module).lines) and code.strip()
 
 
-@pytest.mark.parametrize(("page", "module", "body"), [c for c in CHANGES if c[0] in ("ssp", "adpsgd", "pipeline")])
+@pytest.mark.parametrize(("page", "module", "body"),
+                         [c for c in CHANGES if c[0] in ("ssp", "adpsgd", "pipeline")])
 def test_a_change_is_noticed_by_its_experiment(page, module, body):
-    experiments.compare_with_change(module, body)  # raises unless it holds without the change and fails with it
+    # raises unless it holds without the change and fails with it
+    experiments.compare_with_change(module, body)
 
 
 def test_the_page_of_adpsgd_shows_how_three_askers_wait_in_a_cycle():
@@ -97,27 +105,33 @@ def test_the_page_of_adpsgd_shows_how_three_askers_wait_in_a_cycle():
     source, (hunks, code) = experiments.source_of("adpsgd"), experiments.parse(body)
     with experiments.changed(source, experiments.apply(source, hunks)):
         said = " ".join(experiments.complaint(experiments.perform(code).failure).split())
-    assert re.findall(r"(peer\d) at \S+ \(changed\):\d+ in train waits for Recv\(Answer or Died from (peer\d)\)", said) == [
+    assert re.findall(
+        r"(peer\d) at \S+ \(changed\):\d+ in train waits for Recv\(Answer or Died from (peer\d)\)", said) == [
         ("peer0", "peer1"), ("peer1", "peer2"), ("peer2", "peer0")]
     assert said.index("choose peer1") < said.index("<- Ask#0 peer2")  # the schedule is drawn
     assert "adpsgd-graphs.svg" in PAGES["adpsgd"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "module", "body"), CHANGES, ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(CHANGES)])
+@pytest.mark.parametrize(("page", "module", "body"), CHANGES,
+                         ids=[f"{page}-{i}" for i, (page, _, _) in enumerate(CHANGES)])
 def test_every_change_is_noticed_by_its_experiment(page, module, body):
     experiments.compare_with_change(module, body)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "code"), [(page, code) for page, text in PAGES.items() for _, code in directives(text, "algorithm-experiment")])
+@pytest.mark.parametrize(("page", "code"),
+                         [(page, code) for page, text in PAGES.items()
+                          for _, code in directives(text, "algorithm-experiment")])
 def test_every_experiment_of_a_page_runs(page, code):
     assert experiments.perform(code).failure is None
 
 
 # -- the machinery must be able to fail -----------------------------------------------------------------------------
 
-HARMLESS = "@@ server\n- waiting.add(w)\n+ waiting |= {w}\n\nsimulate(ssp.ssp(quadratic(workers=2), 2, 2, SGD(0.1)))\n"
+HARMLESS = (
+    "@@ server\n- waiting.add(w)\n+ waiting |= {w}\n\nsimulate(ssp.ssp(quadratic(workers=2), 2, 2, "
+    "SGD(0.1)))\n")
 
 
 def test_a_change_that_nothing_notices_is_refused():
@@ -141,10 +155,10 @@ def test_a_change_that_is_mistaken_itself_is_not_taken_for_caught():
 
 
 def test_the_library_is_as_before_after_an_experiment():
-    before = sys.modules["refsgd.algorithms.ssp"], CATALOGUE["ssp"]
+    before = sys.modules["refsgd.algorithms.server.ssp"], CATALOGUE["ssp"]
     with pytest.raises(ValueError, match="does not notice"):
         experiments.compare_with_change("ssp", HARMLESS)
     import refsgd.algorithms
 
-    assert (sys.modules["refsgd.algorithms.ssp"], refsgd.algorithms.CATALOGUE["ssp"]) == before
+    assert (sys.modules["refsgd.algorithms.server.ssp"], refsgd.algorithms.CATALOGUE["ssp"]) == before
     assert refsgd.algorithms is sys.modules["refsgd.algorithms"]

@@ -10,11 +10,12 @@ import psutil
 import pytest
 
 import refsgd
-from refsgd.arguments import Usage
-from refsgd.calibration import Others, _timed, calibrate, link
 from refsgd.cli import main
-from refsgd.laws import Law
-from refsgd.machine import PRESETS, Machine, load_machine
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.presets import PRESETS, load_machine
+from refsgd.experiment.arguments import Usage
+from refsgd.experiment.calibrate import Others, _timed, calibrate, link
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,8 @@ def test_what_is_measured_is_plausible(measured):
 
 def test_a_link_is_told_from_two_round_trips_also_where_other_work_blurs_them():
     assert link(200e-6, 4.2e-3, 4_000_000) == (100e-6, pytest.approx(2e9))
-    assert link(5e-3, 4e-3, 4_000_000) == (2.5e-3, pytest.approx(4e9))  # the short trip was the slower: half of the long one at most is latency
+    # the short trip was the slower: half of the long one at most is latency
+    assert link(5e-3, 4e-3, 4_000_000) == (2.5e-3, pytest.approx(4e9))
 
 
 def test_its_file_is_a_machine(measured, tmp_path, capsys):
@@ -44,9 +46,13 @@ def test_its_file_is_a_machine(measured, tmp_path, capsys):
 
 
 def test_others_are_all_processes_but_this_one_and_its_children(monkeypatch):
-    """In 10 s all processes computed for 15 s, this one for 3 s and its children for 4 s: others kept 0.8 cores busy."""
-    every, own = namedtuple("every", "user nice system idle iowait"), namedtuple("own", "user system children_user children_system iowait")
-    monkeypatch.setattr(psutil, "cpu_times", iter([every(100, 5, 7, 1000, 9), every(110, 8, 9, 1005, 99)]).__next__)
+    """In 10 s all processes computed for 15 s, this one for 3 s and its children for 4 s: others kept 0.8
+    cores busy."""
+    every, own = namedtuple("every",
+                            "user nice system idle iowait"), namedtuple(
+                                "own", "user system children_user children_system iowait")
+    monkeypatch.setattr(psutil, "cpu_times",
+                        iter([every(100, 5, 7, 1000, 9), every(110, 8, 9, 1005, 99)]).__next__)
     times = iter([own(1, 1, 1, 1, 0), own(3, 2, 4, 2, 50)])
     monkeypatch.setattr(psutil, "Process", lambda: namedtuple("process", "cpu_times")(lambda: next(times)))
     monkeypatch.setattr("time.perf_counter", iter([20.0, 30.0]).__next__)
@@ -58,7 +64,8 @@ def test_presets_predict(name):
     machine = load_machine(name)
     if machine.compute is None:
         machine = machine.with_(compute="fixed(0.1)")
-    predicted = refsgd.predict("bsp", net="phantom:25557032", data="none", workers=4, steps=10, machine=machine)
+    predicted = refsgd.predict("bsp", net="shapes:25557032", data="none", workers=4, steps=10,
+                               machine=machine)
     assert predicted["seconds_per_iteration"].value > machine.compute.mean
 
 
@@ -69,29 +76,36 @@ WRONG = [
     ('{"ram": 1}', "unknown keys ['ram'] of a machine; expected some of ['bandwidth', "),
     ('{"machine": 3}', "a machine is 3 of type int; expected an object with some of ['bandwidth', "),
     ('{"machine": null}', "a machine is None of type NoneType; expected an object"),
-    ('{"latency": "a"}', "latency 'a' not understood; expected seconds, or a number with s, ms, us or ns, such as 20ms"),
+    ('{"latency": "a"}',
+     "latency 'a' not understood; expected seconds, or a number with s, ms, us or ns, such as 20ms"),
     ('{"latency": null}', "latency None of type NoneType; expected a finite number"),
     ('{"latency": true}', "latency True of type bool; expected a finite number"),
     ('{"latency": NaN}', "latency nan s; expected a finite number"),
-    ('{"bandwidth": "5e7 bytes"}', "bandwidth '5e7 bytes' not understood; expected bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as 10Gbps"),
+    ('{"bandwidth": "5e7 bytes"}',
+     "bandwidth '5e7 bytes' not understood; expected bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as "
+     "10Gbps"),
     ('{"bandwidth": [5e7]}', "bandwidth [50000000.0] of type list; expected a number of bytes/s > 0"),
     ('{"reduction": "x"}', "reduction 'x' of type str; expected a number of s/byte >= 0"),
     ('{"cores": "2"}', "cores '2' of type str; expected a whole number, at least 1, or None"),
     ('{"cores": 1.5}', "cores 1.5 of type float; expected a whole number"),
     ('{"cores": true}', "cores True of type bool; expected a whole number"),
     ('{"cores": 0}', "cores 0; expected at least 1, or None"),
-    ('{"collocated": "no"}', "collocated 'no' of type str; expected True or False"),
+    ('{"colocated": "no"}', "colocated 'no' of type str; expected True or False"),
     ('{"duplex": 3}', "duplex 3; expected full or half"),
     ('{"speeds": 3}', "speeds 3; expected finite numbers > 0, such as (1, 1, 4)"),
     ('{"speeds": "1,2,0x1"}', "speeds '1,2,0x1'; expected numbers separated by commas"),
     ('{"speeds": [1, "2"]}', "speeds [1, '2']; expected finite numbers > 0"),
-    ('{"compute": true}', "compute True of type bool; expected a law such as 'exponential(0.02)', a number of seconds, or None"),
-    ('{"compute": [1]}', "compute [1] of type list; expected a law such as"),
-    ('{"compute": -1}', "compute: law fixed(-1) is outside its domain"),
-    ('{"update": "x"}', "update: law 'x' not understood; expected e.g. exponential(0.02)"),
-    ('{"compute": {"family": "fixed"}}', "compute {'family': 'fixed'}; expected a family and a list of its parameters, such as "),
-    ('{"compute": {"family": "fixed", "parameters": ["a"]}}', "compute: law of family 'fixed' and parameters ('a',); expected a name and a tuple"),
-    ('{"compute": {"family": ["x"], "parameters": [1]}}', "compute: law of family ['x'] and parameters (1,); expected a name"),
+    ('{"compute": true}',
+     "compute True of type bool; expected a distribution such as 'exponential(0.02)', a number of seconds, or None"),
+    ('{"compute": [1]}', "compute [1] of type list; expected a distribution such as"),
+    ('{"compute": -1}', "compute: distribution fixed(-1) is outside its domain"),
+    ('{"update": "x"}', "update: distribution 'x' not understood; expected e.g. exponential(0.02)"),
+    ('{"compute": {"family": "fixed"}}',
+     "compute {'family': 'fixed'}; expected a family and a list of its parameters, such as "),
+    ('{"compute": {"family": "fixed", "parameters": ["a"]}}',
+     "compute: distribution of family 'fixed' and parameters ('a',); expected a name and a tuple"),
+    ('{"compute": {"family": ["x"], "parameters": [1]}}',
+     "compute: distribution of family ['x'] and parameters (1,); expected a name"),
 ]
 
 
@@ -110,9 +124,12 @@ def test_what_is_neither_a_machine_file_nor_a_preset_is_refused():
 
 
 @pytest.mark.parametrize(("field", "expected"), [
-    ({"latency": "0.1m"}, "latency '0.1m' not understood; expected seconds"), ({"latency": True}, "latency True of type bool"),
-    ({"bandwidth": None}, "bandwidth None of type NoneType"), ({"cores": True}, "cores True of type bool; expected"),
-    ({"collocated": 1}, "collocated 1 of type int; expected True or False"), ({"compute": (0.1,)}, "compute (0.1,) of type tuple; expected a law")])
+    ({"latency": "0.1m"}, "latency '0.1m' not understood; expected seconds"),
+    ({"latency": True}, "latency True of type bool"),
+    ({"bandwidth": None}, "bandwidth None of type NoneType"),
+    ({"cores": True}, "cores True of type bool; expected"),
+    ({"colocated": 1}, "colocated 1 of type int; expected True or False"),
+    ({"compute": (0.1,)}, "compute (0.1,) of type tuple; expected a distribution")])
 def test_a_machine_of_wrong_kinds_is_refused_in_python(field, expected):
     with pytest.raises(ValueError) as error:
         Machine(**field)
@@ -120,9 +137,12 @@ def test_a_machine_of_wrong_kinds_is_refused_in_python(field, expected):
 
 
 def test_a_machine_takes_numbers_of_any_kind():
-    found = Machine(compute=np.float32(0.5), latency=0, bandwidth=np.int64(1000), update=0, speeds=np.array([1, 2]), cores=np.int64(2))
-    assert (found.compute, found.update, found.speeds) == (Law("fixed", (0.5,)), None, (1.0, 2.0)) and found.speed("worker1") == 2
-    assert Machine(speeds=(1 + i for i in range(2))) == Machine(speeds=[1, 2]) and Machine(update="fixed(0)").update == Law("fixed", (0.0,))
+    found = Machine(compute=np.float32(0.5), latency=0, bandwidth=np.int64(1000), update=0,
+                    speeds=np.array([1, 2]), cores=np.int64(2))
+    assert (found.compute, found.update, found.speeds) == (Distribution("fixed", (0.5,)), None,
+                                                           (1.0, 2.0)) and found.speed(1) == 2
+    assert Machine(speeds=(1 + i for i in range(2))) == Machine(speeds=[1, 2]) and Machine(
+        update="fixed(0)").update == Distribution("fixed", (0.0,))
 
 
 def test_waits_for_a_core_do_not_count_as_computing():
@@ -130,21 +150,27 @@ def test_waits_for_a_core_do_not_count_as_computing():
 
 
 def test_in_slow_motion_the_same_happens_only_later():
-    machine = Machine(compute="lognormal(1ms,0.5)", latency="0.1ms", bandwidth="10MB/s", update="0.1ms", reduction=1e-9)
-    fast, slow = (refsgd.run("asp", data="quadratic", workers=3, steps=30, lr=0.05, machine=m) for m in (machine, machine.slow_motion(10)))
-    assert fast.parameters_sha256 == slow.parameters_sha256 and fast.measured["staleness"] == slow.measured["staleness"]
+    machine = Machine(compute="lognormal(1ms,0.5)", latency="0.1ms", bandwidth="10MB/s", update="0.1ms",
+                      reduction=1e-9)
+    fast, slow = (refsgd.run("asp", data="quadratic", workers=3, steps=30, lr=0.05, machine=m)
+                  for m in (machine, machine.slow_motion(10)))
+    assert fast.parameters_sha256 == slow.parameters_sha256 and fast.measured["staleness"] == slow.measured[
+        "staleness"]
     assert slow.measured["seconds"] == pytest.approx(10 * fast.measured["seconds"])
     assert slow.measured["idle_ratio"] == pytest.approx(fast.measured["idle_ratio"])
     for factor in (0, -1, float("inf"), True, "2"):
-        with pytest.raises(ValueError, match="expected a finite number > 0, such as 10 for ten times as slow"):
+        with pytest.raises(ValueError,
+                           match="expected a finite number > 0, such as 10 for ten times as slow"):
             machine.slow_motion(factor)
 
 
-def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_motion_is_run(monkeypatch, capsys, tmp_path):
-    """As after `refsgd calibrate`: gradients last as long as their computing, and there are more workers than cores."""
+def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_motion_is_run(
+    monkeypatch, capsys, tmp_path):
+    """As after `refsgd calibrate`: gradients last as long as their computing, and there are more workers
+    than cores."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("refsgd.running.usable_cores", lambda: 2)
-    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: (0.0006, 0.0006))
+    monkeypatch.setattr("refsgd.experiment.run.usable_cores", lambda: 2)
+    monkeypatch.setattr("refsgd.experiment.run.gradient_seconds", lambda problem: (0.0006, 0.0006))
     machine = Machine(compute="lognormal(0.6ms,0.1)", latency="50us")
     (tmp_path / "machine.json").write_text(json.dumps({"machine": machine.to_json()}))
     expected = ("a gradient takes 0.6 ms here with 4 workers on 2 cores; the machine asks for 0.6 ms, "
@@ -162,16 +188,20 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
             warnings.filterwarnings("ignore", "real computing overran its drawn times")  # on a busy machine
             warnings.filterwarnings("error", "mean compute time|.*leaves room for")
             assert main([*command, *arguments, "--slow-motion", "4"]) == 0
-        assert json.loads(capsys.readouterr().out)["machine"]["compute"]["parameters"][0] == pytest.approx(0.0024)
+        assert json.loads(capsys.readouterr().out)["machine"]["compute"]["parameters"][0] == pytest.approx(
+            0.0024)
 
 
 @pytest.mark.parametrize(("flags", "found"), [
     ("predict bsp --net shallow --data mnist --batch 16", "of tiny at batch 16, and shallow at batch 16"),
     ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
-    ("predict bsp --net phantom:1000 --data none --batch 32", "phantom:1000 at batch 32"),
-    ("advise --parameters 1000", "your model at batch 32 is asked for; give the time of one such gradient with --compute LAW or --rate FLOP/S"),
-    ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""), ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
-    ("predict bsp --net phantom:1000 --data none", ""), ("run bsp --data quadratic --steps 1", "")])
+    ("predict bsp --net shapes:1000 --data none --batch 32", "shapes:1000 at batch 32"),
+    ("advise --parameters 1000",
+     "your model at batch 32 is asked for; give the time of one such gradient with --compute DIST or --rate "
+     "FLOP/S"),
+    ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""),
+    ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
+    ("predict bsp --net shapes:1000 --data none", ""), ("run bsp --data quadratic --steps 1", "")])
 def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys):
     """One line, unless --compute or --rate gives the time, or the net has sizes in name only."""
     path = tmp_path / "m.json"
@@ -183,6 +213,19 @@ def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, ca
 
 
 def test_a_preset_says_whose_times_it_has(capsys):
-    flags = ["predict", "bsp", "--net", "phantom:1000", "--data", "none", "--machine", "das5-ethernet", "--batch"]
-    assert main([*flags, "64"]) == 0 and "machine das5-ethernet: its gradient times are of resnet50 at batch 32" in capsys.readouterr().err
+    flags = ["predict", "bsp", "--net", "shapes:1000", "--data", "none", "--machine", "das5-ethernet",
+             "--batch"]
+    assert main(
+        [*flags,
+         "64"]) == 0 and "machine das5-ethernet: its gradient times are of resnet50 at batch 32" in capsys.readouterr().err
     assert main([*flags, "32"]) == 0 and capsys.readouterr().err == ""
+
+
+def test_the_old_name_of_colocated_warns():
+    with pytest.warns(FutureWarning, match="collocated is now called colocated"):
+        machine = Machine(collocated=True)
+    assert machine == Machine(colocated=True) and "collocated" not in machine.to_json()
+    with pytest.warns(FutureWarning):
+        assert Machine.from_json({"collocated": True}).collocated
+    with pytest.warns(FutureWarning):
+        assert main(["predict", "bsp", "--data", "quadratic", "--collocated"]) == 0

@@ -1,4 +1,5 @@
-"""Stop and resume equals never stopped, bit for bit; what is damaged is refused; what was recorded until a crash replays."""
+"""Stop and resume equals never stopped, bit for bit; what is damaged is refused; what was recorded until
+a crash replays."""
 
 from __future__ import annotations
 
@@ -10,21 +11,20 @@ import sys
 import time
 import zlib
 
-import numpy as np
 import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.checkpoint import CheckpointError, files, newest, read
-from refsgd.effects import Compute, Node
-from refsgd.experiment import Usage
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.prepare import Usage
+from refsgd.runtimes.journal import line
 from refsgd.runtimes.journal import read as read_record
 from refsgd.runtimes.replay import ReplayError
-from refsgd.runtimes.snapshot import Constants, Mismatch, StandIns, look, restore
+from refsgd.trace import Crashed
 
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
-SYNCHRONOUS = ("sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
+SYNCHRONOUS = ("sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
+               "dpsgd", "sgp")
 
 
 def arguments(name, **more):
@@ -37,117 +37,136 @@ def arguments(name, **more):
 KINDS = ("bsp", "ssp", "easgd", "approximate", "gosgd", "dgc", "hogwild")
 
 
-@pytest.mark.parametrize("name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in CATALOGUE])
+def cut(folder, share, name="record"):
+    """A run that was stopped: its record ends after this share of its bytes."""
+    path = folder / name
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+
+@pytest.mark.parametrize("name",
+                         [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow)
+                          for name in CATALOGUE])
 def test_resumed_is_never_stopped_in_virtual_time(name, tmp_path):
-    """Parameters, schedule, times, bytes and staleness of every algorithm."""
-    plain = refsgd.run(name, **arguments(name))
-    whole = refsgd.run(name, checkpoint=tmp_path, checkpoint_every=0.11, **arguments(name))
-    resumed = refsgd.run(name, resume=tmp_path)
-    assert newest(tmp_path).header["iterations"] >= 22 and len(files(tmp_path)) == 2
-    for result in (whole, resumed):
-        assert result.parameters_sha256 == plain.parameters_sha256
-        assert result.schedule_sha256 == plain.schedule_sha256
-        assert result.measured == plain.measured
+    """Parameters, schedule, times, bytes and staleness of every algorithm; the record is whole again."""
+    plain = refsgd.run(name, checkpoint=tmp_path, **arguments(name))
+    whole = (tmp_path / "record").read_bytes()
+    cut(tmp_path, 0.6)
+    resumed = refsgd.run(name, resume=tmp_path, checkpoint=tmp_path)
+    assert resumed.parameters_sha256 == plain.parameters_sha256
+    assert resumed.schedule_sha256 == plain.schedule_sha256
+    assert resumed.measured == plain.measured and str(resumed.history) == str(plain.history)
+    assert (tmp_path / "record").read_bytes() == whole and [p.name for p in tmp_path.iterdir()] == ["record"]
 
 
 @pytest.mark.parametrize(("name", "runtime"), [("bsp", "processes"), ("allreduce", "tcp")])
 def test_resumed_is_never_stopped_in_processes(name, runtime, tmp_path):
-    """The synchronous algorithms end with the simulator's bits, stopped or not."""
+    """The synchronous algorithms end with the simulator's bits, stopped or not, twice too."""
     plain = refsgd.run(name, **arguments(name))
-    whole = refsgd.run(name, runtime=runtime, checkpoint=tmp_path, checkpoint_every=0.11, **arguments(name))
-    resumed = refsgd.run(name, runtime=runtime, resume=tmp_path)
-    assert plain.parameters_sha256 == whole.parameters_sha256 == resumed.parameters_sha256
-    assert resumed.measured["bytes_sent"] == plain.measured["bytes_sent"] and not list(tmp_path.glob(".*"))
+    whole = refsgd.run(name, runtime=runtime, checkpoint=tmp_path, **arguments(name))
+    for share in (0.3, 0.8):
+        cut(tmp_path, share)
+        resumed = refsgd.run(name, runtime=runtime, resume=tmp_path, checkpoint=tmp_path)
+        assert plain.parameters_sha256 == whole.parameters_sha256 == resumed.parameters_sha256
+        assert resumed.measured["bytes_sent"] == plain.measured["bytes_sent"]
+    assert [p.name for p in tmp_path.iterdir()] == ["record"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_algorithm_resumes_in_processes(name, tmp_path):
-    """The synchronous ones to the same bits; the others to the end, and the record of both parts replays to their bits."""
+    """The synchronous ones to the same bits; the others to the end, and the record of both parts replays
+    to their bits."""
     plain = refsgd.run(name, **arguments(name))
-    refsgd.run(name, runtime="processes", checkpoint=tmp_path / "c", checkpoint_every=0.11, **arguments(name))
-    resumed = refsgd.run(name, runtime="processes", resume=tmp_path / "c", record=tmp_path / "record")
+    refsgd.run(name, runtime="processes", checkpoint=tmp_path, **arguments(name))
+    cut(tmp_path, 0.6)
+    resumed = refsgd.run(name, runtime="processes", resume=tmp_path, checkpoint=tmp_path)
     assert resumed.measured["messages"] > 0 or name in ("sequential", "independent", "hogwild")
     if name in SYNCHRONOUS:
         assert resumed.parameters_sha256 == plain.parameters_sha256
     assert refsgd.replay(tmp_path / "record").parameters_sha256 == resumed.parameters_sha256
 
 
-def test_an_asynchronous_run_goes_on_under_its_recorded_schedule(tmp_path):
-    """A real ASP run, resumed: its record, earlier events first, replays to the same bits."""
-    whole = refsgd.run("asp", runtime="processes", checkpoint=tmp_path / "c", checkpoint_every=0.11, record=tmp_path / "whole", **arguments("asp"))
+def test_an_asynchronous_run_continues_from_its_record(tmp_path):
+    """A real ASP run, resumed, repeats what was recorded, and its own record replays to the same bits."""
+    refsgd.run("asp", runtime="processes", checkpoint=tmp_path / "c", **arguments("asp"))
+    cut(tmp_path / "c", 0.6)
+    before = read_record(tmp_path / "c" / "record").steps
     resumed = refsgd.run("asp", runtime="processes", resume=tmp_path / "c", record=tmp_path / "resumed")
-    assert refsgd.replay(tmp_path / "whole").parameters_sha256 == whole.parameters_sha256
     assert refsgd.replay(tmp_path / "resumed").parameters_sha256 == resumed.parameters_sha256
-    before, first, second = newest(tmp_path / "c").steps, read_record(tmp_path / "whole").steps, read_record(tmp_path / "resumed").steps
-    assert all(first[node][: len(before[node])] == before[node] == second[node][: len(before[node])] for node in before)
+    after = read_record(tmp_path / "resumed").steps
+    assert all(after[node][: len(rows)] == rows for node, rows in before.items())
+    assert resumed.measured["updates"] == 90
 
 
-# -- how it works, and how it would go wrong ---------------------------------------------------------------
+def test_a_resumed_run_that_does_not_continue_would_show(tmp_path, monkeypatch):
+    """The wrong variant, which forgets what is under way, stands still."""
+    refsgd.run("bsp", runtime="processes", checkpoint=tmp_path, **arguments("bsp"))
+    lines = (tmp_path / "record").read_bytes().splitlines(keepends=True)
+    last = max(k for k, text in enumerate(lines[: len(lines) // 2]) if b'"s"' in text)
+    (tmp_path / "record").write_bytes(b"".join(lines[: last + 1]))
+    monkeypatch.setattr("refsgd.runtimes.replay.Replayer.envelopes", lambda self, node: [])
+    with pytest.raises(RuntimeError, match="deadlock"):
+        refsgd.run("bsp", runtime="processes", resume=tmp_path)
 
 
-def test_resuming_computes_next_to_nothing(tmp_path, monkeypatch):
-    """One gradient and one update stand in for all that the run had computed before."""
-    computed = []
-    once = StandIns.__call__
-    monkeypatch.setattr(StandIns, "__call__", lambda self, effect: (once(self, effect), computed.append(self.computed))[0])
-    refsgd.run("bsp", checkpoint=tmp_path, checkpoint_every=0.11, **arguments("bsp"))
-    refsgd.run("bsp", resume=tmp_path)
-    assert len(computed) > 80 and max(computed) <= 3
+# -- faults and deaths ---------------------------------------------------------------------------------------
 
 
-def test_forgetting_the_contents_would_show(tmp_path, monkeypatch):
-    """The wrong variant, which resumes with the stand-ins' contents, gives other bits."""
-    plain = refsgd.run("bsp", checkpoint=tmp_path, checkpoint_every=0.11, **arguments("bsp"))
-    monkeypatch.setattr("refsgd.resumable.restore", lambda *rest: None)
-    assert refsgd.run("bsp", resume=tmp_path).parameters_sha256 != plain.parameters_sha256
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_a_fault_that_stopped_the_run_is_not_repeated(runtime, tmp_path):
+    """The killed worker lives again, and the run ends as one without the fault; one that is still to come
+    still comes."""
+    plain = refsgd.run("bsp", **arguments("bsp"))
+    faults = ["kill worker 1 at step 10", "kill worker 2 at step 20"]
+    with pytest.raises(RuntimeError, match="worker1"):
+        refsgd.run("bsp", runtime=runtime, checkpoint=tmp_path, faults=faults, **arguments("bsp"))
+    with pytest.raises(RuntimeError, match="worker2"):
+        refsgd.run("bsp", runtime=runtime, resume=tmp_path, checkpoint=tmp_path)
+    found = refsgd.run("bsp", runtime=runtime, resume=tmp_path, checkpoint=tmp_path)
+    assert found.parameters_sha256 == plain.parameters_sha256 and not found.trace.dead
 
 
-def adaptive(decide):
-    """A program that decides by the contents of an array what it does next."""
-    x, big = np.zeros(2, np.float32), 0
-    for t in range(10):
-        g = yield Compute(np.add, x, np.float32(t - 3))
-        if decide:
-            big += int(g.sum() < -8)
-        x = g
-    return x
+@pytest.mark.parametrize("share", [0.2, 0.9])
+@pytest.mark.parametrize("runtime", ["simulator", "processes", "tcp"])
+def test_the_dead_stay_dead_where_the_others_continue(runtime, share, tmp_path):
+    """Before and after the death, once."""
+    fault = {"faults": ["kill worker 1 at step 10", "slow worker 0 at step 5 by 2"], "on_death": "continue"}
+    whole = refsgd.run("asp", runtime=runtime, checkpoint=tmp_path, **fault, **arguments("asp"))
+    cut(tmp_path, share)
+    found = refsgd.run("asp", runtime=runtime, resume=tmp_path, checkpoint=tmp_path)
+    assert list(found.trace.dead) == ["worker1"] and len(found.trace.of(Crashed)) == 1
+    assert found.measured["updates"] == whole.measured["updates"] == 70
+    assert refsgd.replay(tmp_path / "record").parameters_sha256 == found.parameters_sha256
+    if runtime == "simulator":
+        assert found.measured == whole.measured
 
 
-def advanced(steps, evaluate, decide=True):
-    program = adaptive(decide)
-    constants, effect = Constants([program]), next(program)
-    for _ in range(steps):
-        effect = program.send(evaluate(effect))
-    return program, effect, constants
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+@pytest.mark.parametrize("on_death", ["shrink", "restart"])
+def test_attempts_are_repeated_and_the_last_one_continues(runtime, on_death, tmp_path):
+    """A record for each attempt; stopped in the first, in the second, and after a death that the launcher
+    did not survive."""
+    fault = {"faults": ["kill worker 1 at step 10"], "on_death": on_death}
+    whole = refsgd.run("bsp", runtime=runtime, checkpoint=tmp_path, **fault, **arguments("bsp"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["record", "record-1"]
+    for name, share in (("record-1", 0.5), ("record", 1.0), ("record", 0.4)):
+        if name == "record":
+            (tmp_path / "record-1").unlink()
+        cut(tmp_path, share, name)
+        found = refsgd.run("bsp", runtime=runtime, resume=tmp_path, checkpoint=tmp_path)
+        assert found.parameters_sha256 == whole.parameters_sha256 and len(found.trace.of(Crashed)) == 1
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["record", "record-1"]
 
 
-def test_programs_that_decide_by_contents_are_noticed():
-    """A count of small sums differs under stand-ins, so everything is computed again; without it all is restored."""
-    for decide in (False, True):
-        real, effect, constants = advanced(7, lambda e: e.fn(*e.args), decide)
-        saved = look((real, effect), constants)
-        copied = saved._replace(arrays=[a.copy() for a in saved.arrays])
-        other, pending, fresh = advanced(7, StandIns(), decide)
-        if decide:
-            with pytest.raises(Mismatch):
-                restore((other, pending), fresh, copied)
-        else:
-            restore((other, pending), fresh, copied)
-            assert np.array_equal(other.gi_frame.f_locals["x"], real.gi_frame.f_locals["x"]) and real.gi_frame.f_locals["x"][0] == 0
-
-
-def test_what_programs_are_given_is_never_written_to():
-    """The starting point, seen where another array was saved, is a mismatch and keeps its contents."""
-    x0 = np.ones(3, np.float32)
-
-    def program(x):
-        yield Compute(abs, x)
-
-    one, saved = program(x0), look([x0 + 1], Constants([]))
-    with pytest.raises(Mismatch, match="an array of the start"):
-        restore([x0], Constants([one]), saved)
-    assert x0.tolist() == [1, 1, 1] and Node(one).main is one
+def test_other_faults_are_refused(tmp_path):
+    """What is planned is in the record; the same may be said again."""
+    fault = {"faults": ["slow worker 1 at step 3 by 2"], "on_death": "continue"}
+    refsgd.run("asp", checkpoint=tmp_path, **fault, **arguments("asp"))
+    assert refsgd.run("asp", resume=tmp_path, **fault).measured["updates"] == 90
+    with pytest.raises(Usage, match="was made with slow worker 1 at step 3 by 2; expected the same faults"):
+        refsgd.run("asp", resume=tmp_path, faults=["kill worker 1 at step 3"])
+    with pytest.raises(Usage, match="was made with on_death continue, and restart is asked for"):
+        refsgd.run("asp", resume=tmp_path, on_death="restart")
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -155,49 +174,65 @@ def test_what_programs_are_given_is_never_written_to():
 
 @pytest.fixture
 def folder(tmp_path):
-    refsgd.run("bsp", checkpoint=tmp_path, checkpoint_every=0.1, **arguments("bsp", steps=45))
+    refsgd.run("bsp", checkpoint=tmp_path, **arguments("bsp", steps=45))
+    cut(tmp_path, 0.7)
     return tmp_path
 
 
 @pytest.mark.parametrize(("damage", "says"), [
-    (lambda data: data[:-100], "torn"),
-    (lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "altered"),
-    (lambda data: data.replace(b'"c"', b'"s"', 1), "altered"),
-    (lambda data: data.replace(b'"lr":0.05', b'"lr":0.06', 1), "first line is damaged"),
-    (lambda data: data[:10], "no checkpoint"),
-    (lambda data: b"", "no checkpoint"),
+    (lambda data: data.replace(b'"c"', b'"s"', 1), "line is not as it was written"),
+    (lambda data: data.replace(b'"lr":0.05', b'"lr":0.06', 1), "altered in its first line"),
+    (lambda data: data[:10], "not a record"),
+    (lambda data: b"", "not a record"),
 ])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(folder, damage, says, capsys):
-    """By name, with the command to type; that command works."""
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_a_damaged_record_is_refused(tmp_path, damage, says, runtime, capsys):
+    """By name, in one line."""
     from refsgd.cli import main
 
-    before, last = files(folder)
-    last.write_bytes(damage(last.read_bytes()))
-    assert main(["run", "bsp", "--resume", str(folder), "--quiet"]) == 1
+    refsgd.run("bsp", runtime=runtime, checkpoint=tmp_path, **arguments("bsp", steps=5))
+    path = tmp_path / "record"
+    path.write_bytes(damage(path.read_bytes()))
+    assert main(["run", "bsp", "--runtime", runtime, "--resume", str(tmp_path), "--quiet"]) == 1
     said = capsys.readouterr().err
-    assert says in said and str(last) in said and f"--resume {before}" in said and said.count("\n") == 1
-    assert refsgd.run("bsp", resume=before).parameters_sha256 == refsgd.run("bsp", **arguments("bsp", steps=45)).parameters_sha256
-    before.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="there is no whole one before it"):
-        newest(folder)
+    assert says in said and str(path) in said and said.count("\n") == 1
 
 
-def test_any_changed_byte_is_noticed(folder):
-    """A checkpoint is read as it was written, or not at all."""
-    data, rng, path = files(folder)[-1].read_bytes(), np.random.default_rng(0), folder / "checkpoint-000009"
-    for at in rng.integers(0, len(data), 40):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1:])
-        with pytest.raises(CheckpointError):
-            read(path)
+def test_programs_that_do_not_repeat_the_record_are_refused(folder, monkeypatch):
+    """As of another version of the library, in virtual time and among processes."""
+    path = folder / "record"
+    rows = path.read_bytes().splitlines()
+    at = next(k for k, row in enumerate(rows) if row.startswith(b'["worker1",0,"c"'))
+    value = json.loads(rows[at].rpartition(b" ")[0])
+    value[3] += 1.0
+    rows[at] = line(value).rstrip()
+    path.write_bytes(b"\n".join(rows))
+    with pytest.raises(ReplayError, match=rf"{path}: worker1, step 0: recorded .* and the program gives .*; "
+                                          "expected the same library version"):
+        refsgd.run("bsp", resume=folder)
 
 
-def test_a_checkpoint_is_never_half_written(folder, monkeypatch):
-    """A full disk in the middle of writing leaves the earlier ones and nothing else."""
-    names = sorted(p.name for p in folder.iterdir())
-    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(CheckpointError, match=r"checkpoint-000004 could not be written \(No space left on device\); expected .* free space"):
-        refsgd.run("bsp", checkpoint=folder, checkpoint_every=0.1, **arguments("bsp", steps=45))
-    assert sorted(p.name for p in folder.iterdir()) == names
+def test_a_full_disk_ends_the_run_and_leaves_what_is_there(folder, monkeypatch):
+    """While the earlier part is written again the record stays; later it keeps what was written."""
+    before, write = (folder / "record").read_bytes(), os.write
+    for room in (10_000, 40_000):
+        left = [room]
+
+        def full(fd, data):
+            left[0] -= len(data)
+            if left[0] < 0:
+                raise OSError(28, "No space left on device")
+            return write(fd, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(RuntimeError, match=r"record could not be written \(No space left on device\); "
+                                                   "expected more free space"):
+                refsgd.run("bsp", resume=folder, checkpoint=folder)
+        assert (folder / "record").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    found = refsgd.run("bsp", resume=folder, checkpoint=folder)
+    assert found.parameters_sha256 == refsgd.run("bsp", **arguments("bsp", steps=45)).parameters_sha256
+    assert [p.name for p in folder.iterdir()] == ["record"]
 
 
 @pytest.mark.parametrize("place", ["/proc/nope", "/dev/null/nope", "file/nope"])
@@ -207,10 +242,19 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(place, tmp
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setattr("refsgd.resumable.perform", lambda *rest: pytest.fail("it ran"))
+    monkeypatch.setattr("refsgd.experiment.run.perform", lambda *rest: pytest.fail("it ran"))
     assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--checkpoint", place]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"refsgd: checkpoint {place}: nothing can be written there (") and said.count("\n") == 1 and "expected a folder" in said
+    assert said.startswith(f"refsgd: checkpoint {place}: nothing can be written there (") and said.count(
+        "\n") == 1 and "expected a folder" in said
+
+
+def test_another_run_is_not_overwritten(folder):
+    """A folder that holds a run takes another one only if that continues it."""
+    before = (folder / "record").read_bytes()
+    with pytest.raises(Usage, match="holds the record of a run; expected --resume"):
+        refsgd.run("bsp", checkpoint=folder, **arguments("bsp"))
+    assert (folder / "record").read_bytes() == before
 
 
 def test_a_record_that_cannot_be_written_is_one_line(capsys):
@@ -224,7 +268,7 @@ def test_a_record_that_cannot_be_written_is_one_line(capsys):
     assert capsys.readouterr().err == "refsgd: the record /dev/full could not be written (No space left on device); expected more free space\n"
 
 
-def test_only_the_same_run_goes_on(folder):
+def test_only_the_same_run_continues(folder):
     """Another algorithm, runtime or argument is refused; the same one said again is not."""
     with pytest.raises(Usage, match="is of bsp; expected one of asp"):
         refsgd.run("asp", resume=folder)
@@ -232,7 +276,7 @@ def test_only_the_same_run_goes_on(folder):
         refsgd.run("bsp", resume=folder, lr=0.1)
     with pytest.raises(Usage, match="by the runtime simulator"):
         refsgd.run("bsp", resume=folder, runtime="processes")
-    with pytest.raises(Usage, match="no checkpoint at"):
+    with pytest.raises(Usage, match="no record at"):
         refsgd.run("bsp", resume=folder / "nowhere")
     assert refsgd.run("bsp", resume=folder, lr=0.05, steps=45).measured["updates"] == 45
 
@@ -240,8 +284,9 @@ def test_only_the_same_run_goes_on(folder):
 # -- signals and crashes ------------------------------------------------------------------------------------
 
 
-def started(*options):
-    command = [sys.executable, "-m", "refsgd", "run", "bsp", "--data", "quadratic", "--steps", "100000", "--workers", "2",
+def started(*options, steps=100_000):
+    command = [sys.executable, "-m", "refsgd.cli", "run", "bsp", "--data", "quadratic", "--steps", str(steps),
+               "--workers", "2",
                "--runtime", "processes", "--compute", "fixed(0.002)", "--quiet", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -253,20 +298,28 @@ def until(happened, seconds=20.0):
         time.sleep(0.02)
 
 
-def test_a_signal_asks_for_a_checkpoint(tmp_path):
-    """SIGUSR1, while the processes run; a killed run goes on from there."""
-    folder, record = tmp_path / "c", tmp_path / "record"
-    process = started("--checkpoint", str(folder), "--checkpoint-every", "0", "--record", str(record))
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_at_any_time_can_be_resumed(end, tmp_path):
+    """Ctrl-C, or kill -9; a signal that asks for a checkpoint disturbs nobody."""
+    record = tmp_path / "record"
+    process = started("--checkpoint", str(tmp_path), steps=300)
     try:
         until(lambda: record.exists() and record.stat().st_size > 20_000)
         process.send_signal(signal.SIGUSR1)
-        until(lambda: files(folder))
         seen = record.stat().st_size
         until(lambda: record.stat().st_size > seen + 5_000)  # it has gone on
+        process.send_signal(end)
+        said = process.communicate()[1]
     finally:
         process.kill()
         process.communicate()
-    assert newest(folder).header["iterations"] > 5
+    assert end != signal.SIGINT or said == "refsgd: interrupted; all processes ended\n"
+    # its children end too
+    until(lambda: (size := record.stat().st_size) and not time.sleep(0.3) and record.stat().st_size == size)
+    assert read_record(record).end is None
+    found = refsgd.run("bsp", runtime="processes", resume=tmp_path, checkpoint=tmp_path)
+    assert found.parameters_sha256 == refsgd.replay(record).parameters_sha256
+    assert found.measured["updates"] == 300 and read_record(record).end
 
 
 def test_what_was_recorded_until_a_crash_replays(tmp_path, capsys):
@@ -280,13 +333,14 @@ def test_what_was_recorded_until_a_crash_replays(tmp_path, capsys):
     finally:
         process.kill()
         process.communicate()
-    until(lambda: (size := record.stat().st_size) and not time.sleep(0.3) and record.stat().st_size == size)  # its children end too
+    # its children end too
+    until(lambda: (size := record.stat().st_size) and not time.sleep(0.3) and record.stat().st_size == size)
     found = read_record(record)
     assert found.end is None and found.size > 200
     assert main(["replay", str(record)]) == 0
     said = capsys.readouterr().out
     assert f"of {found.size} steps" in said and "crashed" in said
-    updates = sum(step[1] == "m" for step in found.steps["server0"])
+    updates = sum(step.letter == "m" for step in found.steps["server0"])
     assert updates - 2 <= refsgd_replayed(record).measured["updates"] <= updates
 
 

@@ -17,21 +17,26 @@ import psutil
 import pytest
 
 import refsgd
-from refsgd.calibration import Calibration
+from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
-from refsgd.comparison import DEFAULT_ALGORITHMS
-from refsgd.laws import FAMILIES
-from refsgd.machine import Machine
-from refsgd.result import Result
+from refsgd.cluster.distributions import FAMILIES
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.presets import PRESETS
+from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.calibrate import Calibration
+from refsgd.experiment.compare import DEFAULT_ALGORITHMS
+from refsgd.experiment.result import Result
 
 SMALL = ["--data", "quadratic", "--steps", "5", "--quiet"]
 
 
 def refuse(capsys, *arguments):
-    """Run the command line; its exit code and the one line that it wrote, but for that on kernels, which a first run compiles."""
+    """Run the command line; its exit code and the one line that it wrote, but for that on kernels, which
+    a first run compiles."""
     code = main(list(arguments))
     out, err = capsys.readouterr()
-    err = "".join(line for line in err.splitlines(keepends=True) if not line.startswith("refsgd: compiling kernels"))
+    err = "".join(line for line in err.splitlines(keepends=True)
+                  if not line.startswith("refsgd: compiling kernels"))
     assert out == "" and err.count("\n") == 1, (out, err)
     return code, err
 
@@ -43,29 +48,39 @@ def refuse(capsys, *arguments):
     (["explore", "ssp", "--workers", "0"], "workers 0; expected at least 1"),
     (["explore", "ssp", "--servers", "0"], "servers 0; expected at least 1"),
     (["predict", "bsp", "--against", "asp"], "--against asp without a sweep; expected --sweep"),
-    (["advise", "--parameters", "1000", "--flops", "1e6", "--rate", "-1"], "rate -1 FLOP/s; expected a finite number > 0"),
+    (["advise", "--parameters", "1000", "--flops", "1e6", "--rate", "-1"],
+     "rate -1 FLOP/s; expected a finite number > 0"),
     (["run", "bsp", *SMALL, "--workers", "0"], "workers 0; expected at least 1"),
     (["run", "bsp", *SMALL, "--servers", "0"], "servers 0; expected at least 1"),
     (["run", "bsp", *SMALL, "--latency", "-1"], "latency -1; expected a time >= 0"),
     (["run", "bsp", *SMALL, "--latency", "-5ms"], "latency -5ms; expected a time >= 0"),
-    (["run", "bsp", *SMALL, "--bandwidth", "10"], "bandwidth 10 is 10 bytes/s; expected at least 1kB/s: did you mean 10Gbps?"),
-    (["run", "bsp", *SMALL, "--bandwidth", "10B/s"], "bandwidth 10B/s is 10 bytes/s; expected at least 1kB/s\n"),
-    (["advise", "--parameters", "1000", "--compute", "1", "--memory", "16"], "16 is 16 bytes; expected at least 1MB: did you mean 16GB?"),
-    (["advise", "--parameters", "1000", "--flops", "1e6", "--rate", "5Gbps"], "'5Gbps' not understood; expected FLOP/s, such as 5e12 or 5TFLOPS"),
-    (["run", "bsp", *SMALL, "--slow", "3=0"], "worker 3 at speed 0; expected a finite speed > 0, such as 3=0.5 for half speed"),
-    (["advise", "--parameters", "1000", "--compute", "1", "--workers", "16", "--speeds", "0.5"], "speeds 0.5 name 1 worker, and there are 16"),
+    (["run", "bsp", *SMALL, "--bandwidth", "10"],
+     "bandwidth 10 is 10 bytes/s; expected at least 1kB/s: did you mean 10Gbps?"),
+    (["run", "bsp", *SMALL, "--bandwidth", "10B/s"],
+     "bandwidth 10B/s is 10 bytes/s; expected at least 1kB/s\n"),
+    (["advise", "--parameters", "1000", "--compute", "1", "--memory", "16"],
+     "16 is 16 bytes; expected at least 1MB: did you mean 16GB?"),
+    (["advise", "--parameters", "1000", "--flops", "1e6", "--rate", "5Gbps"],
+     "'5Gbps' not understood; expected FLOP/s, such as 5e12 or 5TFLOPS"),
+    (["run", "bsp", *SMALL, "--slow", "3=0"],
+     "worker 3 at speed 0; expected a finite speed > 0, such as 3=0.5 for half speed"),
+    (["advise", "--parameters", "1000", "--compute", "1", "--workers", "16", "--speeds", "0.5"],
+     "speeds 0.5 name 1 worker, and there are 16"),
     (["run", "bsp", *SMALL, "--bandwidth", "0"], "bandwidth 0.0 bytes/s; expected"),
-    (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "law 'exponental' is unknown"),
+    (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "distribution 'exponental' is unknown"),
     (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, else there is no mean"),
-    (["run", "bsp", *SMALL, "--speeds", "1,x"], "speeds '1,x'; expected numbers separated by commas, e.g. 1,1,4 or 15x1,0.5"),
-    (["run", "bsp", *SMALL, "--speeds", "1,2"], "speeds 1,2 name 2 workers, and there are 4; expected a speed for each, such as 1,2,1,1, or workers 2"),
+    (["run", "bsp", *SMALL, "--speeds", "1,x"],
+     "speeds '1,x'; expected numbers separated by commas, e.g. 1,1,4 or 15x1,0.5"),
+    (["run", "bsp", *SMALL, "--speeds", "1,2"],
+     "speeds 1,2 name 2 workers, and there are 4; expected a speed for each, such as 1,2,1,1, or workers 2"),
     (["compare", "--speeds", "1,2,3,4,5"], "name 5 workers, and there are 4"),
     (["predict", "sequential", "--speeds", "1,2"], "name 2 workers, and there are 4"),
     (["run", "bsp", "--data", "digitz"], "data 'digitz' is unknown; expected one of digits"),
-    (["run", "bsp", "--data", "none"], "none with --net phantom:P"),
+    (["run", "bsp", "--data", "none"], "none with --net shapes:P"),
     (["data", "digits"], "data 'digits' cannot be fetched; expected one of mnist"),
-    (["run", "bsp", "--net", "phantom:-5"], "net 'phantom:-5'; expected phantom: and a number of parameters"),
-    (["predict", "bsp", "--sweep", "workers=32:1"], "goes down; expected the smaller end first, e.g. workers=1:32"),
+    (["run", "bsp", "--net", "shapes:-5"], "net 'shapes:-5'; expected shapes: and a number of parameters"),
+    (["predict", "bsp", "--sweep", "workers=32:1"],
+     "goes down; expected the smaller end first, e.g. workers=1:32"),
     (["predict", "bsp", "--sweep", "workers=1:inf"], "sweep 'workers=1:inf' not understood"),
     (["predict", "bsp", "--sweep", "workers=4:4"], "sweep 'workers=4:4' not understood"),
     (["run", "bsp", *SMALL, "--lr", "nan"], "learning rate nan; expected"),
@@ -87,16 +102,19 @@ def refuse(capsys, *arguments):
     (["ssp"], "ssp is an algorithm; did you mean: refsgd run ssp"),
     (["study", "jia2020"], "in a checkout of the repository: python -m benchmarks.studies jia2020"),
     (["AD-PSGD", "--workers", "4"], "adpsgd is an algorithm; did you mean: refsgd run adpsgd"),
-    (["run", "ssp", *SMALL, "--stalness", "3"], "run ssp has no option --stalness; did you mean --staleness?"),
-    (["run", "bsp", *SMALL, "--staleness=3"], "run bsp has no option --staleness; ssp, consgd, dynsgd have it"),
-    (["run", "bsp", *SMALL, "--stalness", "3"], "run bsp has no option --stalness; did you mean --staleness? ssp, consgd, dynsgd have it"),
+    (["run", "ssp", *SMALL, "--stalness", "3"],
+     "run ssp has no option --stalness; did you mean --staleness?"),
+    (["run", "bsp", *SMALL, "--staleness=3"],
+     "run bsp has no option --staleness; ssp, consgd, dynsgd have it"),
+    (["run", "bsp", *SMALL, "--stalness", "3"],
+     "run bsp has no option --stalness; did you mean --staleness? ssp, consgd, dynsgd have it"),
     (["compare", "--algoritms", "bsp"], "compare has no option --algoritms; did you mean --algorithms?"),
     (["run", "bsp", "-x"], "run bsp has no option -x; see refsgd run bsp --help"),
-    (["run", "bsp", "--net", "resnet-50"], "or phantom:P for P parameters in name only; did you mean resnet50?"),
+    (["run", "bsp", "--net", "resnet-50"],
+     "or shapes:P for a net of P parameters in shape only; did you mean resnet50?"),
     (["advise", "--net", "bert", "--rate", "1e12"], "vgg16, or --parameters and --flops"),
     (["run", "bsp", "--data", "Fashion_MNIST"], "did you mean fashion-mnist?"),
     (["run", "bsp", "--epochs", "0"], "epochs 0.0; expected a number > 0 (steps may be 0)"),
-    (["run", "bsp", *SMALL, "--runtime", "processes", "--workers", "100000"], "100001 processes on "),
 ])
 def test_wrong_use_is_one_line_and_exit_code_2(capsys, arguments, expected):
     code, line = refuse(capsys, *arguments)
@@ -133,20 +151,24 @@ def test_help_and_list_name_every_law(capsys):
 
 
 @pytest.mark.parametrize("command", [["run", "bsp", "--data", "quadratic"],
-                                     ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator", "--data", "quadratic"]])
+                                     ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator",
+                                      "--data", "quadratic"]])
 def test_a_long_run_is_announced_in_a_pipe_too_and_a_short_one_is_not(capsys, tmp_path, monkeypatch, command):
-    monkeypatch.setattr("refsgd.running.gradient_seconds", lambda problem: (0.5, 0.5))
+    monkeypatch.setattr("refsgd.experiment.run.gradient_seconds", lambda problem: (0.5, 0.5))
     monkeypatch.chdir(tmp_path)
     for steps, announced in ((2, False), (40, True)):
         for quiet in ([], ["--quiet"]):
             assert main([*command, "--steps", str(steps), "--json", "-", *quiet]) == 0
             lines = capsys.readouterr().err.splitlines()
             runs, about = (1, "80 s") if command[0] == "run" else (2, "3 min")
-            text = f"refsgd: {'the run' if runs == 1 else '2 runs'} will take about {about}: a gradient takes 500 ms here"
+            text = (
+                f"refsgd: {'the run' if runs == 1 else '2 runs'} will take about {about}: a gradient takes "
+                "500 ms here")
             assert lines == ([text] if announced and not quiet else [])
 
 
-@pytest.mark.parametrize(("text", "expected"), [("def f(: pass", "SyntaxError"), ("f = absent", "NameError: name 'absent'")])
+@pytest.mark.parametrize(("text", "expected"),
+                         [("def f(: pass", "SyntaxError"), ("f = absent", "NameError: name 'absent'")])
 def test_a_module_that_does_not_run_is_one_line(capsys, tmp_path, text, expected):
     mine = tmp_path / "mine.py"
     mine.write_text(text)
@@ -177,7 +199,8 @@ def test_missing_and_damaged_data_is_one_line_and_exit_code_1(capsys, tmp_path, 
     code, line = refuse(capsys, "run", "bsp", "--data", "mnist", "--quiet")
     assert code == 1 and "mnist: no files in" in line and "REFSGD_DATA" in line
     (tmp_path / "mnist").mkdir()
-    for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
+    for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
+                 "t10k-labels-idx1-ubyte.gz"):
         (tmp_path / "mnist" / name).write_bytes(b"\x1f\x8b\x08\x00cut short")
     code, line = refuse(capsys, "run", "bsp", "--data", "mnist", "--quiet")
     assert code == 1 and "train-images" in line
@@ -185,7 +208,8 @@ def test_missing_and_damaged_data_is_one_line_and_exit_code_1(capsys, tmp_path, 
 
 def test_a_diverging_run_is_one_line_and_writes_nothing(capsys, tmp_path):
     target = tmp_path / "out.json"
-    code, line = refuse(capsys, "run", "asp", "--lr", "1e6", "--epochs", "1", "--json", str(target), "--quiet")
+    code, line = refuse(capsys, "run", "asp", "--lr", "1e6", "--epochs", "1", "--json", str(target),
+                        "--quiet")
     assert code == 1 and "loss is" in line and "worker" in line and "step" in line and "lower the learning rate" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -207,20 +231,22 @@ def test_json_goes_to_standard_output_alone_and_reads_back(capsys):
     assert err == "" and data["format"] == 1 and data["options"] == {"staleness": "inf"}
     back = Result.from_json(out)
     assert back.options == {"staleness": float("inf")} and json.loads(back.to_json()) == data
-    for key in ("seconds", "seconds_per_iteration", "images_per_second", "updates", "bytes_sent", "messages", "staleness",
+    for key in ("seconds", "seconds_per_iteration", "images_per_second", "updates", "bytes_sent", "messages",
+                "staleness",
                 "clock_gap", "lead", "idle_ratio", "idle_by_cause", "overrun_ratio"):
         assert key in data["measured"]
     assert {"value", "kind", "terms", "formula"} <= set(data["predicted"]["seconds_per_iteration"])
 
 
 def test_json_without_a_loss_is_strict_json_too(capsys):
-    assert main(["run", "bsp", "--net", "phantom:1000", "--data", "none", "--steps", "2", "--json", "-"]) == 0
+    assert main(["run", "bsp", "--net", "shapes:1000", "--data", "none", "--steps", "2", "--json", "-"]) == 0
     out = capsys.readouterr().out
     assert "NaN" not in out and json.loads(out)["loss"] is None and np.isnan(Result.from_json(out).loss)
 
 
 def test_an_output_leaves_links_pipes_and_devices_what_they_are(tmp_path, capsys):
-    """A link's file gets the new contents, a pipe's reader the bytes; os.replace() would put a file in their places."""
+    """A link's file gets the new contents, a pipe's reader the bytes; os.replace() would put a file in
+    their places."""
     real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
     real.write_text("old")
     link.symlink_to(real)
@@ -231,14 +257,18 @@ def test_an_output_leaves_links_pipes_and_devices_what_they_are(tmp_path, capsys
     for path in (link, pipe):
         assert main(["run", "bsp", *SMALL, "--json", str(path)]) == 0
     reader.join(10)
-    assert link.is_symlink() and json.loads(real.read_text()) == json.loads(got[0]) and stat.S_ISFIFO(pipe.stat().st_mode)
-    assert main(["run", "bsp", *SMALL, "--json", os.devnull]) == 0 and stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert link.is_symlink() and json.loads(real.read_text()) == json.loads(got[0]) and stat.S_ISFIFO(
+        pipe.stat().st_mode)
+    assert main(["run", "bsp", *SMALL, "--json", os.devnull]) == 0 and stat.S_ISCHR(
+        os.stat(os.devnull).st_mode)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "pipe", "real.json"]
 
 
-@pytest.mark.parametrize("command", [["calibrate", "--output", "nowhere/m.json"], ["calibrate", "--output", "."]])
+@pytest.mark.parametrize("command",
+                         [["calibrate", "--output", "nowhere/m.json"], ["calibrate", "--output", "."]])
 def test_what_takes_long_looks_first_where_it_may_write(capsys, monkeypatch, command):
-    monkeypatch.setattr("refsgd.calibration.calibrate", lambda *rest: pytest.fail("it measured first"))
+    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate",
+                        lambda *rest: pytest.fail("it measured first"))
     code, line = refuse(capsys, *command)
     assert code == 2 and "cannot write" in line
 
@@ -246,7 +276,8 @@ def test_what_takes_long_looks_first_where_it_may_write(capsys, monkeypatch, com
 @pytest.mark.parametrize("command", [["compare"], ["predict", "bsp", "--sweep", "workers=1:3"]])
 def test_a_picture_that_nobody_named_is_looked_for_a_place_too(capsys, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path.resolve())  # root may write anywhere
+    # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path.resolve())
     code, line = refuse(capsys, *command)
     assert code == 2 and "the folder . is not writable" in line
 
@@ -258,10 +289,12 @@ def test_a_wrong_result_file_is_refused(text):
 
 
 def test_run_writes_picture_and_perfetto_trace(tmp_path, capsys):
-    assert main(["run", "ssp", "--epochs", "0.3", "--servers", "2", "--quiet", "--plot", str(tmp_path / "p.png"),
+    assert main(["run", "ssp", "--epochs", "0.3", "--servers", "2", "--quiet", "--plot",
+                 str(tmp_path / "p.png"),
                  "--trace", str(tmp_path / "t.json"), "--json", str(tmp_path / "r.json")]) == 0
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"worker0", "worker3", "server0", "server1"}
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"worker0", "worker3", "server0",
+                                                                     "server1"}
     arrows = [e for e in events if e["ph"] in "sf"]
     assert len(arrows) > 10 and {e["ph"] for e in arrows} == {"s", "f"}
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
@@ -270,10 +303,11 @@ def test_run_writes_picture_and_perfetto_trace(tmp_path, capsys):
 
 def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "--runtime", "simulator", "--epochs", "1"]) == 0
+    assert main(["compare", "--runtime", "simulator", "--epochs", "0.3"]) == 0
     data = json.loads((tmp_path / "refsgd-compare.json").read_text())
     assert [row["algorithm"] for row in data["rows"]] == list(DEFAULT_ALGORITHMS)
-    assert [row["algorithm"] for row in data["hard"]["rows"]] == list(DEFAULT_ALGORITHMS) and data["hard"]["runtime"] == "simulator"
+    assert [row["algorithm"] for row in data["hard"]["rows"]] == list(DEFAULT_ALGORITHMS) and data["hard"][
+        "runtime"] == "simulator"
     assert (tmp_path / "refsgd-compare.png").stat().st_size > 20_000
     out = capsys.readouterr().out
     assert "predicted" in out and "straggling" in out
@@ -311,33 +345,43 @@ def test_explore_and_replay_and_check(capsys, tmp_path):
     assert main(["explore", "ssp", "--staleness", "1", "--workers", "2"]) == 0
     assert "schedules (all of them)" in capsys.readouterr().out
     path = tmp_path / "record.json"
-    assert main(["run", "asp", *SMALL, "--runtime", "processes", "--compute", "exponential(0.004)", "--record", str(path)]) == 0
+    assert main(["run", "asp", *SMALL, "--runtime", "processes", "--compute", "exponential(0.004)",
+                 "--record", str(path)]) == 0
     assert main(["replay", str(path)]) == 0 and "the same bits as recorded" in capsys.readouterr().out
     path.write_text(path.read_text().replace('"lr":0.15', '"lr":0.25'))
     assert main(["replay", str(path)]) == 1 and "altered in its first line" in capsys.readouterr().err
     assert main(["check", "asp", "--no-processes"]) == 0
     mine = tmp_path / "mine.py"
-    mine.write_text("from refsgd.algorithms.asp import asp\ndef broken(problem, workers, steps, sgd):\n    return {}[0]\n")
+    mine.write_text(
+        "from refsgd.algorithms.server.asp import asp\ndef broken(problem, workers, steps, sgd):\n    return "
+        "{}[0]\n")
     assert main(["check", f"{mine}:asp", "--no-processes"]) == 0
     assert main(["check", f"{mine}:broken", "--no-processes"]) == 1 and "KeyError" in capsys.readouterr().out
-    assert main(["check", f"{mine}:absent"]) == 2 and main(["check", "nowhere"]) == 2 and main(["replay", "nowhere"]) == 2
+    assert main(["check", f"{mine}:absent"]) == 2 and main(["check", "nowhere"]) == 2 and main(
+        ["replay", "nowhere"]) == 2
 
 
 def test_predict_and_list(capsys):
     assert main(["predict", "bsp", "--compute", "exponential(0.02)", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] == pytest.approx(0.02 * 25 / 12)
-    assert main(["predict", "ssp"]) == 0 and "seconds_per_iteration" in capsys.readouterr().out and main(["list"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] == pytest.approx(
+        0.02 * 25 / 12)
+    assert main(["predict", "ssp"]) == 0 and "seconds_per_iteration" in capsys.readouterr().out and main(
+        ["list"]) == 0
     out = capsys.readouterr().out
     assert "lognormal(mean,cv)" in out
-    named = re.findall(r"^  ([a-z][\w-]*  *)[^ ].*", out.partition("nets\n")[0] + out.partition("machines\n")[2].partition("laws ")[0], re.M)
-    assert len(named) > 40 and len(set(map(len, named))) == 1 and len(max(map(str.rstrip, named), key=len)) + 1 == len(named[0])
+    named = re.findall(r"^  ([a-z][\w-]*  *)[^ ].*",
+                       out.partition("nets\n")[0] + out.partition("machines\n")[2].partition("distributions ")[0],
+                       re.M)
+    assert len(named) == len({*CATALOGUE, *PRESETS, *ARCHITECTURES}) and len(set(map(len, named))) == 1 and len(
+        max(map(str.rstrip, named), key=len)) + 1 == len(named[0])
 
 
 def test_speeds_for_each_worker_are_taken(capsys):
     assert main(["run", "bsp", *SMALL, "--speeds", "1,2,1,1"]) == 0
     assert main(["run", "sequential", *SMALL, "--speeds", "2"]) == 0
     capsys.readouterr()
-    assert main(["predict", "bsp", "--speeds", "1,2", "--sweep", "workers=1:4", "--json", "-"]) == 0  # the sweep says how many there are
+    # the sweep says how many there are
+    assert main(["predict", "bsp", "--speeds", "1,2", "--sweep", "workers=1:4", "--json", "-"]) == 0
     assert len(json.loads(capsys.readouterr().out)["values"]) == 4
 
 
@@ -350,20 +394,24 @@ def test_what_is_no_record_cannot_be_replayed(capsys, tmp_path, text):
 
 
 @pytest.mark.parametrize(("others", "excess", "said"), [
-    (0.0, 0.02, []), (1.5, 0.02, ["other processes used 1.5 of 2 cores"]), (0.0, 1.1, ["110% longer in the mean than in the median"]),
+    (0.0, 0.02, []), (1.5, 0.02, ["other processes used 1.5 of 2 cores"]),
+    (0.0, 1.1, ["110% longer in the mean than in the median"]),
     (1.5, 1.1, ["1.5 of 2 cores and equal gradients"])])
 def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypatch, others, excess, said):
     describe = {"net": "tiny", "batch": 16, "processor": "x", "cores": 2}
-    found = Calibration(Machine(compute="fixed(0.02)"), {16: (0.02, 0.001)}, {}, 0.001, describe, others, excess)
-    monkeypatch.setattr("refsgd.calibration.calibrate", lambda net, batch: found)
+    found = Calibration(Machine(compute="fixed(0.02)"), {16: (0.02, 0.001)}, {}, 0.001, describe, others,
+                        excess)
+    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate", lambda net, batch: found)
     assert main(["calibrate", "--output", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["net"] == describe and err.count("\n") == len(said)
-    assert all(text in err and "expected a quiet one: end other work, then calibrate again" in err for text in said)
+    assert all(text in err and "expected a quiet one: end other work, then calibrate again" in err
+               for text in said)
 
 
 def test_a_killed_worker_ends_the_run_within_two_seconds_and_leaves_nothing():
-    command = [sys.executable, "-m", "refsgd", "run", "bsp", "--data", "quadratic", "--steps", "100000", "--runtime", "processes",
+    command = [sys.executable, "-m", "refsgd.cli", "run", "bsp", "--data", "quadratic", "--steps", "100000",
+               "--runtime", "processes",
                "--compute", "fixed(0.02)", "--quiet"]
     shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -388,14 +436,15 @@ def test_a_killed_worker_ends_the_run_within_two_seconds_and_leaves_nothing():
 
 
 def test_a_machine_survives_its_json():
-    machine = Machine(compute="lognormal(0.02,0.5)", update=0.001, speeds=(1, 2), collocated=True)
+    machine = Machine(compute="lognormal(0.02,0.5)", update=0.001, speeds=(1, 2), colocated=True)
     assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
     with pytest.raises(ValueError, match="unknown keys"):
         Machine.from_json({"ram": 1})
 
 
 def test_a_planned_death_is_named_as_planned_and_stands_in_the_summary(capsys):
-    planned = ["--data", "quadratic", "--steps", "6", "--quiet", "--compute", "5ms", "--fault", "kill worker 2 at step 3"]
+    planned = ["--data", "quadratic", "--steps", "6", "--quiet", "--compute", "5ms", "--fault",
+               "kill worker 2 at step 3"]
     assert main(["run", "asp", *planned, "--runtime", "processes"]) == 1
     error = capsys.readouterr().err
     assert "worker2 (pid " in error and "was killed by SIGKILL (as planned: kill worker2 at step 3): " in error and "by hand" not in error
@@ -406,11 +455,13 @@ def test_a_planned_death_is_named_as_planned_and_stands_in_the_summary(capsys):
 def test_a_player_is_announced_with_what_it_shows(capsys, tmp_path):
     page = tmp_path / "page.html"
     for steps, shown in ((200, 500), (2, None)):
-        assert main(["run", "bsp", "--data", "quadratic", "--steps", str(steps), "--quiet", "--player", str(page)]) == 0
-        found = re.search(rf"^player: {re.escape(str(page))}, events 1 to (\d+) of (\d+)$", capsys.readouterr().out, re.MULTILINE)
+        assert main(["run", "bsp", "--data", "quadratic", "--steps", str(steps), "--quiet", "--player",
+                     str(page)]) == 0
+        found = re.search(rf"^player: {re.escape(str(page))}, events 1 to (\d+) of (\d+)$",
+                          capsys.readouterr().out, re.MULTILINE)
         assert found and int(found[1]) == (shown or int(found[2])) and int(found[2]) >= int(found[1])
 
 
 def test_the_summary_of_a_net_in_name_only_says_so(capsys):
-    assert main(["run", "bsp", "--net", "phantom:1000", "--data", "none", "--steps", "3", "--quiet"]) == 0
+    assert main(["run", "bsp", "--net", "shapes:1000", "--data", "none", "--steps", "3", "--quiet"]) == 0
     assert "parameters none (a net in name only), schedule " in capsys.readouterr().out

@@ -6,14 +6,18 @@ import threading
 import time
 from typing import Any
 
-from refsgd.effects import Compute
-from refsgd.runtimes.computing import LONG, Computing, Job, Task
+from refsgd.effects import Compute, Program
+from refsgd.runtimes.engine import Task
+from refsgd.runtimes.mailbox import Mailbox
+from refsgd.runtimes.processes.computing import LONG, Computing, Job
 
 
 def test_what_was_long_only_once_is_computed_on_the_spot_again():
-    """The first Compute of a kind compiles or touches fresh memory; that must not cost thread switches for ever."""
-    rung, nobody = threading.Event(), Any
-    computing, task = Computing(rung.set, False), Task("server0", 0, nobody, nobody)  # type: ignore[arg-type]
+    """The first Compute of a kind compiles or touches fresh memory; that must not cost thread switches
+    for ever."""
+    rung = threading.Event()
+    program: Program[Any] = (effect for effect in ())
+    computing, task = Computing(rung.set, False), Task("server0", 0, program, Mailbox(), 0, {})
     job = Job(task, "update", 0.0, 0.0, True)
     first = computing.do(job, Compute(time.sleep, 2 * LONG))
     assert first is not None and first.took > LONG

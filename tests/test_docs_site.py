@@ -1,4 +1,5 @@
-"""The documentation site: what its pages name exists, and what it does to sources before it reads them is right."""
+"""The documentation site: what its pages name exists, and what it does to sources before it reads them is
+right."""
 
 import os
 import re
@@ -30,7 +31,8 @@ def commands(text):
 
 
 def commands_in_sentences(text):
-    """Calls of ``refsgd`` with arguments that stand in a sentence; those with an ellipsis are no whole ones."""
+    """Calls of ``refsgd`` with arguments that stand in a sentence; those with an ellipsis are no whole
+    ones."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).replace("\n", " ")
     return [shlex.split(line) for line in re.findall(r"`(refsgd \w+ [^`]*)`", prose) if "..." not in line]
 
@@ -44,13 +46,15 @@ def test_commands_of_pages_are_those_of_the_program(page):
 
 def test_the_check_of_commands_catches_a_wrong_option():
     found = commands("```console\nmpiexec -n 5 refsgd run ssp --slack 3\n```\n")
-    assert found == [["refsgd", "run", "ssp", "--slack", "3"]] == commands_in_sentences("say `refsgd run\nssp --slack 3`, not `refsgd run ... --json`")
+    assert found == [["refsgd", "run", "ssp", "--slack", "3"]] == commands_in_sentences(
+        "say `refsgd run\nssp --slack 3`, not `refsgd run ... --json`")
     with pytest.raises(SystemExit):
         build_parser().parse_args(found[0][1:])
 
 
 def cited(doc):
-    """(first author, year) of each work in a References section that is written as: authors, "title", ... year."""
+    """(first author, year) of each work in a References section that is written as: authors, "title", ...
+    year."""
     text = " ".join(doc.partition("References\n---")[2].split("\n\n")[0].split("\n")[1:])
     pieces = re.sub(r"arXiv:\S+|doi:\S+", "", text).split('"')
     for before, after in zip(pieces[::2], pieces[2::2]):
@@ -61,7 +65,9 @@ def cited(doc):
 
 
 def test_citations_are_found():
-    doc = 'References\n----------\nHo et al., "More", NIPS 2013, section 2: rules.  Dai et al., "High",\narXiv:1410.8043, AAAI 2015.\n\nmore'
+    doc = (
+        'References\n----------\nHo et al., "More", NIPS 2013, section 2: rules.  Dai et al., '
+        '"High",\narXiv:1410.8043, AAAI 2015.\n\nmore')
     assert list(cited(doc)) == [("Ho", "2013"), ("Dai", "2015")]
 
 
@@ -69,7 +75,8 @@ def test_works_that_modules_cite_are_in_the_bibliography():
     entries = (DOCS / "references.bib").read_text()
     known = {(author.lower(), year) for author, year in re.findall(r"^@\w+\{([a-z]+)(\d{4}),", entries, re.M)}
     works = {}
-    for path in sorted(p for room in ("algorithms", "collectives", "theory") for p in (ROOT / "refsgd" / room).glob("*.py")):
+    for path in sorted(p for room in ("algorithms", "collectives", "theory")
+                       for p in (ROOT / "refsgd" / room).rglob("*.py")):
         for author, year in cited(path.read_text()):
             works[author.lower(), year] = path.name
     assert len(works) > 40
@@ -77,13 +84,15 @@ def test_works_that_modules_cite_are_in_the_bibliography():
 
 
 def test_every_entry_has_the_key_of_its_first_author_and_year():
-    for key, author, year in re.findall(r"^@\w+\{(\w+), author = \{([^,]+),.*?year = \{(\d{4})\}", (DOCS / "references.bib").read_text(), re.M):
+    for key, author, year in re.findall(r"^@\w+\{(\w+), author = \{([^,]+),.*?year = \{(\d{4})\}",
+                                        (DOCS / "references.bib").read_text(), re.M):
         plain = re.sub(r"\\.|[{}\s]", "", author).lower()
         assert key == plain + year, (key, author, year)
 
 
 def test_links_of_tutorials_fit_their_place_in_the_site():
-    assert for_the_site("see [ASP](../docs/algorithms/asp.md#facts) and [next](02-next.md)") == "see [ASP](../algorithms/asp.md#facts) and [next](02-next.md)"
+    assert for_the_site(
+        "see [ASP](../docs/algorithms/asp.md#facts) and [next](02-next.md)") == "see [ASP](../algorithms/asp.md#facts) and [next](02-next.md)"
 
 
 def test_tutorials_are_brought_in_only_where_they_changed(tmp_path):
@@ -122,7 +131,8 @@ def build(folder, alt, backend, *options):
     source.mkdir()
     (source / "index.md").write_text(PLOT % alt)
     env = os.environ | {"MPLBACKEND": backend, "PYTHONPATH": str(DOCS / "_ext")}
-    done = subprocess.run([sys.executable, "-m", "sphinx", "-q", *options, str(source), str(folder / "out")], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-q", *options, str(source), str(folder / "out")],
+                          env=env, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 
@@ -139,6 +149,7 @@ def test_a_picture_that_is_missing_or_without_a_text_fails_the_build(tmp_path, a
 
 @pytest.mark.slow
 def test_pages_have_their_pictures_whatever_backend_the_caller_sets(tmp_path):
-    code, said = build(tmp_path, "A line that rises.", "agg", "-c", str(DOCS), "-D", "autosummary_generate=0", "-D", "bibtex_bibfiles=")
+    code, said = build(tmp_path, "A line that rises.", "agg", "-c", str(DOCS), "-D", "autosummary_generate=0",
+                       "-D", "bibtex_bibfiles=")
     assert not code, said
     assert re.search(r'<img [^>]*alt="A line that rises\."', (tmp_path / "out" / "index.html").read_text())

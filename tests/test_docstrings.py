@@ -1,4 +1,5 @@
-"""The public interface is a list, and every name in it says what it takes (shapes, units) and gives back; elsewhere a sentence is enough."""
+"""The public interface is a list, and every name in it says what it takes (shapes, units) and gives back;
+elsewhere a sentence is enough."""
 
 import importlib
 import inspect
@@ -11,29 +12,38 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.nn import elementwise, kernels, vector, winograd
+from refsgd.problems.nn import elementwise, kernels, vector, winograd
 
 #: the public modules; everything else is internal, read beside its source
-PUBLIC = ("refsgd", "refsgd.effects", "refsgd.graphs", "refsgd.collectives", "refsgd.algorithms", "refsgd.laws", "refsgd.machine", "refsgd.problems",
-          "refsgd.data", "refsgd.nn.layers", "refsgd.nn.nets", "refsgd.result", "refsgd.trace", "refsgd.theory", "refsgd.testing")
-NAMES = ("Comparison", "Law", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay", "run")
-MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.") if m.name != "refsgd.__main__"]
+PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd.collectives",
+          "refsgd.algorithms", "refsgd.cluster.distributions", "refsgd.cluster.machine", "refsgd.problems.problem",
+          "refsgd.problems.data", "refsgd.problems.nn.layers", "refsgd.problems.nn.nets",
+          "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
+          "refsgd.theory.prediction", "refsgd.theory.absent", "refsgd.testing")
+#: modules of public packages that only the package itself uses
+INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published")
+NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
+         "run")
+MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
+           if m.name != "refsgd.cli.__main__"]
 API = Path(__file__).parents[1] / "docs" / "api" / "index.rst"
 
 
 def is_public(module):
-    return any(module == name or module.startswith(name + ".") for name in PUBLIC[1:])
+    return module not in INSIDE and any(module == name or module.startswith(name + ".") for name in PUBLIC[1:])
 
 
 def defined(module):
-    """(name, thing) of the functions, classes, methods and properties that a module defines without an underscore."""
+    """(name, thing) of the functions, classes, methods and properties that a module defines without an
+    underscore."""
     for name, thing in vars(module).items():
         if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
             continue
         if inspect.isfunction(thing) or inspect.isclass(thing):
             yield name, thing
         for own, member in vars(thing).items() if inspect.isclass(thing) else ():
-            if not own.startswith("_") and (inspect.isfunction(member) or isinstance(member, classmethod | staticmethod | property)):
+            if not own.startswith("_") and (inspect.isfunction(member)
+                                            or isinstance(member, classmethod | staticmethod | property)):
                 yield f"{name}.{own}", getattr(thing, own)
 
 
@@ -43,8 +53,9 @@ def deploys(thing):
 
 
 def held(name):
-    """The documented things of a public module: of an algorithm, which is read as a whole, what deploys it and what others import."""
-    whole = not name.startswith("refsgd.algorithms.") or name.endswith((".parameter_server", ".sgd"))
+    """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
+    it and what others import."""
+    whole = not name.startswith("refsgd.algorithms.") or name.endswith(".sgd")
     return {own: thing for own, thing in defined(importlib.import_module(name)) if whole or deploys(thing)}
 
 
@@ -55,17 +66,21 @@ def parameters(doc):
 
 def lacks(thing):
     """What a docstring lacks, in words; an empty list where it is whole."""
-    docscrape = pytest.importorskip("numpydoc.docscrape", reason="numpydoc is not installed (the extra [docs] brings it)")
+    docscrape = pytest.importorskip("numpydoc.docscrape",
+                                    reason="numpydoc is not installed (the extra [docs] brings it)")
     text = inspect.getdoc(thing)
     if not text:
         return ["a docstring"]
-    if isinstance(thing, property) or (inspect.isclass(thing) and issubclass(thing, Exception | tuple)) or getattr(thing, "_is_protocol", False):
+    if isinstance(thing, property) or (inspect.isclass(thing)
+                                       and issubclass(thing, Exception | tuple)) or getattr(
+                                           thing, "_is_protocol", False):
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpydoc warns of unknown sections and of sections that come twice
         doc = docscrape.NumpyDocString(text)
     signature = inspect.signature(thing)
-    taken = [name for name, p in signature.parameters.items() if name != "self" and p.kind is not p.VAR_KEYWORD]
+    taken = [name for name, p in signature.parameters.items() if name != "self"
+             and p.kind is not p.VAR_KEYWORD]
     named = parameters(doc)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     found = [] if open_ended else [f"nothing called {name}" for name in named if name not in taken]
@@ -74,13 +89,15 @@ def lacks(thing):
     said = said_by_bases(thing) if inspect.isclass(thing) else ()
     found += [f"the parameter {name}" for name in taken if name not in named and name not in said]
     returns = None if inspect.isclass(thing) else signature.return_annotation
-    if taken and returns not in (None, "None", "Deployment", inspect.Signature.empty) and not doc["Returns"] and not doc["Yields"]:
+    if taken and returns not in (None, "None", "Deployment",
+                                 inspect.Signature.empty) and not doc["Returns"] and not doc["Yields"]:
         found.append("what is returned")
     return found
 
 
 def said_by_bases(cls):
-    """What a class's constructor takes that a base class has in its docstring: everything, if the constructor is another library's."""
+    """What a class's constructor takes that a base class has in its docstring: everything, if the
+    constructor is another library's."""
     from numpydoc.docscrape import NumpyDocString
 
     ours = [base for base in cls.__mro__[1:] if base.__module__.startswith("refsgd")]
@@ -93,7 +110,8 @@ def inherited(module, own):
     """Whether a base class documents a method whole."""
     owner, _, name = own.rpartition(".")
     bases = getattr(module, owner).__mro__[1:] if owner else ()
-    return any(base.__module__.startswith("refsgd") and hasattr(base, name) and not lacks(getattr(base, name)) for base in bases)
+    return any(base.__module__.startswith("refsgd") and hasattr(base, name) and not lacks(getattr(base, name))
+               for base in bases)
 
 
 def test_the_public_names_are_those_that_are_documented():
@@ -112,7 +130,8 @@ def test_everything_that_has_a_name_says_what_it_is(name):
 @pytest.mark.parametrize("name", [name for name in MODULES if is_public(name)])
 def test_public_names_say_what_they_take_and_give(name):
     module = importlib.import_module(name)
-    assert {own: found for own, thing in held(name).items() if (found := lacks(thing)) and not inherited(module, own)} == {}
+    assert {own: found for own, thing in held(name).items() if (found := lacks(thing))
+            and not inherited(module, own)} == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +140,8 @@ def test_names_of_the_package_say_what_they_take_and_give(name):
 
 
 def test_every_algorithm_of_the_catalogue_is_among_those_that_are_held():
-    assert set(CATALOGUE.values()) <= {thing for name in MODULES if name.startswith("refsgd.algorithms.") for thing in held(name).values()}
+    assert set(CATALOGUE.values()) <= {thing for name in MODULES if name.startswith("refsgd.algorithms.")
+                                       for thing in held(name).values()}
 
 
 def whole(a, b=1):
@@ -170,19 +190,25 @@ def test_the_check_catches_what_is_missing():
 
 
 def unexplained(function, module, *more):
-    """Arguments of a kernel that neither its docstring has as code, nor its module's, nor another; ``xn`` is a stride of x by its name."""
+    """Arguments of a kernel that neither its docstring has as code, nor its module's, nor another; ``xn``
+    is a stride of x by its name."""
     code = re.findall(r"``.*?``|`.*?`", " ".join([function.__doc__, module.__doc__, *more]), re.DOTALL)
     words = {"context", *re.findall(r"\w+", " ".join(code))}
-    return [name for name in inspect.signature(function).parameters if name not in words and not re.fullmatch("[a-z][nrc]", name)]
+    return [name for name in inspect.signature(function).parameters if name not in words
+            and not re.fullmatch("[a-z][nrc]", name)]
 
 
-@pytest.mark.parametrize("module", [kernels, elementwise, winograd, vector], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [kernels, elementwise, winograd, vector],
+                         ids=lambda module: module.__name__)
 def test_kernels_explain_their_letters(module):
-    """Kernels are compiled things with many arguments: most are explained once, in the list of letters that all of them share."""
-    own = {name: inspect.unwrap(thing) for name, thing in vars(module).items() if hasattr(thing, "__wrapped__") and not name.startswith("_")}
+    """Kernels are compiled things with many arguments: most are explained once, in the list of letters
+    that all of them share."""
+    own = {name: inspect.unwrap(thing) for name, thing in vars(module).items()
+           if hasattr(thing, "__wrapped__") and not name.startswith("_")}
     own = {name: function for name, function in own.items() if function.__module__ == module.__name__}
     assert own
-    assert {name: found for name, function in own.items() if (found := unexplained(function, module, kernels.__doc__))} == {}
+    assert {name: found for name, function in own.items()
+            if (found := unexplained(function, module, kernels.__doc__))} == {}
 
 
 def test_the_check_of_letters_catches_one_that_is_not_explained():

@@ -8,7 +8,8 @@ import pytest
 
 import refsgd
 
-MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.") if m.name != "refsgd.__main__"]
+MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
+           if m.name != "refsgd.cli.__main__"]
 
 
 @pytest.mark.parametrize("name", MODULES)

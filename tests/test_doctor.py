@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 import refsgd
-from refsgd import doctor, kernel_cache
 from refsgd.cli import main
+from refsgd.experiment import doctor
+from refsgd.problems.nn import kernel_cache
 
 
 def test_every_check_says_something():
     """On the machine of the tests nothing is missing; what is not ok comes with advice."""
     findings = doctor.examine()
     topics = {f.topic for f in findings}
-    assert {"cores", "memory", "start methods", "clock", "loopback", "MPI", "kernel cache", "data sets"} <= topics
+    assert {"cores", "memory", "start methods", "clock", "loopback", "MPI", "kernel cache",
+            "data sets"} <= topics
     assert {f.verdict for f in findings} <= {doctor.OK, doctor.WARNING}
     assert all(f.advice for f in findings if f.verdict != doctor.OK)
 
@@ -35,8 +37,9 @@ def test_the_command_ends_with_one_if_something_is_missing(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["doctor"])
     assert stopped.value.code == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("missing start methods spawn; OS processes need fork, which this system does not support: use WSL")
+    said = " ".join(capsys.readouterr().out.split())  # lines are as wide as the terminal
+    assert said.rpartition("missing start methods")[2].startswith(
+        " spawn; OS processes need fork, which this system does not support: use WSL")
 
 
 def only(check):
@@ -45,7 +48,8 @@ def only(check):
 
 
 def test_what_is_wrong_is_named(monkeypatch):
-    """A small /dev/shm, no loopback, no mpi4py, no place for compiled kernels, a clock that sleeps too long."""
+    """A small /dev/shm, no loopback, no mpi4py, no place for compiled kernels, a clock that sleeps too
+    long."""
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 20))
     shm = [f for f in doctor.memory() if f.topic == "shared memory"]
@@ -72,27 +76,37 @@ def test_what_is_wrong_is_named(monkeypatch):
 WITHOUT_A_CACHE = """
 import sys
 import refsgd
-from refsgd import doctor
+from refsgd.experiment import doctor
 bits = [refsgd.run("bsp", data="quadratic", steps=2, runtime=runtime).parameters_sha256 for runtime in ("simulator", "processes")]
-import refsgd.nn.kernels
+import numpy as np
+from refsgd.problems.nn import elementwise
+numbers = np.ones(4, np.float32)
+elementwise.zero(numbers.ctypes.data, 4)  # compiles a kernel
 (finding,) = doctor.caches()
 print(bits[0] == bits[1], finding)
 """
 
 
 def test_where_no_compiled_kernel_can_be_kept_a_temporary_folder_is_chosen(tmp_path):
-    """A package and a home in which nothing can be written, and a NUMBA_CACHE_DIR that is a file: one warning, and everything works."""
+    """A package and a home in which nothing can be written, and a NUMBA_CACHE_DIR that is a file: one
+    warning, and everything works."""
     package, temporary = tmp_path / "package", tmp_path / "temporary"
-    shutil.copytree(Path(refsgd.__file__).parent, package / "refsgd", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(refsgd.__file__).parent, package / "refsgd",
+                    ignore=shutil.ignore_patterns("__pycache__"))
     temporary.mkdir()
-    for folder in kernel_cache.FOLDERS:
-        (package / "refsgd" / folder / "__pycache__").touch()  # a file, which not even root can make a folder of
-    environment = {**os.environ, "HOME": "/dev/null", "NUMBA_CACHE_DIR": "/dev/null", "PYTHONPATH": str(package), "TMPDIR": str(temporary),
+    # a file, which not even root can make a folder of
+    (package / "refsgd" / "problems" / "nn" / "__pycache__").touch()
+    environment = {**os.environ, "HOME": "/dev/null", "NUMBA_CACHE_DIR": "/dev/null",
+                   "PYTHONPATH": str(package), "TMPDIR": str(temporary),
                    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
     environment.pop("XDG_CACHE_HOME", None)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], env=environment, capture_output=True,
+                          text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count("compiled kernels are kept in") == 1 and "expected NUMBA_CACHE_DIR to name a folder that you may write to" in done.stderr
+    assert done.stderr.count(
+        "compiled kernels are kept in") == 1 and "expected NUMBA_CACHE_DIR to name a folder that you may write to" in done.stderr
     (folder,) = temporary.iterdir()
-    assert folder.name.startswith("refsgd-kernels-") and list(folder.rglob("*.nbi")) and folder.stat().st_mode & 0o077 == 0
-    assert done.stdout.startswith(f"True warning kernel cache  {folder}, a temporary folder") and "set NUMBA_CACHE_DIR" in done.stdout
+    assert folder.name.startswith("refsgd-kernels-") and list(
+        folder.rglob("*.nbi")) and folder.stat().st_mode & 0o077 == 0
+    assert done.stdout.startswith(
+        f"True warning kernel cache  {folder}, a temporary folder") and "set NUMBA_CACHE_DIR" in done.stdout

@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd import graphs
-from refsgd.graphs import GRAPHS, contraction, is_connected, metropolis, one_peer_exponential, random_regular, spectral_gap, uniform
+from refsgd.algorithms.gossip import graphs
+from refsgd.algorithms.gossip.graphs import (
+    GRAPHS,
+    contraction,
+    is_connected,
+    metropolis,
+    one_peer_exponential,
+    random_regular,
+    spectral_gap,
+    uniform,
+)
 
 NODES = range(1, 18)
 FITS = [(name, n) for name in GRAPHS for n in NODES
@@ -19,7 +28,8 @@ def undirected(graph):
 
 
 def doubly_stochastic(W):
-    return np.allclose(W.sum(axis=0), 1, atol=1e-14) and np.allclose(W.sum(axis=1), 1, atol=1e-14) and np.all(W >= -1e-15)
+    return np.allclose(W.sum(axis=0), 1, atol=1e-14) and np.allclose(W.sum(axis=1), 1,
+                                                                     atol=1e-14) and np.all(W >= -1e-15)
 
 
 @pytest.mark.parametrize("name,n", FITS)
@@ -35,7 +45,8 @@ def test_metropolis_weights_keep_the_mean_and_reach_agreement(name, n):
     assert doubly_stochastic(W) and np.array_equal(W, W.T)
     assert 0 < spectral_gap(W) <= 1 + 1e-12
     near = np.array([[j in row for j in range(n)] for row in GRAPHS[name](n)])
-    assert np.array_equal(W > 0, near | (np.diag(W) > 0)[:, None] & np.eye(n, dtype=bool)), "weights only on edges"
+    assert np.array_equal(W > 0,
+                          near | (np.diag(W) > 0)[:, None] & np.eye(n, dtype=bool)), "weights only on edges"
 
 
 @pytest.mark.parametrize("name,n", REGULAR)
@@ -57,7 +68,8 @@ def test_degrees():
 
 @pytest.mark.parametrize("n", range(4, 40))
 def test_the_ring_with_weights_of_one_third_contracts_by_its_known_factor(n):
-    assert contraction(uniform(graphs.ring(n))) == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / n), abs=1e-12)
+    assert contraction(uniform(graphs.ring(n))) == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / n),
+                                                                 abs=1e-12)
 
 
 @pytest.mark.parametrize("n", range(2, 12))
@@ -66,7 +78,8 @@ def test_complete_graph_averages_exactly_and_the_torus_is_the_product_of_rings(n
     if n > 2:
         rows, columns = (np.cos(2 * np.pi * np.arange(k) / k) for k in (n, 5))
         eigenvalues = np.sort(((1 + 2 * rows[:, None] + 2 * columns) / 5).ravel())
-        assert contraction(uniform(graphs.torus(5 * n, 5))) == pytest.approx(max(eigenvalues[-2], -eigenvalues[0]), abs=1e-12)
+        assert contraction(uniform(graphs.torus(5 * n, 5))) == pytest.approx(
+            max(eigenvalues[-2], -eigenvalues[0]), abs=1e-12)
 
 
 def test_the_gap_of_an_identity_is_zero():
@@ -122,7 +135,8 @@ def test_a_graph_in_two_pieces_is_not_connected_and_averages_nothing_between_the
 
 
 def test_a_wrong_matrix_is_seen():
-    """WRONG: every node takes 1/(own degree + 1) of its neighbours: rows sum to 1, columns do not, the mean drifts."""
+    """WRONG: every node takes 1/(own degree + 1) of its neighbours: rows sum to 1, columns do not, the
+    mean drifts."""
     star = graphs.star(5)
     W = np.eye(5)
     for i, near in enumerate(star):

@@ -1,4 +1,5 @@
-"""Users without a home directory, or with one in which nothing can be written: everything works, and one line says what is not kept."""
+"""Users without a home directory, or with one in which nothing can be written: everything works, and one
+line says what is not kept."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ if "HOME" not in os.environ:
     pwd.getpwuid = nobody  # what a user number without an entry gives
 """
 LOAD = """
-import refsgd.data
+import refsgd.problems.data
 try:
-    refsgd.data.load("mnist")
-except refsgd.data.DataError as error:
+    refsgd.problems.data.load("mnist")
+except refsgd.problems.data.DataError as error:
     print(error, file=sys.stderr)
 """
 NEEDS = {  # what has no place -> what is done, what is said, once
-    "kernels": ("import refsgd.nn.kernels\n", "compiled kernels are kept in "),
-    "studies": ("from benchmarks.studies.lab import cache_folder; assert cache_folder() is None\n", "results are not kept, since "),
+    "kernels": ("import refsgd.problems.nn.kernels\n", "compiled kernels are kept in "),
+    "studies": ("from benchmarks.studies.lab import cache_folder; assert cache_folder() is None\n",
+                "results are not kept, since "),
     "data": (LOAD, "mnist: no files in "),
     "fetching": ("from refsgd.cli import main; assert main(['data', 'mnist']) == 1\n", "refsgd: mnist: "),
 }
@@ -37,30 +39,36 @@ NEEDS = {  # what has no place -> what is done, what is said, once
 
 @pytest.fixture(params=["none", "unwritable"])
 def environment(request, tmp_path):
-    """Of a process whose user has no home, or one that is a device; with a package folder that takes no files."""
+    """Of a process whose user has no home, or one that is a device; with a package folder that takes no
+    files."""
     package, temporary, here = (tmp_path / name for name in ("package", "temporary", "here"))
     for source in (Path(refsgd.__file__).parent, Path(studies.__file__).parents[1]):
         shutil.copytree(source, package / source.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in ("nn", "runtimes"):
-        (package / "refsgd" / folder / "__pycache__").touch()  # a file, which not even root can make a folder of
+    # a file, which not even root can make a folder of
+    (package / "refsgd" / "problems" / "nn" / "__pycache__").touch()
     temporary.mkdir()
     here.mkdir()
-    kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "REFSGD_DATA")}
+    kept = {k: v for k, v in os.environ.items()
+            if k not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "REFSGD_DATA")}
     home = {"HOME": "/dev/null"} if request.param == "unwritable" else {}
-    return {**kept, **home, "PYTHONPATH": str(package), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}, temporary, here
+    return {**kept, **home, "PYTHONPATH": str(package), "TMPDIR": str(temporary),
+            "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}, temporary, here
 
 
 def said(environment, program):
-    """What a program writes to standard error in that environment; it ends well and leaves nothing in its folder."""
+    """What a program writes to standard error in that environment; it ends well and leaves nothing in its
+    folder."""
     variables, _, here = environment
-    done = subprocess.run([sys.executable, "-c", BEFORE + program], env=variables, cwd=here, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", BEFORE + program], env=variables, cwd=here,
+                          capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and not list(here.iterdir()), done.stderr[-2000:]
     return done.stderr
 
 
 def test_the_library_is_imported_and_simulates_in_silence(environment):
     """Nothing is written, not even for a moment: an import makes no file."""
-    no_files = "import tempfile\ntempfile.TemporaryFile = tempfile.NamedTemporaryFile = tempfile.mkdtemp = None\n"
+    no_files = (
+        "import tempfile\ntempfile.TemporaryFile = tempfile.NamedTemporaryFile = tempfile.mkdtemp = None\n")
     assert said(environment, no_files + "import refsgd\nrefsgd.run('bsp', data='quadratic', steps=2)\n") == ""
     assert not list(environment[1].iterdir())
 
@@ -73,11 +81,15 @@ def test_one_line_says_what_is_not_kept(environment, what):
     program, line = NEEDS[what]
     found = said(environment, program)
     assert found.count(line) == 1 and "Traceback" not in found
-    assert any(f"{name} to " in found for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "set REFSGD_DATA")), found
+    assert any(f"{name} to " in found
+               for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "set REFSGD_DATA")), found
 
 
 def test_kernels_are_compiled_where_no_file_can_be_made_at_all(environment):
     """And are not kept."""
     nowhere = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/dev/null']\n"
-    found = said(environment, nowhere + "import refsgd.nn.nets, benchmarks.compiled_server\nassert refsgd.nn.nets.needs_compiling()\n")
+    found = said(environment,
+                 nowhere
+                 + "import refsgd.problems.nn.nets, benchmarks.compiled_server\nassert "
+                   "refsgd.problems.nn.nets.needs_compiling()\n")
     assert found.count("compiled kernels are not kept") == 1 and "expected NUMBA_CACHE_DIR" in found

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import refsgd
-from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.algorithms.parts import Model, Push, Shard, names, worker
+from refsgd.algorithms.server import asp
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.trace import Crashed
 
-PACED = {"data": "quadratic", "workers": 3, "steps": 10, "lr": 0.05, "machine": Machine(compute="fixed(0.01)")}
+PACED = {"data": "quadratic", "workers": 3, "steps": 10, "lr": 0.05,
+         "machine": Machine(compute="fixed(0.01)")}
 
 
 class Go(NamedTuple):
@@ -49,8 +53,8 @@ def scheduled(name, dies=False):
     def deploy(problem, workers, steps, sgd):
         ws, _ = names(workers, 1)
         nodes = {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)}
-        nodes["server0"] = Node(server(ws, problem.x0, steps, sgd.lr, bool(name)))
-        return nodes | ({name: Node(scheduler(steps, dies))} if name else {})
+        nodes["server0"] = Node(server(ws, problem.x0, steps, sgd.lr, bool(name)), role="server")
+        return nodes | ({name: Node(scheduler(steps, dies), role="server")} if name else {})
 
     return deploy
 
@@ -61,23 +65,68 @@ def test_a_node_that_computes_no_gradient_is_left_out_of_the_figures_of_workers(
     plain, found = (refsgd.run(scheduled(which), **PACED) for which in ("", name))
     assert found.parameters_sha256 == plain.parameters_sha256
     assert found.trace.workers == plain.trace.workers == ["worker0", "worker1", "worker2"]
-    for figure in ("idle_ratio", "seconds_per_iteration", "images_per_second", "clock_gap", "lead", "idle_by_cause"):
+    for figure in ("idle_ratio", "seconds_per_iteration", "images_per_second", "clock_gap", "lead",
+                   "idle_by_cause"):
         assert found.measured.get(figure) == plain.measured.get(figure), figure
     assert (found.trace.lead, found.trace.clock_gap) == (plain.trace.lead, plain.trace.clock_gap) == (1, 0)
 
 
 def test_nodes_of_any_name_that_compute_gradients_are_workers():
-    """As the page on one's own algorithm says; a server that computes one is none."""
+    """A server that computes one is none, whatever it is called."""
     def alone(x):
         for _ in range(2):
             x = yield Compute(np.negative, x)
         return x
 
-    trace = refsgd.runtimes.simulator.simulate({n: Node(alone(np.ones(2))) for n in ("stage0", "server0")}, Machine(compute="fixed(1)")).trace
-    assert trace.workers == ["stage0"] and (trace.lead, trace.clock_gap) == (0, 0)
+    nodes = {"server": Node(alone(np.ones(2))), "worker": Node(alone(np.ones(2)), role="server")}
+    trace = refsgd.runtimes.simulator.simulate(nodes, Machine(compute="fixed(1)")).trace
+    assert trace.workers == ["server"] and (trace.lead, trace.clock_gap) == (0, 0)
 
 
 def test_the_death_of_a_server_by_name_ends_the_run():
     """Nobody can do its work, so even restart gives up, with one line that names it."""
     with pytest.raises(RunFailed, match=r"^server-scheduler \(pid \d+\) was killed by SIGKILL"):
         refsgd.run(scheduled("server-scheduler", dies=True), runtime="processes", on_death="restart", **PACED)
+
+
+def freely_named(problem, workers, steps, sgd):
+    """ASP among nodes whose names say nothing, in no order of ranks."""
+    names = ["alice", "bob", "carol"][:workers]
+    nodes = {"hub": Node(asp.server(Shard(0, problem.x0, sgd), workers * steps), role="server", survives=True)}
+    return nodes | {name: Node(worker(rank, ["hub"], problem, steps), rank=rank, host="left" if rank < 2 else None)
+                    for rank, name in reversed(list(enumerate(names)))}
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "processes", "tcp"])
+def test_a_deployment_may_choose_its_names(runtime):
+    """Metrics, speeds and faults follow role and rank, and nodes of one `host` share a process."""
+    run = partial(refsgd.run, freely_named, data="quadratic", workers=3, steps=8, lr=0.05, runtime=runtime,
+                  machine=Machine(compute="fixed(0.02)", speeds=(1, 1, 0.5)))
+    found = run()
+    assert (found.trace.workers, found.servers) == (["carol", "bob", "alice"], 1)
+    drawn = found.trace.busy if runtime == "simulator" else {
+        w: found.trace.lateness[w]["drawn"] for w in found.trace.workers}
+    assert drawn == pytest.approx({"alice": 0.16, "bob": 0.16, "carol": 0.32})
+    assert found.measured["staleness"]["mean"] > 0.5 and found.history[-1][2] == found.history[-1][1]
+    died = run(faults="kill worker 2 at step 3", on_death="continue")
+    assert [e.node for e in died.trace.of(Crashed)] == ["carol"]
+    both = run(faults="kill bob at step 3", on_death="continue")
+    assert {e.node for e in both.trace.of(Crashed)} == {"alice", "bob"}, "a host dies whole"
+
+
+def test_a_deployment_of_any_names_is_explored():
+    from refsgd.testing import explore_algorithm
+
+    assert "2 workers, 2 steps" in explore_algorithm(freely_named)
+
+
+def test_a_run_whose_server_does_not_survive_is_refused():
+    def fragile(problem, workers, steps, sgd):
+        nodes = freely_named(problem, workers, steps, sgd)
+        nodes["hub"].survives = False
+        return nodes
+
+    with pytest.raises(ValueError, match="fragile waits for every worker, so on_death continue would stand still"):
+        refsgd.run(fragile, on_death="continue", **PACED)
+    with pytest.raises(ValueError, match="role 'peer' of a Node; expected worker or server"):
+        Node(iter(()), role="peer")

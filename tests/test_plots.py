@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import refsgd
-from refsgd import plots
 from refsgd.algorithms import CATALOGUE
-from refsgd.comparison import DEFAULT_ALGORITHMS
-from refsgd.result import PLOTS
-from refsgd.sweep import sweep
+from refsgd.display import plots
+from refsgd.experiment.compare import DEFAULT_ALGORITHMS
+from refsgd.experiment.result import PLOTS
+from refsgd.experiment.sweep import sweep
 
 MACHINE = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e4)
 
@@ -45,7 +45,8 @@ def test_an_algorithm_has_one_colour_and_those_compared_most_have_different_ones
 
 @pytest.mark.parametrize("a,b", [("bsp", "asp"), ("asp", "ssp"), ("bsp", "allreduce"), ("gosgd", "adpsgd")])
 def test_neighbours_in_the_comparison_differ_to_the_colour_blind(a, b):
-    # Without one kind of cone red and green fall together: what is left to tell colours apart is lightness and blue.
+    # Without one kind of cone red and green fall together: what is left to tell colours apart is lightness
+    # and blue.
     (ra, ga, ba), (rb, gb, bb) = (matplotlib.colors.to_rgb(plots.color_of(n)) for n in (a, b))
     assert abs(ba - bb) + abs(lightness(plots.color_of(a)) - lightness(plots.color_of(b))) > 0.15
 
@@ -73,7 +74,8 @@ def test_a_timeline_colours_exactly_the_waiting_and_the_computing(asp, ax):
     total = asp.trace.seconds * 4
     assert seconds[plots.WORK_COLOR] == pytest.approx(sum(asp.trace.busy.values()))
     for cause in ("transfer", "queueing"):
-        assert seconds[plots.CAUSE_COLORS[cause]] / total == pytest.approx(asp.measured["idle_by_cause"][cause], abs=1e-9)
+        assert seconds[plots.CAUSE_COLORS[cause]] / total == pytest.approx(
+            asp.measured["idle_by_cause"][cause], abs=1e-9)
 
 
 def test_a_window_of_a_timeline_begins_at_its_start_and_keeps_within(asp, ax):
@@ -100,14 +102,15 @@ def test_the_communication_pattern_sums_to_the_bytes_sent(asp, gossip, ax):
 
 
 def test_the_spread_of_replicas_is_computed_from_what_they_were(gossip):
-    from refsgd.result import final_parameters
+    from refsgd.experiment.result import final_parameters
     from refsgd.runtimes.simulator import simulate
 
     found = refsgd.run("independent", data="quadratic", steps=5, workers=3, lr=0.1)
     (*_, (seconds, distance)) = found.trace.replica_spread
     run = simulate(found.deploy, found.machine, 0)
     x = [np.asarray(run.values[n], float) for n in run.trace.nodes]
-    assert distance == pytest.approx(np.mean([np.sum((one - final_parameters(run)) ** 2) for one in x]), rel=1e-6)
+    assert distance == pytest.approx(np.mean([np.sum((one - final_parameters(run)) ** 2) for one in x]),
+                                     rel=1e-6)
     assert distance == pytest.approx(found.consensus_distance) and seconds == found.measured["seconds"]
     assert [t for t, _ in gossip.trace.replica_spread] == sorted(t for t, _ in gossip.trace.replica_spread)
 
@@ -120,7 +123,8 @@ def test_the_spread_of_elastic_replicas_is_seen_and_that_of_a_parameter_servers_
 
 
 def test_throughput_stands_beside_its_formula_and_the_ideal(ax):
-    runs = [refsgd.run("bsp", data="quadratic", steps=10, workers=n, machine=refsgd.Machine(compute="fixed(0.02)")) for n in (1, 2, 4)]
+    runs = [refsgd.run("bsp", data="quadratic", steps=10, workers=n,
+                       machine=refsgd.Machine(compute="fixed(0.02)")) for n in (1, 2, 4)]
     plots.throughput_against_workers(runs, ax)
     formula, points, ideal = ax.lines
     assert formula.get_ydata() == pytest.approx(points.get_ydata())  # nobody waits where all are equally fast
@@ -142,7 +146,8 @@ def test_predicted_against_measured_leaves_out_what_has_no_formula_and_hollows_b
 
 
 def test_updates_and_seconds_are_the_columns_of_the_history(asp):
-    by_time, by_updates = (draw({"asp": asp}, Figure().subplots()).lines[0] for draw in (plots.accuracy_against_time, plots.accuracy_against_updates))
+    by_time, by_updates = (draw({"asp": asp}, Figure().subplots()).lines[0]
+                           for draw in (plots.accuracy_against_time, plots.accuracy_against_updates))
     assert list(by_time.get_xdata()) == [h[0] for h in asp.history]
     assert list(by_updates.get_xdata()) == [h[1] for h in asp.history]
 
@@ -154,7 +159,8 @@ def boxes(figure, artists):
 
 def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar(asp):
     """9 of 800 pixels, and titles; one key to the colours, outside all axes."""
-    found = refsgd.compare(["bsp", "asp", "ssp", "easgd", "allreduce"], runtime="simulator", data="quadratic", steps=12)
+    found = refsgd.compare(["bsp", "asp", "ssp", "easgd", "allreduce"], runtime="simulator", data="quadratic",
+                           steps=12)
     for figure in (plots.comparison(found), plots.run(asp)):
         figure.canvas.draw()
         wide = figure.get_size_inches()[0] * 72
@@ -169,16 +175,21 @@ def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar
 
 
 def test_the_comparison_has_a_tick_where_the_formula_is_and_three_timelines():
-    found = refsgd.compare(["sequential", "allreduce", "asp", "bsp", "ssp"], runtime="simulator", data="quadratic", steps=12)
+    found = refsgd.compare(["sequential", "allreduce", "asp", "bsp", "ssp"], runtime="simulator",
+                           data="quadratic", steps=12)
     idle, times, timeline = plots.comparison(found).axes
     for ax, key, scale in ((idle, "idle_ratio", 100), (times, "seconds_per_iteration", 1000)):
-        assert [line.get_xdata()[0] for line in ax.lines] == pytest.approx([scale * row.predicted[key]["value"] for row in found.rows])
-    assert list(dict.fromkeys(label.get_text().split()[0] for label in timeline.get_yticklabels())) == ["bsp", "ssp", "asp"]
+        assert [line.get_xdata()[0]
+                for line in ax.lines] == pytest.approx(
+                    [scale * row.predicted[key]["value"] for row in found.rows])
+    assert list(dict.fromkeys(label.get_text().split()[0] for label in timeline.get_yticklabels())) == [
+        "bsp", "ssp", "asp"]
 
 
 def test_one_palette_for_causes_in_bars_and_in_timelines(asp):
     drawn = set()
-    for ax in plots.comparison(refsgd.compare(["bsp", "asp"], runtime="simulator", data="quadratic", steps=20, machine=MACHINE)).axes:
+    for ax in plots.comparison(refsgd.compare(["bsp", "asp"], runtime="simulator", data="quadratic", steps=20,
+                                              machine=MACHINE)).axes:
         for artist in [*ax.patches, *ax.collections]:
             drawn.add(matplotlib.colors.to_hex(np.atleast_2d(artist.get_facecolor())[0]).upper())
     assert drawn <= {"#C4C8CE", plots.WORK_COLOR, *plots.CAUSE_COLORS.values()} and len(drawn) > 4
@@ -190,17 +201,21 @@ def colours(ax):
     for patch in ax.patches:
         widths[matplotlib.colors.to_hex(patch.get_facecolor()).upper()] += patch.get_width()
     for bars in ax.collections:
-        widths[matplotlib.colors.to_hex(bars.get_facecolor()[0]).upper()] += sum(path.get_extents().width for path in bars.get_paths())
+        widths[matplotlib.colors.to_hex(bars.get_facecolor()[0]).upper()] += sum(
+            path.get_extents().width for path in bars.get_paths())
     return {color for color, width in widths.items() if width > 1e-3 * ax.get_xlim()[1]}
 
 
-@pytest.mark.parametrize("name, options", [("ssp", {}), ("ssp", {"staleness": 1}), ("bsp", {}), ("asp", {}), ("easgd", {}), ("adpsgd", {})])
+@pytest.mark.parametrize("name, options",
+                         [("ssp", {}), ("ssp", {"staleness": 1}), ("bsp", {}), ("asp", {}), ("easgd", {}),
+                          ("adpsgd", {})])
 def test_the_key_of_a_run_names_exactly_the_causes_drawn_and_every_label_lies_inside_its_axes(name, options):
     figure = plots.run(refsgd.run(name, data="quadratic", workers=3, steps=6, **options))
     learning, idle, ages, below = figure.axes
     (legend,) = figure.legends
     named = {t.get_text().removeprefix("waits: ") for t in legend.get_texts()} & set(plots.CAUSE_COLORS)
-    assert {plots.CAUSE_COLORS[cause] for cause in named} == (colours(idle) | colours(below)) & set(plots.CAUSE_COLORS.values())
+    assert {plots.CAUSE_COLORS[cause] for cause in named} == (colours(idle) | colours(below)) & set(
+        plots.CAUSE_COLORS.values())
     (frame, *labels) = boxes(figure, [idle, *idle.texts])
     inside = idle.get_window_extent()
     assert idle.texts and all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in labels)
@@ -210,16 +225,20 @@ def test_the_comparison_shows_a_wait_at_the_slack_where_there_is_one():
     """The slower worker is three iterations behind only after the first twelve."""
     machine = refsgd.Machine(compute=0.02, latency=0.001, bandwidth=1e6, speeds=(1.0, 1.0, 0.8))
     options = {"ssp": {"staleness": 3}}
-    found = refsgd.compare(["asp", "ssp"], runtime="simulator", data="quadratic", workers=3, steps=40, machine=machine, options=options)
+    found = refsgd.compare(["asp", "ssp"], runtime="simulator", data="quadratic", workers=3, steps=40,
+                           machine=machine, options=options)
     below = plots.comparison(found).axes[2]
     assert plots.CAUSE_COLORS["slack"] in colours(below) and "slack" in below.get_title(loc="left")
-    without = refsgd.compare(["asp"], runtime="simulator", data="quadratic", workers=3, steps=40, machine=machine)
+    without = refsgd.compare(["asp"], runtime="simulator", data="quadratic", workers=3, steps=40,
+                             machine=machine)
     assert plots.comparison(without).axes[2].get_title(loc="left") == "The first iterations: asp"
 
 
 def test_whole_figures_draw(asp, gossip, tmp_path):
     plots.save(plots.run(asp), tmp_path / "run.png")
-    plots.save(plots.sweep_figure(sweep(["bsp", "asp"], "workers", (1, 2, 4), data="quadratic", machine=MACHINE)), tmp_path / "sweep.png")
+    plots.save(
+        plots.sweep_figure(sweep(["bsp", "asp"], "workers", (1, 2, 4), data="quadratic", machine=MACHINE)),
+        tmp_path / "sweep.png")
     found = refsgd.compare(["bsp", "gosgd"], runtime="simulator", data="quadratic", steps=5)
     plots.save(plots.comparison(found), tmp_path / "comparison.png")
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("run", "sweep", "comparison"))

@@ -1,4 +1,5 @@
-"""What people read of a comparison and of formulas: whole names at every width, honest signs, no ranking of processes that are off."""
+"""What people read of a comparison and of formulas: whole names at every width, honest signs, no ranking
+of processes that are off."""
 
 import contextlib
 import re
@@ -9,10 +10,10 @@ from rich.console import Console
 
 import refsgd
 from refsgd.cli import main
-from refsgd.machine import Machine
-from refsgd.report import comparison_table, prediction_lines, sentences, sweep_table
-from refsgd.result import measure
-from refsgd.sweep import sweep
+from refsgd.cluster.machine import Machine
+from refsgd.display.tables import comparison_table, prediction_lines, sentences, sweep_table
+from refsgd.experiment.result import measure
+from refsgd.experiment.sweep import sweep
 from refsgd.theory import Prediction, predict
 
 MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=2e6)
@@ -23,17 +24,22 @@ WIDTHS = (80, 90, 100, 120)
 def slowed(result, factor, overrun=0.0):
     """The same as if it had been measured on OS processes, each iteration longer by a factor."""
     m = result.measured
-    return replace(result, runtime="processes", measured={**m, "seconds": m["seconds"] * factor, "overrun_ratio": overrun,
-                                                          "seconds_per_iteration": m["seconds_per_iteration"] * factor})
+    return replace(result, runtime="processes",
+                   measured={**m, "seconds": m["seconds"] * factor, "overrun_ratio": overrun,
+                                                          "seconds_per_iteration": m[
+                                                              "seconds_per_iteration"] * factor})
 
 
 def as_processes(comparison, factor, overrun=0.0):
-    return replace(comparison, runtime="processes", rows=[replace(row, measured=slowed(row.simulated, factor, overrun)) for row in comparison.rows])
+    return replace(comparison, runtime="processes",
+                   rows=[replace(row, measured=slowed(row.simulated, factor, overrun))
+                         for row in comparison.rows])
 
 
 @pytest.fixture(scope="module")
 def several():
-    return as_processes(refsgd.compare(NAMES, runtime="simulator", epochs=1, machine=MACHINE, options={"ssp": {"staleness": 3}}), 1.01)
+    return as_processes(refsgd.compare(NAMES, runtime="simulator", epochs=1, machine=MACHINE,
+                                       options={"ssp": {"staleness": 3}}), 1.01)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,8 @@ def test_every_row_of_a_comparison_has_its_name_whole_and_no_cell_is_cut(several
     assert all(word in head for word in ("accuracy", "iteration", "idle", "staleness"))
     assert "Δ time" in head if width == 120 else "MB" not in head
     caption = " ".join(" ".join(lines[-5:]).split())
-    assert ("Δ time: time per iteration against the line above" in caption) == ("Δ time" in head) and "residual" not in " ".join(lines)
+    assert ("Δ time: time per iteration against the line above" in caption) == (
+        "Δ time" in head) and "residual" not in " ".join(lines)
 
 
 def test_the_widest_table_has_every_column(several):
@@ -67,14 +74,19 @@ def test_the_widest_table_has_every_column(several):
 
 
 def test_signs_say_which_side_a_bound_is_and_what_was_drawn(several):
-    """SSP's staleness cannot exceed its bound; the time of a barrier on a link is a mean of draws, with its error."""
+    """SSP's staleness cannot exceed its bound; the time of a barrier on a link is a mean of draws, with
+    its error."""
     def row(step):
-        found = replace(several.rows[0], predicted={"seconds_per_iteration": step.to_json(), "idle_ratio": idle.to_json()})
-        return next(line for line in printed(comparison_table(replace(several, rows=[found]), 120), 120) if "predicted" in line)
+        found = replace(several.rows[0],
+                        predicted={"seconds_per_iteration": step.to_json(), "idle_ratio": idle.to_json()})
+        return next(line for line in printed(comparison_table(replace(several, rows=[found]), 120), 120)
+                    if "predicted" in line)
 
     idle = Prediction(0.4642, "1", "numerical", {"standard error": 0.0007})
-    assert "≥20.00 " in row(Prediction(0.02, "s", "bound", bound="lower")) and "≤20.00 " in row(Prediction(0.02, "s", "bound", bound="upper"))
-    assert " ~20.00 " in row(Prediction(0.02, "s", "approximation")) and " 20.00 " in row(Prediction(0.02, "s", "exact"))
+    assert "≥20.00 " in row(Prediction(0.02, "s", "bound", bound="lower")) and "≤20.00 " in row(
+        Prediction(0.02, "s", "bound", bound="upper"))
+    assert " ~20.00 " in row(Prediction(0.02, "s", "approximation")) and " 20.00 " in row(
+        Prediction(0.02, "s", "exact"))
     drawn = row(Prediction(0.02, "s", "numerical", {"standard error": 0.00004}))
     assert "20.00±0.04" in drawn and "46.4±0.1%" in drawn
     assert "∞" in row(Prediction(float("inf"), "s", "approximation"))
@@ -83,7 +95,8 @@ def test_signs_say_which_side_a_bound_is_and_what_was_drawn(several):
 def test_one_algorithm_alone_is_not_compared_with_itself(alone):
     said = " ".join(sentences(alone))
     assert "those of" not in said and "first" not in said and said.count("idle") == 1
-    assert re.search(r"Workers of bsp are idle \d+% of the time, mostly \w+\.", said) and re.search(r"bsp reaches \d+% test accuracy after", said)
+    assert re.search(r"Workers of bsp are idle \d+% of the time, mostly \w+\.",
+                     said) and re.search(r"bsp reaches \d+% test accuracy after", said)
 
 
 def test_several_algorithms_are_ranked_where_their_processes_are_near(several):
@@ -106,7 +119,13 @@ def test_the_overrun_of_gradients_is_the_workers_not_that_of_a_servers_short_upd
     trace = replace(run.trace, lateness=late)
     measured = {**measure(trace, 16), "seconds_per_iteration": 3 * run.measured["seconds_per_iteration"]}
     row = next(row for row in several.rows if row.algorithm == "asp")
-    said = " ".join(sentences(replace(several, rows=[replace(row, measured=replace(run, runtime="processes", trace=trace, measured=measured))])))
+    said = " ".join(
+        sentences(
+            replace(several,
+                    rows=[
+                        replace(row,
+                                measured=replace(run, runtime="processes", trace=trace,
+                                                 measured=measured))])))
     assert "gradients took 50.0% longer" in said
 
 
@@ -115,7 +134,9 @@ def ended(row, accuracy, updates, staleness):
     run = row.simulated
     ages = {**run.measured["staleness"], "mean": float(staleness), "max": staleness}
     measured = {**run.measured, "updates": updates, "staleness": ages}
-    return replace(row, simulated=replace(run, accuracy={"test": accuracy, "train": accuracy}, measured=measured), measured=None)
+    return replace(row,
+                   simulated=replace(run, accuracy={"test": accuracy, "train": accuracy}, measured=measured),
+                   measured=None)
 
 
 def test_an_asynchronous_algorithm_that_ends_higher_is_said_to_make_more_updates(several):
@@ -123,8 +144,10 @@ def test_an_asynchronous_algorithm_that_ends_higher_is_said_to_make_more_updates
     fewer = ended(bsp, 0.94, 100, 0)
     said = " ".join(sentences(replace(several, runtime="simulator", rows=[fewer, ended(asp, 0.975, 400, 3)])))
     assert "asp ends with 97.5% test accuracy and bsp with 94.0%" in said and "4 times as many updates" in said
-    for row in (ended(asp, 0.96, 400, 3), ended(asp, 0.975, 100, 3), replace(ended(asp, 0.975, 400, 3), simulated=None)):
-        assert "times as many updates" not in " ".join(sentences(replace(several, runtime="simulator", rows=[fewer, row])))
+    for row in (ended(asp, 0.96, 400, 3), ended(asp, 0.975, 100, 3),
+                replace(ended(asp, 0.975, 400, 3), simulated=None)):
+        assert "times as many updates" not in " ".join(
+            sentences(replace(several, runtime="simulator", rows=[fewer, row])))
 
 
 def test_the_harder_case_blames_the_learning_rate_where_every_push_is_an_update(several):
@@ -132,12 +155,16 @@ def test_the_harder_case_blames_the_learning_rate_where_every_push_is_an_update(
     barrier = ended(bsp, 0.9, 50, 0)
 
     def said(*rows):
-        return " ".join(sentences(replace(several, runtime="simulator", rows=[], hard=replace(several, rows=[barrier, *rows]))))
+        return " ".join(
+            sentences(replace(several, runtime="simulator", rows=[],
+                              hard=replace(several, rows=[barrier, *rows]))))
 
     behind = said(ended(asp, 0.08, 400, 7))
     assert "bsp ends with 90% test accuracy and asp with 8%" in behind and "The learning rate is one cause for asp" in behind and "lr/8" in behind
-    assert "one cause for asp" in said(replace(asp, simulated=None, measured=None, failed="loss inf at step 3"))
-    for row in (ended(asp, 0.85, 400, 7), ended(asp, 0.3, 50, 7)):  # near; behind with no more updates: the shards
+    assert "one cause for asp" in said(replace(asp, simulated=None, measured=None,
+                                               failed="loss inf at step 3"))
+    # near; behind with no more updates: the shards
+    for row in (ended(asp, 0.85, 400, 7), ended(asp, 0.3, 50, 7)):
         assert "learning rate" not in said(row)
 
 
@@ -152,22 +179,32 @@ def test_predictions_fit_and_break_no_word(name, width):
         assert set(p.formula.split()) <= set(" ".join(lines).split())
     assert [line for line in lines if line.startswith("bytes_sent ") and " bytes" in line]
     if name == "approximate":
-        assert [line for line in lines if re.match(r"seconds_per_iteration +≥[\d.]+ s  \(lower bound\)", line)]
+        assert [line for line in lines
+                if re.match(r"seconds_per_iteration +≥[\d.]+ s  \(lower bound\)", line)]
     if name == "bsp":
-        assert [line for line in lines if re.match(r"seconds_per_iteration +[\d.]+ ± [\de.-]+ s  \(numerical\)", line)]
+        assert [line for line in lines
+                if re.match(r"seconds_per_iteration +[\d.]+ ± [\de.-]+ s  \(numerical\)", line)]
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return sweep(["bsp", "asp", "ssp"], "workers", tuple(range(1, 17)), machine=MACHINE, data="quadratic",
+                 steps=10)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_sweep_has_a_row_for_each_algorithm_and_ends_at_a_value_that_fits(width):
-    found = sweep(["bsp", "asp", "ssp"], "workers", tuple(range(1, 17)), machine=MACHINE, data="quadratic", steps=10)
-    lines = printed(sweep_table(found, width), width)
-    assert max(map(len, lines)) <= width and not any("…" in line for line in lines) and "[images/s]" in lines[0]
-    assert all(any(re.match(f" *{name} ", line) for line in lines) for name in found.curves)
+def test_a_sweep_has_a_row_for_each_algorithm_and_ends_at_a_value_that_fits(swept, width):
+    lines = printed(sweep_table(swept, width), width)
+    assert max(map(len, lines)) <= width and not any("…" in line
+                                                     for line in lines) and "[images/s]" in lines[0]
+    assert all(any(re.match(f" *{name} ", line) for line in lines) for name in swept.curves)
     (head,) = [line.split() for line in lines if "workers" in line]
     assert head[1] == "1" and 5 <= len(head) - 1 <= 16
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["doctor"], ["data"], ["run", "bsp", "--data", "quadratic", "--steps", "5"],
+@pytest.mark.parametrize("arguments",
+                         [["list"], ["doctor"], ["data"],
+                          ["run", "bsp", "--data", "quadratic", "--steps", "5"],
                                        ["predict", "asp"], ["predict", "asp", "--sweep", "workers=1:9"]])
 def test_what_commands_print_keeps_within_the_terminal(arguments, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -187,10 +224,14 @@ def test_a_summary_names_the_rate_of_the_whole_run_where_workers_end_at_differen
     def last(speeds):
         machine = Machine(compute=0.02, latency=0.0001, bandwidth=1e9, speeds=speeds)
         result = refsgd.run("gosgd", data="quadratic", workers=3, steps=20, p=0.1, machine=machine)
-        return result, re.search(r"(\d+) images/s(?: \(each worker until its own end; (\d+) images/s over the whole run\))?", result.summary())
+        return result, re.search(
+            r"(\d+) images/s(?: \(each worker until its own end; (\d+) images/s over the whole run\))?",
+            result.summary())
 
     result, found = last((1.0, 1.0, 0.5))
     batch = result.problem["batch"]
-    assert int(found[1]) == round(result.measured["images_per_second"]) == pytest.approx(batch * (50 + 50 + 25), rel=0.05)
-    assert int(found[2]) == pytest.approx(batch * 60 / result.measured["seconds"], abs=0.6) and int(found[2]) < 0.7 * int(found[1])
+    assert int(found[1]) == round(result.measured["images_per_second"]) == pytest.approx(
+        batch * (50 + 50 + 25), rel=0.05)
+    assert int(found[2]) == pytest.approx(batch * 60 / result.measured["seconds"],
+                                          abs=0.6) and int(found[2]) < 0.7 * int(found[1])
     assert last((1.0, 1.0, 1.0))[1][2] is None

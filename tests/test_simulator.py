@@ -8,18 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from refsgd.algorithms import bsp, ssp
+from refsgd.algorithms.server import bsp, ssp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.draws import Draws
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
-from refsgd.experiment import prepare
-from refsgd.machine import Draws, Machine
-from refsgd.performing import perform
-from refsgd.phantom import phantom
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
-from refsgd.runtimes import processes, simulator
+from refsgd.problems.shapes import shape_only
+from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed, Simulator, rare_full_collections, simulate
-from refsgd.trace import Event, thin
+from refsgd.trace import Computed, Marked, Polled, Received, thin
 
 
 class Note(NamedTuple):
@@ -47,23 +48,26 @@ def receiver(count, log):
 
 def arrivals(deployment, machine):
     trace = simulate(deployment, machine).trace
-    return [(e.data["src"], e.data["arrival"]) for e in trace.of("receive")]
+    return [(e.src, e.arrival) for e in trace.of(Received)]
 
 
 def test_a_lone_message_takes_latency_plus_bytes_over_bandwidth():
-    found = arrivals({"worker0": Node(sender("worker1")), "worker1": Node(receiver(1, 0))}, Machine(latency=2, bandwidth=50))
+    found = arrivals({"worker0": Node(sender("worker1")), "worker1": Node(receiver(1, 0))},
+                     Machine(latency=2, bandwidth=50))
     assert found == [("worker0", 4.0)]
 
 
 def test_the_outgoing_link_sends_one_message_after_the_other():
-    found = arrivals({"worker0": Node(sender("worker1", "worker2")), "worker1": Node(receiver(1, 0)), "worker2": Node(receiver(1, 0))},
+    found = arrivals({"worker0": Node(sender("worker1", "worker2")), "worker1": Node(receiver(1, 0)),
+                      "worker2": Node(receiver(1, 0))},
                      Machine(latency=2, bandwidth=50))
     assert found == [("worker0", 4.0), ("worker0", 6.0)]
 
 
 def test_the_incoming_link_receives_one_message_after_the_other_lowest_rank_first():
-    nodes = {f"worker{i}": Node(sender("server0")) for i in range(3)} | {"server0": Node(receiver(3, 0))}
-    assert arrivals(nodes, Machine(latency=2, bandwidth=50)) == [("worker0", 4.0), ("worker1", 6.0), ("worker2", 8.0)]
+    nodes = {f"worker{i}": Node(sender("server0")) for i in range(3)} | {"server0": Node(receiver(3, 0), role="server")}
+    assert arrivals(nodes, Machine(latency=2, bandwidth=50)) == [("worker0", 4.0), ("worker1", 6.0),
+                                                                 ("worker2", 8.0)]
 
 
 def test_the_incoming_link_serves_heads_in_order_of_their_arrival_not_of_the_sends():
@@ -76,13 +80,14 @@ def test_the_incoming_link_serves_heads_in_order_of_their_arrival_not_of_the_sen
         yield Send("server0", Note(HUNDRED))
 
     nodes = {"worker0": Node(busy_link()), "worker1": Node(receiver(1, 0)), "worker2": Node(late_then_send()),
-             "server0": Node(receiver(2, 0))}
+             "server0": Node(receiver(2, 0), role="server")}
     trace = simulate(nodes, Machine(compute="fixed(3)", bandwidth=50)).trace
-    assert [e.data["src"] for e in trace.of("receive", "server0")] == ["worker2", "worker0"]
+    assert [e.src for e in trace.of(Received, "server0")] == ["worker2", "worker0"]
 
 
 @pytest.mark.parametrize("parts, nbytes", [
-    ((np.zeros(10, np.float32), np.zeros(10, np.float32)), 80), (((np.zeros(10, np.float32), 3), np.float32(1), ("text", None)), 44), ((1, 2.5), 0),
+    ((np.zeros(10, np.float32), np.zeros(10, np.float32)), 80),
+    (((np.zeros(10, np.float32), 3), np.float32(1), ("text", None)), 44), ((1, 2.5), 0),
     ((Note(HUNDRED),), 100)])
 def test_arrays_in_tuples_count_and_take_time(parts, nbytes):
     def send():
@@ -91,15 +96,18 @@ def test_arrays_in_tuples_count_and_take_time(parts, nbytes):
     def take():
         yield Recv(Layers)
 
-    for trace in (simulate({"a": Node(send()), "b": Node(take())}, Machine(latency=0.0, bandwidth=100.0)).trace,
-                  processes.run(lambda: {"a": Node(send()), "b": Node(take())}, None, 0, transport="shm").trace):
-        assert [e.data["bytes"] for e in trace.events if e.kind in ("send", "receive")] == [nbytes] * 2
-    assert simulate({"a": Node(send()), "b": Node(take())}, Machine(latency=0.0, bandwidth=100.0)).trace.seconds == pytest.approx(nbytes / 100)
+    for trace in (simulate({"a": Node(send()), "b": Node(take())},
+                           Machine(latency=0.0, bandwidth=100.0)).trace,
+                  processes.run(lambda: {"a": Node(send()), "b": Node(take())}, None, 0,
+                                transport="shm").trace):
+        assert [e.nbytes for e in trace.events if e.kind in ("send", "receive")] == [nbytes] * 2
+    assert simulate({"a": Node(send()), "b": Node(take())},
+                    Machine(latency=0.0, bandwidth=100.0)).trace.seconds == pytest.approx(nbytes / 100)
 
 
-def test_collocated_nodes_do_not_use_the_network():
-    nodes = {"worker0": Node(sender("server0")), "server0": Node(receiver(1, 0))}
-    assert arrivals(nodes, Machine(latency=2, bandwidth=50, collocated=True)) == [("worker0", 0.0)]
+def test_colocated_nodes_do_not_use_the_network():
+    nodes = {"worker0": Node(sender("server0")), "server0": Node(receiver(1, 0), role="server")}
+    assert arrivals(nodes, Machine(latency=2, bandwidth=50, colocated=True)) == [("worker0", 0.0)]
 
 
 def test_who_shares_one_core_takes_longer():
@@ -107,7 +115,8 @@ def test_who_shares_one_core_takes_longer():
         yield Compute(abs, 1)
 
     def ends(cores):
-        return [e.time for e in simulate({"worker0": Node(compute(), [compute()])}, Machine(compute="fixed(1)", cores=cores)).trace.of("compute")]
+        return [e.time for e in simulate({"worker0": Node(compute(), [compute()])},
+                                         Machine(compute="fixed(1)", cores=cores)).trace.of(Computed)]
 
     assert ends(None) == ends(2) == [1, 1]
     assert ends(1) == [2, 2]
@@ -131,10 +140,10 @@ def test_where_shows_line_effect_and_locals_of_every_program():
         sim.step()
     places = {p.node: p for p in sim.where()}
     slow = next(p for p in places.values() if p.waits_for == "Compute(gradient)")
-    assert slow.function == "worker" and slow.filename.endswith("parameter_server.py") and slow.locals["t"] == 0
+    assert slow.function == "worker" and slow.filename.endswith("parts.py") and slow.locals["t"] == 0
     source = Path(slow.filename).read_text().splitlines()[slow.line - 1]
     assert "yield Compute" in source
-    assert places["server0"].function == "server" and places["server0"].locals["t"] == 0
+    assert places["server0"].function == "server" and places["server0"].locals["steps"] == 3
 
 
 def test_a_forgotten_yield_is_named():
@@ -164,7 +173,9 @@ def test_an_unknown_receiver_is_named():
 
 def test_a_deadlock_lists_who_waits_for_what():
     nodes = {f"worker{i}": Node(receiver(1, 0)) for i in range(2)}
-    with pytest.raises(Deadlock, match=r"worker0 at .*test_simulator.py:\d+ in receiver waits for Recv\(Note\); worker1"):
+    with pytest.raises(Deadlock,
+                       match=r"worker0 at .*test_simulator.py:\d+ in receiver waits for Recv\(Note\); "
+                             r"worker1"):
         simulate(nodes)
 
 
@@ -178,7 +189,7 @@ def test_an_array_that_crossed_a_yield_is_read_only():
         simulate({"worker0": Node(mutating()), "worker1": Node(receiver(1, 0))})
 
 
-def test_responders_are_closed_when_everything_is_handled_and_may_return():
+def test_handlers_are_closed_when_everything_is_handled_and_may_return():
     served = []
 
     def respond():
@@ -193,7 +204,8 @@ def test_responders_are_closed_when_everything_is_handled_and_may_return():
         return None
         yield
 
-    simulate({"peer0": Node(sender("peer1", "peer1")), "peer1": Node(idle(), [respond()])}, Machine(latency=5))
+    simulate({"peer0": Node(sender("peer1", "peer1")), "peer1": Node(idle(), [respond()])},
+             Machine(latency=5))
     assert served == ["peer0", "peer0", "end"]
 
 
@@ -210,10 +222,11 @@ def test_poll_does_not_wait_and_choose_is_seeded():
 
 
 @pytest.mark.parametrize("effects", [
-    (lambda: Poll(Note),), (lambda: Mark("waiting"),), (lambda: Choose(("worker1", "worker0")), lambda: Poll(Note)),
+    (lambda: Poll(Note),), (lambda: Mark("waiting"),),
+    (lambda: Choose(("worker1", "worker0")), lambda: Poll(Note)),
     (lambda: Mark("asking"), lambda: Poll(Note), lambda: Send("worker1", Note(HUNDRED)))])
 def test_a_program_that_asks_for_ever_while_no_time_passes_is_named(effects, monkeypatch):
-    monkeypatch.setattr(simulator, "IDLE", 500)
+    monkeypatch.setattr(Simulator, "patience", 500)
 
     def spin():
         yield Compute(abs, 1)
@@ -224,11 +237,13 @@ def test_a_program_that_asks_for_ever_while_no_time_passes_is_named(effects, mon
     with pytest.raises(RunFailed) as error:
         simulate({"worker0": Node(spin()), "worker1": Node(sender())}, Machine(compute="fixed(2)", latency=1))
     assert str(error.value).startswith(f"worker0: {__file__}:") and error.value.node == "worker0"
-    assert str(error.value).endswith(" in spin asks again and again at 2 s and no time passes; expected a Recv, or a Compute between two Polls")
+    assert str(error.value).endswith(
+        " in spin asks again and again at 2 s and no time passes; expected a Recv, or a Compute between two "
+        "Polls")
 
 
 def test_programs_that_go_on_may_ask_as_often_as_they_like(monkeypatch):
-    monkeypatch.setattr(simulator, "IDLE", 500)
+    monkeypatch.setattr(Simulator, "patience", 500)
 
     def patient(rounds):
         for _ in range(rounds):
@@ -247,14 +262,15 @@ def test_programs_that_go_on_may_ask_as_often_as_they_like(monkeypatch):
             yield Mark("heard")
 
     for machine in (Machine(), Machine(compute="fixed(1)", latency=0.5, bandwidth=1000)):
-        run = simulate({"worker0": Node(patient(20)), "worker1": Node(talkative()), "worker2": Node(hears())}, machine)
-        assert len(run.trace.of("poll")) == 499 * 20 and len(run.trace.of("receive")) == 3000
+        run = simulate({"worker0": Node(patient(20)), "worker1": Node(talkative()), "worker2": Node(hears())},
+                       machine)
+        assert len(run.trace.of(Polled)) == 499 * 20 and len(run.trace.of(Received)) == 3000
 
 
 def test_at_most_64_parameter_vectors_are_kept_evenly():
-    events = [Event(0.0, "server0", 0, "mark", {"name": "update", "version": v, "x": v}) for v in range(1000)]
+    events = [Marked(0.0, "server0", 0, "update", {"version": v, "x": v}) for v in range(1000)]
     thin(events)
-    versions = [e.data["version"] for e in events if "x" in e.data]
+    versions = [e.values["version"] for e in events if "x" in e.values]
     assert 32 < len(versions) <= 64 and set(np.diff(versions)) == {16}
 
 
@@ -276,15 +292,18 @@ def test_probabilities_of_another_number_of_options_are_refused_also_when_rememb
 @pytest.mark.parametrize("law", ["fixed(0.5)", "exponential(0.5)", "uniform(0.1,0.2)"])
 def test_many_durations_at_once_are_those_of_one_after_the_other(law):
     machine = Machine(law, speeds=(1, 4))
-    one = Draws(machine, 3, "worker1")
-    assert Draws(machine, 3, "worker1").durations("gradient", 600).tolist() == [one.duration("gradient") for _ in range(600)]
+    one = Draws(machine, 3, "worker1", speed=machine.speed(1))
+    assert Draws(machine, 3, "worker1", speed=machine.speed(1)).durations("gradient",
+                                                  600).tolist() == [one.duration("gradient")
+                                                                    for _ in range(600)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bsp", "asp"])
 def test_a_thousand_workers_make_a_hundred_iterations_within_a_generous_deadline(name):
     machine, began = Machine("exponential(1)", bandwidth=1.25e9), time.process_time()
-    trace = perform(prepare(name, phantom(25_557_032), workers=1000, servers=1, steps=100, machine=machine), "simulator").trace
+    trace = perform(prepare(name, shape_only(25_557_032), workers=1000, servers=1, steps=100, machine=machine),
+                    "simulator").trace
     assert sum(trace.iterations.values()) == 100_000
     assert trace.messages == 200_000
     assert time.process_time() - began < 60

@@ -8,10 +8,10 @@ import pytest
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.display.tables import WAITING, comparison_table, explain, residual
+from refsgd.experiment.sweep import crossings, parse_range, sweep
 from refsgd.problems import quadratic
-from refsgd.report import WAITING, comparison_table, explain, residual
-from refsgd.sweep import crossings, parse_range, sweep
 from refsgd.trace import CAUSES
 
 FAST = Machine(compute="fixed(0.1)", latency=0.001, bandwidth=1e8)
@@ -32,7 +32,8 @@ def test_an_algorithms_own_options_hold_in_a_sweep(capsys):
     """Of one algorithm alone: beside others it would not be clear whose they are."""
     curves = []
     for staleness in ("0", "7"):
-        assert main(["predict", "ssp", "--staleness", staleness, "--sweep", "workers=3,4", "--json", "-"]) == 0
+        assert main(["predict", "ssp", "--staleness", staleness, "--sweep", "workers=3,4", "--json",
+                     "-"]) == 0
         curves.append(json.loads(capsys.readouterr().out)["curves"]["ssp"])
     assert all(slow < 0.9 * fast for slow, fast in zip(*curves, strict=True))
     assert main(["predict", "ssp", "--staleness", "7", "--against", "asp", "--sweep", "workers=3,4"]) == 2
@@ -46,7 +47,8 @@ def test_crossings_are_found_by_interpolation_and_equal_stretches_are_none():
 
 
 def test_a_server_saturates_and_a_ring_does_not():
-    found = sweep(["bsp", "allreduce"], "workers", (2, 8, 32), machine=FAST, net="phantom:2500000", data="none", steps=10)
+    found = sweep(["bsp", "allreduce"], "workers", (2, 8, 32), machine=FAST, net="shapes:2500000",
+                  data="none", steps=10)
     bsp, ring = found.curves["bsp"], found.curves["allreduce"]
     assert bsp[2] < 2 * bsp[1] < 4 * bsp[0] and ring[2] > 2.5 * ring[1]
 
@@ -56,7 +58,8 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
     assert main(["predict", "bsp", "--against", "asp", "--sweep", "workers=1:6", "--plot", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
     capsys.readouterr()
-    assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--figure", "idle_ratio", "--json", "-"]) == 0
+    assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--figure", "idle_ratio", "--json",
+                 "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1]
     assert main(["predict", "bsp", "--sweep", "workers=1:3", "--figure", "colour"]) == 2
@@ -64,27 +67,33 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
 
 def test_a_large_residual_is_explained_by_the_draws():
     machine = Machine(compute="lognormal(0.02,2)")
-    row = refsgd.compare(["asp"], runtime="simulator", data="quadratic", steps=60, machine=machine, seed=3).rows[0]
+    row = refsgd.compare(["asp"], runtime="simulator", data="quadratic", steps=60, machine=machine,
+                         seed=3).rows[0]
     assert abs(residual(row, "predicted")) > 0.03
     assert "draws of this seed" in explain(row)[0] or "iterations are few" in explain(row)[0]
-    assert "Δ time" in [c.header for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
+    assert "Δ time" in [c.header
+                        for c in comparison_table(refsgd.Comparison(machine, "simulator", 0, [row])).columns]
 
 
 def test_what_waiting_is_more_or_less_than_predicted_is_said_in_words():
     """SSP's slack: the simulation against a formula whose slack, and so whose iteration, is 5 ms longer."""
     machine = refsgd.Machine(compute="exponential(0.02)", latency=0.001)
-    (row,) = refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=300, machine=machine, options={"ssp": {"staleness": 1}}).rows
+    (row,) = refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=300, machine=machine,
+                            options={"ssp": {"staleness": 1}}).rows
     seconds = row.simulated.measured["seconds_per_iteration"]
     spent = {cause: share * seconds for cause, share in row.simulated.measured["idle_by_cause"].items()}
     for more, words in ((0.005, "5.00 ms an iteration less"), (-0.005, "5.00 ms an iteration more")):
         formula = {"value": seconds + more, "terms": spent | {"slack": spent["slack"] + more}}
         said = explain(replace(row, predicted={"seconds_per_iteration": formula}))
-        assert [words in line and "waiting at the bound on clocks (slack) takes" in line and "than the formula says" in line for line in said] == [True]
+        assert [words in line and "waiting at the bound on clocks (slack) takes" in line
+                and "than the formula says" in line for line in said] == [True]
 
 
 def test_a_run_too_short_for_its_long_run_is_said_to_be_one():
-    """Post-local SGD averages after each step at first, and the iteration that is predicted is that of the time after."""
-    (row,) = refsgd.compare(["post-local"], runtime="simulator", data="quadratic", steps=60, machine=FAST, options={"post-local": {"switch": 50}}).rows
+    """Post-local SGD averages after each step at first, and the iteration that is predicted is that of
+    the time after."""
+    (row,) = refsgd.compare(["post-local"], runtime="simulator", data="quadratic", steps=60, machine=FAST,
+                            options={"post-local": {"switch": 50}}).rows
     assert residual(row, "predicted") > 0.03
     (said,) = explain(row)
     assert "of a long run, and this run began differently: its total time is +0.0% off the formula's" in said
@@ -100,14 +109,19 @@ def test_an_exact_prediction_has_no_residual_to_explain():
 
 
 @pytest.mark.parametrize(("quantity", "values", "said"), [
-    ("workers", (0, 1), "workers 0; expected at least 1"), ("servers", (0,), "servers 0; expected at least 1"),
+    ("workers", (0, 1), "workers 0; expected at least 1"),
+    ("servers", (0,), "servers 0; expected at least 1"),
     ("batch", (-1,), "batch -1; expected at least 1"),
-    ("staleness", (-1,), "staleness -1; expected at least 0"), ("workers", (1, 2.5), "workers 2.5; expected whole numbers, at least 1"),
-    ("workers", (float("nan"),), "workers nan; expected whole"), ("staleness", (float("inf"),), "staleness inf; expected whole"),
-    ("workers", ("a",), "workers 'a' of type str; expected a number"), ("latency", (-1,), "latency -1 s; expected a finite"),
-    ("bandwidth", (1e6, 0), "bandwidth 0 bytes/s; expected a number > 0"), ("wrkers", (1,), "sweep over 'wrkers'; expected one of workers")])
+    ("staleness", (-1,), "staleness -1; expected at least 0"),
+    ("workers", (1, 2.5), "workers 2.5; expected whole numbers, at least 1"),
+    ("workers", (float("nan"),), "workers nan; expected whole"),
+    ("staleness", (float("inf"),), "staleness inf; expected whole"),
+    ("workers", ("a",), "workers 'a' of type str; expected a number"),
+    ("latency", (-1,), "latency -1 s; expected a finite"),
+    ("bandwidth", (1e6, 0), "bandwidth 0 bytes/s; expected a number of bytes/s > 0"),
+    ("wrkers", (1,), "sweep over 'wrkers'; expected one of workers")])
 def test_a_value_outside_its_range_is_refused_not_left_out(quantity, values, said):
-    with pytest.raises(refsgd.experiment.Usage, match=said):
+    with pytest.raises(refsgd.experiment.prepare.Usage, match=said):
         sweep(["ssp"], quantity, values, machine=FAST, data="quadratic", steps=10)
 
 
@@ -117,7 +131,7 @@ def test_a_sweep_from_zero_workers_is_wrong_use(capsys):
 
 
 def test_why_no_point_has_a_figure_is_said():
-    with pytest.raises(refsgd.experiment.Usage, match="net 'foo' is unknown"):
+    with pytest.raises(refsgd.experiment.prepare.Usage, match="net 'foo' is unknown"):
         sweep(["bsp"], "workers", (1, 2), machine=FAST, net="foo", steps=10)
 
 
@@ -125,16 +139,21 @@ def test_a_lone_name_is_one_algorithm():
     assert list(sweep("bsp", "workers", (1, 2), machine=FAST, data="quadratic", steps=10).curves) == ["bsp"]
     found = refsgd.compare("bsp", runtime="simulator", data="quadratic", steps=2, machine=FAST)
     assert [row.algorithm for row in found.rows] == ["bsp"]
-    assert [row.algorithm for row in refsgd.compare(CATALOGUE["asp"], runtime="simulator", data="quadratic", steps=2, machine=FAST).rows] == ["asp"]
+    assert [row.algorithm for row in refsgd.compare(CATALOGUE["asp"], runtime="simulator", data="quadratic",
+                                                    steps=2, machine=FAST).rows] == ["asp"]
 
 
 def test_options_of_an_unknown_algorithm_are_refused():
-    with pytest.raises(refsgd.experiment.Usage, match="options of 'sssp', which is unknown; expected some of ssp; did you mean ssp?"):
-        refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=2, options={"sssp": {"staleness": 1}})
-    found = refsgd.compare(["bsp"], runtime="simulator", data="quadratic", steps=2, machine=FAST, options={"ssp": {"staleness": 1}})
+    with pytest.raises(refsgd.experiment.prepare.Usage,
+                       match="options of 'sssp', which is unknown; expected some of ssp; did you mean ssp?"):
+        refsgd.compare(["ssp"], runtime="simulator", data="quadratic", steps=2,
+                       options={"sssp": {"staleness": 1}})
+    found = refsgd.compare(["bsp"], runtime="simulator", data="quadratic", steps=2, machine=FAST,
+                           options={"ssp": {"staleness": 1}})
     assert found.rows[0].options == {}
 
 
 def test_the_harder_case_needs_data_that_can_be_dealt_out_anew():
-    with pytest.raises(refsgd.experiment.Usage, match="hard with a problem of your own; expected data and net"):
+    with pytest.raises(refsgd.experiment.prepare.Usage,
+                       match="hard with a problem of your own; expected data and net"):
         refsgd.compare(["bsp"], problem=quadratic(), runtime="simulator", steps=2, machine=FAST, hard=True)

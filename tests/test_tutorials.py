@@ -1,4 +1,5 @@
-"""Tutorials run from a fresh kernel to their end, solutions included; and each has what a reader may expect."""
+"""Tutorials run from a fresh kernel to their end, solutions included; and each has what a reader may
+expect."""
 
 import re
 import time
@@ -16,7 +17,8 @@ SECONDS = 240  # the index and course.md say "up to four minutes"
 
 
 def cells(text):
-    """(options, code) of every code cell: options are the lines between ``---`` or those that begin with ``:``."""
+    """(options, code) of every code cell: options are the lines between ``---`` or those that begin with
+    ``:``."""
     found = []
     for body in CELL.findall(text):
         match = re.match(r"---\n(.*?)---\n|((?::[^\n]*\n)*)", body, re.S)
@@ -78,7 +80,8 @@ def test_letters_of_figures_can_be_read(path):
 
 
 def leads_somewhere(target, here):
-    """Whether a link does in the repository, or (beginning with ``../``) in the site, where tutorials stand beside the other pages.
+    """Whether a link does in the repository, or (beginning with ``../``) in the site, where tutorials stand
+    beside the other pages.
 
     The page of an algorithm may be written by the build.
     """
@@ -96,8 +99,12 @@ def test_links_to_other_pages_lead_somewhere(path):
 
 def test_a_dead_link_is_found():
     here = ROOT / "tutorials"
-    assert leads_somewhere("../docs/algorithms/bsp.md", here) and not leads_somewhere("../algorithms/bsp.md", here)  # else dead in Jupyter
-    assert not leads_somewhere("../docs/algorithms/bps.md", here) and not leads_somewhere("00-none.md", here) and not leads_somewhere("../none.md", here)
+    # else dead in Jupyter
+    assert leads_somewhere("../docs/algorithms/bsp.md",
+                           here) and not leads_somewhere("../algorithms/bsp.md", here)
+    assert not leads_somewhere("../docs/algorithms/bps.md",
+                               here) and not leads_somewhere("00-none.md",
+                                                             here) and not leads_somewhere("../none.md", here)
 
 
 @pytest.mark.parametrize(("wrong", "lack"), [
@@ -117,10 +124,12 @@ def test_a_flaw_is_found(wrong, lack):
 
 def executed(path):
     """The notebook with its outputs, run in a kernel of its own that finds this checkout."""
-    read = pytest.importorskip("myst_nb.core.read", reason="myst-nb reads MyST notebooks: pip install '.[docs]'")
+    read = pytest.importorskip("myst_nb.core.read",
+                               reason="myst-nb reads MyST notebooks: pip install '.[docs]'")
     nbclient = pytest.importorskip("nbclient", reason="nbclient runs notebooks: pip install '.[docs]'")
     notebook = read.read_myst_markdown_notebook(path.read_text())
-    nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3",
+                            resources={"metadata": {"path": str(path.parent)}}).execute()
     return notebook
 
 
@@ -140,8 +149,10 @@ def test_a_tutorial_runs_from_a_fresh_kernel(path, monkeypatch, tmp_path):
     assert time.perf_counter() - began < SECONDS
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code if cell.source.strip())
-    stderr = "".join(o.text for cell in code for o in cell.outputs if o.output_type == "stream" and o.name == "stderr")
-    assert not [line for line in stderr.splitlines() if re.search("Traceback|Warning", line) and not re.search(BUSY, line)]
+    stderr = "".join(o.text for cell in code for o in cell.outputs if o.output_type == "stream"
+                     and o.name == "stderr")
+    assert not [line for line in stderr.splitlines() if re.search("Traceback|Warning", line)
+                and not re.search(BUSY, line)]
     assert not [cell.source for cell in code if "Traceback (most recent" in written(cell)]
     ran = [cell.source.strip() for cell in code]
     assert all(solution in ran for solution in solutions(path.read_text()))

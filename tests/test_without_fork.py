@@ -1,4 +1,5 @@
-"""A system that cannot fork: comparisons are simulated, and processes that somebody asks for are refused in one line."""
+"""A system that cannot fork: comparisons are simulated, and processes that somebody asks for are refused
+in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def test_compare_simulates_and_says_so(capsys):
     said = capsys.readouterr()
     assert said.err == f"refsgd: warning: {SIMULATED}\n"
     data = json.loads(said.out)
-    assert data["runtime"] == "simulator" and all(row["simulated"] and row["measured"] is None for row in data["rows"])
+    assert data["runtime"] == "simulator" and all(row["simulated"] and row["measured"] is None
+                                                  for row in data["rows"])
     with pytest.warns(RuntimeWarning, match=SIMULATED):
         assert refsgd.compare("bsp", **SMALL).runtime == "simulator"
 
@@ -51,7 +53,8 @@ def test_a_variable_lets_the_simulator_stand_in_for_processes(monkeypatch):
     monkeypatch.setenv("REFSGD_WITHOUT_FORK", "simulator")
     with pytest.warns(RuntimeWarning, match=SIMULATED):
         found = refsgd.run("bsp", runtime="processes", **SMALL)
-    assert found.runtime == "simulator" and found.parameters_sha256 == refsgd.run("bsp", **SMALL).parameters_sha256
+    assert found.runtime == "simulator" and found.parameters_sha256 == refsgd.run(
+        "bsp", **SMALL).parameters_sha256
 
 
 def test_check_leaves_processes_out_with_a_note(capsys):

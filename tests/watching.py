@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, Node
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import Simulator, simulate
 
 RANDOM = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -16,14 +16,16 @@ LOCKSTEP = Machine(compute="fixed(1)")
 
 
 def curved(d: int = 6, workers: int = 4, seed: int = 0, dtype=np.float32) -> Problem:
-    """Not quadratic, and of another curvature for every worker: g_i(x) = (1 + i) tanh(x - c_i) + noise(i, t)."""
+    """Not quadratic, and of another curvature for every worker: g_i(x) = (1 + i) tanh(x - c_i) + noise(i,
+    t)."""
     centers = np.random.default_rng([seed, 1]).standard_normal((workers, d))
 
     def gradient(x, rank, t):
         noise = 0.3 * np.random.default_rng([seed, 2, rank, t]).standard_normal(d)
         return ((1 + rank) * np.tanh(x - centers[rank]) + noise).astype(dtype)
 
-    return Problem(np.zeros(d, dtype), gradient, lambda x: float(np.sum(np.logaddexp(x - centers, centers - x))))
+    return Problem(np.zeros(d, dtype), gradient,
+                   lambda x: float(np.sum(np.logaddexp(x - centers, centers - x))))
 
 
 def ragged(workers: int = 4, dtype=np.float32) -> Problem:
@@ -58,7 +60,8 @@ def final(deployment: Deployment, machine: Machine = RANDOM, seed: int = 0):
 
 
 class Watched:
-    """A program whose effects, with their answers, are told to a function; `x` is its local variable of that name."""
+    """A program whose effects, with their answers, are told to a function; `x` is its local variable of
+    that name."""
 
     def __init__(self, program, told):
         self.program, self.told, self.effect, self.value = program, told, None, None
@@ -80,7 +83,8 @@ class Watched:
         return self.program.gi_frame.f_locals if self.program.gi_frame is not None else {"x": self.value}
 
 
-def moments(deployment: Deployment, told: Callable, machine: Machine, seed: int) -> Iterator[dict[str, Watched]]:
+def moments(deployment: Deployment, told: Callable, machine: Machine,
+            seed: int) -> Iterator[dict[str, Watched]]:
     """Run a deployment and stop after every effect; `told(node, effect, answer)` hears of each."""
     def hear(name):
         return lambda effect, answer: told(name, effect, answer)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from types import ModuleType
+from unittest.mock import patch
+
+from refsgd.algorithms import parts
 
 
 def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
-    """A copy of `module` in which the text `right` reads `wrong`; it must occur exactly once, and the module itself stays as it is."""
+    """A copy of `module` in which the text `right` reads `wrong`; it must occur exactly once, and the
+    module itself stays as it is."""
     source = inspect.getsource(module)
-    assert source.count(right) == 1, f"{module.__name__}: {source.count(right)} places read {right!r}; expected exactly 1"
+    assert source.count(
+        right) == 1, f"{module.__name__}: {source.count(right)} places read {right!r}; expected exactly 1"
     copy = ModuleType(module.__name__)
     exec(compile(source.replace(right, wrong), f"{module.__file__} (changed)", "exec"), vars(copy))
     return copy
 
 
 def wrong_deployment(deploy, right, wrong):
-    """A deployment function of the catalogue, from a copy of its module with that change."""
-    return getattr(changed(inspect.getmodule(deploy), right, wrong), deploy.__name__)
+    """A deployment function of the catalogue, from a copy of its module with that change, or of what the
+    programs share."""
+    module = inspect.getmodule(deploy)
+    if right in inspect.getsource(module):
+        return getattr(changed(module, right, wrong), deploy.__name__)
+    with patch.dict(sys.modules, {parts.__name__: changed(parts, right, wrong)}):
+        copy = ModuleType(module.__name__)
+        exec(compile(inspect.getsource(module), module.__file__, "exec"), vars(copy))
+    return getattr(copy, deploy.__name__)

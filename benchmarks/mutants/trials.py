@@ -1,6 +1,8 @@
-"""Trying mutants: pytest collects the tests once; each mutant is then tried in a fork of that process, which has its functions changed in place.
+"""Trying mutants: pytest collects the tests once; each mutant is then tried in a fork of that process, which
+has its functions changed in place.
 
-A first pass notes which lines of the algorithms each test executes, and for how long it runs, so that only tests which can notice a mutant are run.
+A first pass notes which lines of the algorithms each test executes, and for how long it runs, so that only
+tests which can notice a mutant are run.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from benchmarks.mutants.operators import FILES, ROOT, Mutant
 MEMORY = 8 << 30  #: bytes of address space that a mutant may take
 
 
-def in_forks(tasks: dict[Any, Callable[[Callable[[Any], None]], None]], jobs: int, folder: Path) -> Iterator[tuple[Any, Any, int]]:
-    """Run each task in a fork of its own, and give the key, the last thing that it told, and how it ended (0: well)."""
+def in_forks(tasks: dict[Any, Callable[[Callable[[Any], None]], None]], jobs: int,
+             folder: Path) -> Iterator[tuple[Any, Any, int]]:
+    """Run each task in a fork of its own, and give the key, the last thing that it told, and how it ended
+    (0: well)."""
     waiting, running = list(tasks), dict[int, Any]()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -84,7 +88,8 @@ def transplant(old: object, new: object) -> None:
     """The body and the defaults of a function, for all who have imported it."""
     if isinstance(new, FunctionType) and isinstance(old, FunctionType):
         before = old.__defaults__ or ()  # a function remains the one whose body is changed
-        old.__defaults__ = tuple(a if isinstance(b, FunctionType) else b for a, b in zip(before, new.__defaults__ or (), strict=True)) or None
+        old.__defaults__ = tuple(a if isinstance(b, FunctionType) else b
+                                 for a, b in zip(before, new.__defaults__ or (), strict=True)) or None
         old.__kwdefaults__ = new.__kwdefaults__
         if not new.__closure__:
             old.__code__ = new.__code__
@@ -97,30 +102,43 @@ def noting(node: ast.AST, file: str) -> ast.AST:
     for field in ("body", "orelse", "finalbody"):
         block = getattr(node, field, None)
         if isinstance(block, list) and not isinstance(node, ast.Module | ast.ClassDef):
-            notes = [ast.Expr(ast.Call(ast.Name("_executed", ast.Load()), [ast.Constant(f"{file}:{statement.lineno}")], [])) for statement in block]
-            setattr(node, field, [part for note, statement in zip(notes, block) for part in (ast.copy_location(note, statement), statement)])
+            notes = [
+                ast.Expr(ast.Call(ast.Name("_executed", ast.Load()),
+                                  [ast.Constant(f"{file}:{statement.lineno}")], [])) for statement in block]
+            setattr(node, field,
+                    [part for note, statement in zip(notes, block)
+                     for part in (ast.copy_location(note, statement), statement)])
     return node
 
 
 class Trials:
-    """A pytest plugin that tries mutants with the tests which have been collected, instead of running these."""
+    """A pytest plugin that tries mutants with the tests which have been collected, instead of running
+    these."""
 
-    def __init__(self, mutants: list[Mutant], jobs: int, seconds: float, known: Path, folder: Path, tell: Callable[[Mutant, str, str], None]) -> None:
-        self.mutants, self.jobs, self.seconds, self.known, self.folder, self.tell = mutants, jobs, seconds, known, folder, tell
+    def __init__(self, mutants: list[Mutant], jobs: int, seconds: float, known: Path, folder: Path,
+                 tell: Callable[[Mutant, str, str], None]) -> None:
+        self.mutants, self.jobs, self.seconds, self.known, self.folder, self.tell = (
+            mutants, jobs, seconds, known, folder, tell)
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """All of it."""
         map_ = self.map(session.items)
         tests = {item.nodeid: item for item in session.items}
-        tasks = {mutant: self.attempt(mutant, [(tests[name], seconds) for name, seconds in self.concerned(mutant, map_)]) for mutant in self.mutants}
+        tasks = {
+            mutant: self.attempt(mutant,
+                                 [(tests[name], seconds) for name, seconds in self.concerned(mutant, map_)])
+                                 for mutant in self.mutants}
         for mutant, told, status in in_forks(tasks, self.jobs, self.folder):
             test, how = told or ["", ""]
-            self.tell(mutant, test, how if not status else "time limit" if status == signal.SIGALRM else how or "crash")
+            self.tell(mutant, test, how if not status else "time limit" if status == signal.SIGALRM else how
+                      or "crash")
         return True
 
     def map(self, items: list[Any]) -> dict[str, tuple[float, list[str]]]:
-        """Seconds and executed lines of each test; files that are as before are not run again while all statements stand in their lines."""
-        places = [f"{file}:{n.lineno}" for file in FILES for n in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(n, ast.stmt)]
+        """Seconds and executed lines of each test; files that are as before are not run again while all
+        statements stand in their lines."""
+        places = [f"{file}:{n.lineno}" for file in FILES
+                  for n in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(n, ast.stmt)]
         known = json.loads(self.known.read_text()) if self.known.exists() else {}
         of, tasks = {}, {}
         for path, group in groupby(items, key=lambda item: item.path):
@@ -145,16 +163,19 @@ class Trials:
             for item, following in zip_longest(items, items[1:]):
                 lines.clear()
                 began = time.perf_counter()
-                passed = not any(report.failed for report in runtestprotocol(item, nextitem=following, log=False))
+                passed = not any(report.failed
+                                 for report in runtestprotocol(item, nextitem=following, log=False))
                 found[item.nodeid] = [time.perf_counter() - began, sorted(lines)] if passed else None
             told(found)
         return task
 
     def concerned(self, mutant: Mutant, map_: dict[str, tuple[float, list[str]]]) -> list[tuple[str, float]]:
-        """Tests that execute the mutant's statement, the quickest first; then those that execute its file; `seconds` of them."""
+        """Tests that execute the mutant's statement, the quickest first; then those that execute its
+        file; `seconds` of them."""
         rated = []
         for name, (seconds, lines) in map_.items():
-            if any(line.startswith(f"{mutant.file}:") for line in lines) or not (lines or mutant.statement):  # signatures are looked at without a call
+            # signatures are looked at without a call
+            if any(line.startswith(f"{mutant.file}:") for line in lines) or not (lines or mutant.statement):
                 rated.append((f"{mutant.file}:{mutant.statement}" not in lines, seconds, name))
         chosen, spent = [], 0.0
         for _, seconds, name in sorted(rated):
@@ -163,7 +184,8 @@ class Trials:
                 spent += seconds
         return chosen
 
-    def attempt(self, mutant: Mutant, items: list[tuple[Any, float]]) -> Callable[[Callable[[Any], None]], None]:
+    def attempt(self, mutant: Mutant,
+                items: list[tuple[Any, float]]) -> Callable[[Callable[[Any], None]], None]:
         """The task of running tests on a mutant until one fails."""
         def task(told: Callable[[Any], None]) -> None:
             told(["", "not importable"])
@@ -174,7 +196,8 @@ class Trials:
             for (item, seconds), following in zip_longest(items, items[1:]):
                 told([item.nodeid, "crash"])
                 signal.alarm(30 + int(20 * seconds))
-                if any(report.failed for report in runtestprotocol(item, nextitem=following and following[0], log=False)):
+                if any(report.failed
+                       for report in runtestprotocol(item, nextitem=following and following[0], log=False)):
                     return told([item.nodeid, "failed"])
             signal.alarm(0)
             told([f"{len(items)} tests", "survived"])

@@ -1,4 +1,5 @@
-"""The documents that the library grew from, redone: each of their tables and figures, with a verdict on every claim."""
+"""The documents that the library grew from, redone: each of their tables and figures, with a verdict on
+every claim."""
 
 from __future__ import annotations
 

@@ -11,24 +11,28 @@ from rich.console import Console
 from benchmarks.studies import NAMES, Lab, parts_of, perform
 from benchmarks.studies.lab import cache_folder
 from benchmarks.studies.report import markdown, picture, tables
-from refsgd import plots
 from refsgd.cli import carry_out
 from refsgd.cli.options import Parser
 from refsgd.cli.outputs import PIPE, progress, width, write, writing
-from refsgd.experiment import Usage
+from refsgd.display import plots
+from refsgd.experiment.prepare import Usage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Redo a study; 0 done, 1 it failed, 2 wrong use, 130 interrupted."""
-    p = Parser(prog="python -m benchmarks.studies", description="Redoes the tables and figures of one of the documents that the library grew "
-               "from, with the document's numbers beside ours and a verdict on each claim. Results are cached by input, so an interrupted "
+    p = Parser(prog="python -m benchmarks.studies",
+               description="Redoes the tables and figures of one of the documents that the library grew "
+               "from, with the document's numbers beside ours and a verdict on each claim. Results are "
+               "cached by input, so an interrupted "
                "study continues where it stopped.")
     p.add_argument("name", metavar="NAME", choices=NAMES, help="one of " + ", ".join(NAMES))
     p.add_argument("--quick", action="store_true", help="small sizes, under a minute")
     p.add_argument("--parts", default="", metavar="A,B,...", help="only these tables and figures")
     p.add_argument("--seed", type=int, default=0, help="of all runs (default 0)")
-    p.add_argument("--output", metavar="DIR", help="write NAME.json, NAME.md and a picture for each figure there")
-    p.add_argument("--json", metavar="PATH", help="write the study as JSON; - for standard output and nothing else")
+    p.add_argument("--output", metavar="DIR",
+                   help="write NAME.json, NAME.md and a picture for each figure there")
+    p.add_argument("--json", metavar="PATH",
+                   help="write the study as JSON; - for standard output and nothing else")
     p.add_argument("--no-cache", action="store_true", help="neither use nor keep results")
     p.add_argument("--quiet", action="store_true", help="no progress")
     p.set_defaults(do=do)
@@ -45,7 +49,8 @@ def do(args: argparse.Namespace) -> None:
     except ValueError as error:
         raise Usage(str(error)) from None
     with progress(args.quiet or args.json == "-", 100) as say:
-        study = perform(args.name, Lab(args.quick, args.seed, None if args.no_cache else cache_folder(), say), parts)
+        study = perform(args.name, Lab(args.quick, args.seed, None if args.no_cache else cache_folder(), say),
+                        parts)
     if args.json != "-":
         console = Console(width=width() or PIPE)
         for table in tables(study):

@@ -1,4 +1,5 @@
-"""Runs in virtual time of the strategies that Graur's thesis measured, forward passes without training among them."""
+"""Runs in virtual time of the strategies that Graur's thesis measured, forward passes without training
+among them."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.studies import graur_terms
+from benchmarks.studies.architectures import ARCHITECTURES
 from benchmarks.studies.graur_figures import Key
 from benchmarks.studies.lab import Lab, Seen, Trial
-from refsgd.algorithms.downpour import Fetch
-from refsgd.algorithms.parameter_server import Model, Objective, names
+from refsgd.algorithms.parts import Model, Objective, names
+from refsgd.algorithms.server.downpour import Fetch
 from refsgd.algorithms.sgd import SGD
-from refsgd.architectures import ARCHITECTURES
 from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
-from refsgd.result import Result
+from refsgd.experiment.result import Result
 from refsgd.theory import published
+from refsgd.trace import Sent
 
 PARAMETERS = published.RESNET50 // 4
 STEPS = 15  #: batches of a run, as in the thesis
@@ -42,7 +44,7 @@ def forward_only(problem: Objective, workers: int, steps: int, sgd: SGD, servers
     """Passes without training through one server: every worker pulls the model in every step."""
     ws, (s, *_) = names(workers, servers)
     deployment = {w: Node(forward_worker(i, s, problem, steps)) for i, w in enumerate(ws)}
-    return deployment | {s: Node(forward_server(ws, problem.x0, steps))}
+    return deployment | {s: Node(forward_server(ws, problem.x0, steps), role="server")}
 
 
 def traffic(result: Result) -> dict[str, Any]:
@@ -52,10 +54,11 @@ def traffic(result: Result) -> dict[str, Any]:
     server = next((n for n in trace.nodes if n.startswith("server")), trace.nodes[0])
     worker = trace.workers[-1]
     out: dict[str, list[float]] = {"server": [0.0] * 10, "worker": [0.0] * 10}
-    for e in trace.of("send"):
+    for e in trace.of(Sent):
         for role, node in (("server", server), ("worker", worker)):
             if e.node == node:
-                out[role][min(9, int(10 * e.data["start"] / trace.seconds))] += e.data["bytes"] / (trace.seconds / 10)
+                out[role][min(9, int(10 * e.start / trace.seconds))] += e.nbytes / (
+                    trace.seconds / 10)
     return out
 
 
@@ -67,8 +70,10 @@ def runs(lab: Lab, keys: Iterable[Key], *, terms: bool = False) -> dict[Key, See
 
 def _trial(seed: int, key: Key, terms: bool) -> Trial:
     how, own = ARCHITECTURES[key.strategy], key.strategy == "parameter-server" and key.nodes > 1
-    common: dict[str, Any] = {"net": f"phantom:{PARAMETERS}", "data": "none", "workers": key.nodes - own, "batch": key.batch, "steps": STEPS,
-                              "machine": (graur_terms.implemented if terms else graur_terms.by_messages)(key), "seed": seed}
+    common: dict[str, Any] = {"net": f"shapes:{PARAMETERS}", "data": "none", "workers": key.nodes - own,
+                              "batch": key.batch, "steps": STEPS,
+                              "machine": (graur_terms.implemented if terms else graur_terms.by_messages)(key),
+                              "seed": seed}
     if key.pass_ == "F+B":
         return Trial(how.algorithm, {**common, **how.options}, look=traffic)
     if how.forward == "pull":

@@ -1,7 +1,9 @@
-"""Jia, Saha, Bhimani and Mi, "Performance and Consistency Analysis for Distributed Deep Learning Applications", IPCCC 2020.
+"""Jia, Saha, Bhimani and Mi, "Performance and Consistency Analysis for Distributed Deep Learning
+Applications", IPCCC 2020.
 
 Synchronous against asynchronous SGD over parameter servers, on one host with four executing virtual machines.
-MXNet's names: a *push* hands gradients in and, when synchronous, returns when all have; a *pull* fetches weights.
+MXNet's names: a *push* hands gradients in and, when synchronous, returns when all have; a *pull* fetches
+weights.
 """
 
 from __future__ import annotations
@@ -16,33 +18,47 @@ import numpy as np
 
 from benchmarks.studies.lab import Curve, Lab, Look, Seen, Trial, mean_curve, over
 from benchmarks.studies.looks import ages, exchanges, pace
-from benchmarks.studies.study import Claim, Document, Line, Panel, Part, averaged, decided, interval, judged, untestable
-from refsgd.experiment import predict
-from refsgd.machine import Machine
-from refsgd.nn import nets
-from refsgd.running import run
-from refsgd.theory.overlap import first_come
+from benchmarks.studies.study import (
+    Claim,
+    Document,
+    Line,
+    Panel,
+    Part,
+    averaged,
+    decided,
+    interval,
+    judged,
+    untestable,
+)
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.prepare import predict
+from refsgd.experiment.run import run
+from refsgd.problems.nn import nets
+from refsgd.theory.phenomena.overlap import first_come
 
 NETS = {"Inception-v1": "inception", "ResNet-18": "resnet18"}
 #: Table II: weight updates, milliseconds of one, of a pull and of a push
 TABLE2 = {("sync", "Inception-v1"): (931, 6.327, 42, 1114), ("sync", "ResNet-18"): (4067, 5.659, 53, 2534),
           ("async", "Inception-v1"): (7448, 10.117, 52, 86), ("async", "ResNet-18"): (32536, 9.279, 63, 104)}
 ALGORITHM = {"sync": "bsp", "async": "asp"}
-UPDATE = 0.0057  #: seconds of an update that has the processors for itself: Table II's synchronous one of ResNet-18
+#: seconds of an update that has the processors for itself: Table II's synchronous one of ResNet-18
+UPDATE = 0.0057
 WORKERS = (4, 8, 12)
 Curves = Mapping[tuple[str, int], list[Curve]]  # by mode and number of workers, one for each seed
 Accuracies = Mapping[tuple[str, int], list[float]]
 
 
 def machine(compute: str, update: float = UPDATE, latency: float = 0.01) -> Machine:
-    """The virtual machines: servers beside workers, whose gradients use all processors of their machine (`cores`).
+    """The virtual machines: servers beside workers, whose gradients use all processors of their machine
+    (`cores`).
 
-    The document states no time of a gradient and no bandwidth; `compute` is assumed in each part.  Its pulls take as
-    long alone as together, so its links do not queue: 20 GB/s, memory of one host.  It puts n/4 workers on each of four
-    machines; here each has its own, since a pass gets shorter with more workers (Fig. 7), which it could not if one
-    worker used all of a machine that it shares with others.
+    The document states no time of a gradient and no bandwidth; `compute` is assumed in each part.  Its pulls
+    take as long alone as together, so its links do not queue: 20 GB/s, memory of one host.  It puts n/4
+    workers on each of four machines; here each has its own, since a pass gets shorter with more workers (Fig.
+    7), which it could not if one worker used all of a machine that it shares with others.
     """
-    return Machine(compute=compute, update=f"fixed({update})", latency=latency, bandwidth=20e9, collocated=True, cores=1)  # type: ignore[arg-type]
+    return Machine(compute=compute, update=f"fixed({update})", latency=latency, bandwidth=20e9,
+                   colocated=True, cores=1)  # type: ignore[arg-type]
 
 
 def _parameters(net: str) -> int:
@@ -50,55 +66,80 @@ def _parameters(net: str) -> int:
     return nets.build(net, (32, 32, 3)).parameters
 
 
-def _timed(mode: str, vm: Machine, seed: int, net: str = "resnet18", look: Look | None = None, **sizes: Any) -> Trial:
-    """A run of `sizes` (workers, servers, steps) with messages of a net's size that computes nothing: only times."""
-    return Trial(ALGORITHM[mode], {"net": f"phantom:{_parameters(net)}", "data": "none", "batch": 128, "machine": vm, "seed": seed, **sizes}, look=look)
+def _timed(mode: str, vm: Machine, seed: int, net: str = "resnet18", look: Look | None = None,
+           **sizes: Any) -> Trial:
+    """A run of `sizes` (workers, servers, steps) with messages of a net's size that computes nothing:
+    only times."""
+    return Trial(ALGORITHM[mode],
+                 {"net": f"shapes:{_parameters(net)}", "data": "none", "batch": 128, "machine": vm,
+                  "seed": seed, **sizes}, look=look)
 
 
-def _pass(mode: str, workers: int, vm: Machine, seed: int, servers: int = 4, look: Look | None = None) -> Trial:
+def _pass(mode: str, workers: int, vm: Machine, seed: int, servers: int = 4,
+          look: Look | None = None) -> Trial:
     """A pass over 50,000 images in batches of 128, only times."""
-    return _timed(mode, vm, seed, look=look, workers=workers, servers=servers, steps=round(50_000 / (workers * 128)))
+    return _timed(mode, vm, seed, look=look, workers=workers, servers=servers,
+                  steps=round(50_000 / (workers * 128)))
 
 
 def table2(lab: Lab) -> Part:
     """Table II: weight updates, pulls and pushes with four servers and eight workers, batch 128."""
     steps, seeds = 60 if lab.quick else 931, range(lab.seed, lab.seed + 3)
     vm = machine("lognormal(3,0.5)", latency=0.05)
-    runs = lab.each({(mode, net, seed): _timed(mode, vm, seed, NETS[net], exchanges, workers=8, servers=4, steps=steps)
+    runs = lab.each(
+        {(mode, net, seed): _timed(mode, vm, seed, NETS[net], exchanges, workers=8, servers=4, steps=steps)
                      for mode in ALGORITHM for net in NETS for seed in seeds})
     seen = {(mode, net): [runs[mode, net, seed] for seed in seeds] for mode in ALGORITHM for net in NETS}
     lines = []
     for (mode, net), found in seen.items():
         paper, formula = TABLE2[mode, net], _exchange(mode, _parameters(NETS[net]), vm)
-        lines.append(Line(f"{mode} {net}: weight updates", paper[0], steps * (8 if mode == "async" else 1), found[0].measured["updates"]))
-        lines += [averaged(f"{mode} {net}: {'one update' if what == 'update' else what}", [1e3 * run.looked[what] for run in found], quoted,
-                           1e3 * formula[what], "ms") for what, quoted in zip(("update", "pull", "push"), paper[1:])]
+        lines.append(Line(f"{mode} {net}: weight updates", paper[0], steps * (8 if mode == "async" else 1),
+                          found[0].measured["updates"]))
+        lines += [averaged(f"{mode} {net}: {'one update' if what == 'update' else what}",
+                           [1e3 * run.looked[what] for run in found], quoted,
+                           1e3 * formula[what], "ms")
+                           for what, quoted in zip(("update", "pull", "push"), paper[1:])]
     claims = [claim for net in NETS for claim in _compared(net, seen["sync", net], seen["async", net])]
-    claims += [untestable("the learning rate adapts to the number of updates", "III", "the document does not say how"),
-               untestable("the server issues a pull", "III", "a word: in the framework, and here, workers ask and servers answer"),
-               untestable("95 to 98 % CPU, 65 to 98 % memory", "Table II", "shares of virtual machines with 8 processors and 8 GB each: "
+    claims += [untestable("the learning rate adapts to the number of updates", "III",
+                          "the document does not say how"),
+               untestable("the server issues a pull", "III",
+                          "a word: in the framework, and here, workers ask and servers answer"),
+               untestable("95 to 98 % CPU, 65 to 98 % memory", "Table II",
+                          "shares of virtual machines with 8 processors and 8 GB each: "
                           "CPU 95, 96, 96, 98 %, memory 65, 98, 65, 96 % in the table's order")]
     return Part("table2", "Profile of synchronous and asynchronous SGD", "Table II", lines, claims, note=(
-        f"{steps} iterations a worker in virtual time, {len(seeds)} seeds, messages of the nets' sizes. A push ends when the server has all the gradients "
-        "that it waits for, so a synchronous one carries the wait for the slowest; a pull ends when the updated weights have arrived, so it includes the "
-        "update, as in MXNet, whose pull of a key waits until its update is written. From the table: an update of 5.7 ms where nobody else computes "
-        "(synchronous, ResNet-18), a latency of 50 ms (pulls), and gradients of 3 s on average with coefficient of variation 0.5, whose slowest "
-        "a synchronous push of ResNet-18 waits for; with the same gradients Inception-v1's comes out too long. Assumed: that a gradient uses all "
-        "processors of its virtual machine, so that an update beside one takes twice as long (egalitarian processor sharing). Eight workers have a "
-        "virtual machine each, where the document has two on each of four. Numbers of updates follow from those of iterations, which are not the "
-        "document's: only their ratio is compared. Formulas are without queues; the asynchronous update's is u (1 + (1 - 1/n) p), p the share of time "
+        f"{steps} iterations a worker in virtual time, {len(seeds)} seeds, messages of the nets' sizes. A "
+        "push ends when the server has all the gradients "
+        "that it waits for, so a synchronous one carries the wait for the slowest; a pull ends when the "
+        "updated weights have arrived, so it includes the "
+        "update, as in MXNet, whose pull of a key waits until its update is written. From the table: an "
+        "update of 5.7 ms where nobody else computes "
+        "(synchronous, ResNet-18), a latency of 50 ms (pulls), and gradients of 3 s on average with "
+        "coefficient of variation 0.5, whose slowest "
+        "a synchronous push of ResNet-18 waits for; with the same gradients Inception-v1's comes out too "
+        "long. Assumed: that a gradient uses all "
+        "processors of its virtual machine, so that an update beside one takes twice as long (egalitarian "
+        "processor sharing). Eight workers have a "
+        "virtual machine each, where the document has two on each of four. Numbers of updates follow from "
+        "those of iterations, which are not the "
+        "document's: only their ratio is compared. Formulas are without queues; the asynchronous update's is "
+        "u (1 + (1 - 1/n) p), p the share of time "
         "in which a worker computes."))
 
 
 def _exchange(mode: str, size: int, vm: Machine, workers: int = 8, servers: int = 4) -> dict[str, float]:
-    """Seconds of an update, a pull and a push by formula, without queues: 1/n of the messages stay on their host."""
+    """Seconds of an update, a pull and a push by formula, without queues: 1/n of the messages stay on
+    their host."""
     apart, computing = 1 - 1 / workers, 3.0
     way = apart * (vm.latency + 4 * size / servers / vm.bandwidth)
-    step = predict(ALGORITHM[mode], net=f"phantom:{size}", data="none", workers=workers, servers=servers, machine=vm.with_(cores=None))
+    step = predict(ALGORITHM[mode], net=f"shapes:{size}", data="none", workers=workers, servers=servers,
+                   machine=vm.with_(cores=None))
     iteration = step["seconds_per_iteration"].value
-    # Asynchronously the worker beside a server computes, unless the push is its own; under a barrier it waits.
+    # Asynchronously the worker beside a server computes, unless the push is its own; under a barrier it
+    # waits.
     update = UPDATE * (1 + (apart * computing / iteration if mode == "async" else 0))
-    return {"update": update, "pull": update + way, "push": way if mode == "async" else iteration - computing - UPDATE - way}
+    return {"update": update, "pull": update + way,
+            "push": way if mode == "async" else iteration - computing - UPDATE - way}
 
 
 def _compared(net: str, sync: Sequence[Seen], asyn: Sequence[Seen]) -> list[Claim]:
@@ -110,51 +151,76 @@ def _compared(net: str, sync: Sequence[Seen], asyn: Sequence[Seen]) -> list[Clai
         return TABLE2["async", net][k] / TABLE2["sync", net][k]
 
     updates = {a.measured["updates"] / b.measured["updates"] for a, b in zip(asyn, sync)}
-    (longer, more), (pull, half), (way, _), (push, _) = map(interval, (ratios("update"), ratios("pull"), ratios("way"), ratios("push")))
+    (longer, more), (pull, half), (way, _), (push, _) = map(interval,
+                                                            (ratios("update"), ratios("pull"), ratios("way"),
+                                                             ratios("push")))
     said = f"{pull:.3f} ± {half:.3f}"
     return [
-        judged(f"{net}: asynchronous training makes n = 8 times the weight updates", "Table II", updates == {8.0}, f"ratio {max(updates):g}"),
-        judged(f"{net}: a synchronous push takes ten times an asynchronous one, since it carries the wait for all", "Table II",
+        judged(f"{net}: asynchronous training makes n = 8 times the weight updates", "Table II",
+               updates == {8.0}, f"ratio {max(updates):g}"),
+        judged(
+            f"{net}: a synchronous push takes ten times an asynchronous one, since it carries the wait for all", "Table II",
                1 / push >= 10, f"{1 / push:.1f} times (paper {1 / paper(3):.1f})", shape=True),
-        judged(f"{net}: pulls are similar, at most 1.5 times apart", "Table II", pull - half >= 1 / 1.5 and pull + half <= 1.5,
+        judged(f"{net}: pulls are similar, at most 1.5 times apart", "Table II",
+               pull - half >= 1 / 1.5 and pull + half <= 1.5,
                f"asynchronous over synchronous {said}"),
-        decided(f"{net}: an asynchronous pull is the longer one ({paper(2):.2f} times)", "Table II", [ratio - 1 for ratio in ratios("pull")],
-                f"{said} times, by the longer update; the answers' way alone {way:.3f} times, since after a barrier all leave at once and queue"),
-        judged(f"{net}: an update takes longer when asynchronous ({paper(1):.2f} times)", "Table II", longer - more > 1.3,
-               f"{longer:.2f} ± {more:.2f} times: a worker computes meanwhile on the same processors, where under a barrier it waits", shape=True)]
+        decided(f"{net}: an asynchronous pull is the longer one ({paper(2):.2f} times)", "Table II",
+                [ratio - 1 for ratio in ratios("pull")],
+                f"{said} times, by the longer update; the answers' way alone {way:.3f} times, since after a "
+                "barrier all leave at once and queue"),
+        judged(f"{net}: an update takes longer when asynchronous ({paper(1):.2f} times)", "Table II",
+               longer - more > 1.3,
+               f"{longer:.2f} ± {more:.2f} times: a worker computes meanwhile on the same processors, where "
+               "under a barrier it waits", shape=True)]
 
 
 def resources(lab: Lab) -> Part:
-    """Table II, upper part: processors, memory and files of real processes that write a checkpoint after each pass."""
+    """Table II, upper part: processors, memory and files of real processes that write a checkpoint after
+    each pass."""
     what: dict[str, Any] = {"data": "digits", "workers": 4, "epochs": 3, "seed": lab.seed,
                             "machine": Machine(compute="fixed(0.01)")}  # type: ignore[arg-type]
     used = {}
     for mode, algorithm in ALGORITHM.items():
         lab.say(f"{algorithm} as processes, watched")
         with tempfile.TemporaryDirectory() as folder:
-            used[mode] = run(algorithm, runtime="processes", checkpoint=folder, monitor=True, **what).measured["resources"]
+            used[mode] = run(algorithm, runtime="processes", checkpoint=folder, monitor=True,
+                             **what).measured["resources"]
     lines = []
     for mode, nodes in used.items():
-        lines += [Line(f"{mode}: {node}, processor", processes=f["cpu"], unit="cores") for node, f in nodes.items()]
-        lines += [Line(f"{mode}: resident memory of all", processes=sum(f["rss_max"] for f in nodes.values()) / 1e6, unit="MB"),
-                  Line(f"{mode}: written by all", processes=sum(f["written"] for f in nodes.values()) / 1e6, unit="MB"),
-                  Line(f"{mode}: read by all", processes=sum(f["read"] for f in nodes.values()) / 1e6, unit="MB")]
+        lines += [Line(f"{mode}: {node}, processor", processes=f["cpu"], unit="cores")
+                  for node, f in nodes.items()]
+        lines += [Line(f"{mode}: resident memory of all",
+                       processes=sum(f["rss_max"] for f in nodes.values()) / 1e6, unit="MB"),
+                  Line(f"{mode}: written by all", processes=sum(f["written"] for f in nodes.values()) / 1e6,
+                       unit="MB"),
+                  Line(f"{mode}: read by all", processes=sum(f["read"] for f in nodes.values()) / 1e6,
+                       unit="MB")]
     memory = {mode: sum(f["rss_max"] for f in nodes.values()) for mode, nodes in used.items()}
-    files = {mode: (sum(f["read"] for f in nodes.values()), sum(f["written"] for f in nodes.values())) for mode, nodes in used.items()}
+    files = {mode: (sum(f["read"] for f in nodes.values()), sum(f["written"] for f in nodes.values()))
+             for mode, nodes in used.items()}
     busy = {mode: sum(f["cpu"] for f in nodes.values()) for mode, nodes in used.items()}
     points = 100 * abs(busy["sync"] - busy["async"]) / (os.cpu_count() or 1)
-    claims = [judged("synchronous and asynchronous training need similar memory", "IV-A", max(memory.values()) < 1.2 * min(memory.values()),
+    claims = [judged("synchronous and asynchronous training need similar memory", "IV-A",
+                     max(memory.values()) < 1.2 * min(memory.values()),
                      ", ".join(f"{mode} {v / 1e6:.0f} MB" for mode, v in memory.items()), shape=True),
               judged("and use the processors alike, within 3 points", "Table II", points <= 3,
-                     ", ".join(f"{mode} {v:.2f} cores" for mode, v in busy.items()) + f": {points:.1f} points of this machine's {os.cpu_count()}", shape=True),
-              judged("more is written than read: checkpoints after each pass, data in memory", "IV-A", all(w >= r for r, w in files.values()),
-                     ", ".join(f"{mode} {w / 1e6:.2f} MB written, {r / 1e6:.2f} read" for mode, (r, w) in files.items()), shape=True)]
+                     ", ".join(f"{mode} {v:.2f} cores"
+                               for mode, v in busy.items()) + f": {points:.1f} points of this machine's "
+                                                              f"{os.cpu_count()}", shape=True),
+              judged("more is written than read: checkpoints after each pass, data in memory", "IV-A",
+                     all(w >= r for r, w in files.values()),
+                     ", ".join(f"{mode} {w / 1e6:.2f} MB written, {r / 1e6:.2f} read"
+                               for mode, (r, w) in files.items()), shape=True)]
     panels = [panel for mode, nodes in used.items() for panel in (
-        Panel(f"{mode}: processor time since the start", "seconds", "processor seconds", {node: _since_start(f["samples"]) for node, f in nodes.items()}),
-        Panel(f"{mode}: resident memory", "seconds", "MB", {node: [(s[0], 1e-6 * s[2]) for s in f["samples"] if s[2]] for node, f in nodes.items()}))]
+        Panel(f"{mode}: processor time since the start", "seconds", "processor seconds",
+              {node: _since_start(f["samples"]) for node, f in nodes.items()}),
+        Panel(f"{mode}: resident memory", "seconds", "MB",
+              {node: [(s[0], 1e-6 * s[2]) for s in f["samples"] if s[2]] for node, f in nodes.items()}))]
     return Part("resources", "Processors, memory, files", "Table II", lines, claims, panels, note=(
-        "Real processes of this machine, paced to 10 ms a gradient, watched by `--monitor`; the first process of each run also holds the data. "
-        "The document counts reads and writes in its virtual machines: 4/3500 and 80/1600 synchronously (Inception-v1, ResNet-18), 3/1500 and 50/2000 "
+        "Real processes of this machine, paced to 10 ms a gradient, watched by `--monitor`; the first "
+        "process of each run also holds the data. "
+        "The document counts reads and writes in its virtual machines: 4/3500 and 80/1600 synchronously "
+        "(Inception-v1, ResNet-18), 3/1500 and 50/2000 "
         "asynchronously."))
 
 
@@ -171,15 +237,19 @@ def figure4(lab: Lab) -> Part:
     computing = sum(forward) + sum(backward)
     idle = found.value - computing
     return Part("figure4", "The idle period of layer 1", "Fig. 4", [
-        Line("iteration", None, found.value, unit="layer times"), Line("computing", None, computing, unit="layer times"),
+        Line("iteration", None, found.value, unit="layer times"),
+        Line("computing", None, computing, unit="layer times"),
         Line("idle, at least the exchange of layer 1", None, idle, unit="layer times")], [
-        judged("push, update and pull of all layers but the first can hide behind the backward pass; an idle period remains", "Fig. 4",
+        judged(
+            "push, update and pull of all layers but the first can hide behind the backward pass; an idle period remains", "Fig. 4",
                abs(idle - exchange[0]) < 1e-9, f"idle {idle:g}, exchange of layer 1 {exchange[0]:g}")],
-        note="Forward, backward and exchange of each of three layers take 1, 2 and 1.5; the recurrence of wait-free backpropagation.")
+        note="Forward, backward and exchange of each of three layers take 1, 2 and 1.5; the recurrence of "
+             "wait-free backpropagation.")
 
 
 def real(lab: Lab) -> dict[str, Any]:
-    """What is really trained in virtual time: the digits when quick, else ResNet-18 of width 4 on CIFAR-10."""
+    """What is really trained in virtual time: the digits when quick, else ResNet-18 of width 4 on
+    CIFAR-10."""
     if lab.quick:
         return {"data": "digits", "net": "tiny", "batch": 16, "lr": 0.01, "momentum": 0.9}
     return {"data": "cifar10", "net": "resnet18:4", "batch": 16, "lr": 0.05, "momentum": 0.9}
@@ -188,26 +258,37 @@ def real(lab: Lab) -> dict[str, Any]:
 def figure7(lab: Lab) -> Part:
     """Fig. 7: four, eight and twelve workers, the same number of updates for each worker."""
     steps, seeds = 60 if lab.quick else 150, range(lab.seed, lab.seed + (1 if lab.quick else 5))
-    what = {**real(lab), **({} if lab.quick else {"lr": 0.08}), "servers": 4, "steps": steps, "machine": machine("lognormal(3,0.5)")}
+    what = {**real(lab), **({} if lab.quick else {"lr": 0.08}), "servers": 4, "steps": steps,
+            "machine": machine("lognormal(3,0.5)")}
     curves = _curves(lab, seeds, what)
     slower = {**what, "lr": 0.375 * what["lr"]}
-    lines = _accuracies(curves) + _gentle(_curves(lab, seeds[:3], slower, ("async",), (4, 12), looks=0), slower["lr"])
-    passes = lab.each({(mode, n): _pass(mode, n, what["machine"], lab.seed) for mode in ALGORITHM for n in WORKERS})
+    lines = _accuracies(curves) + _gentle(_curves(lab, seeds[:3], slower, ("async",), (4, 12), evaluations=0),
+                                          slower["lr"])
+    passes = lab.each({(mode, n): _pass(mode, n, what["machine"], lab.seed) for mode in ALGORITHM
+                       for n in WORKERS})
     timing, later, bars = _passes(passes)
-    panels = [Panel(f"{mode}, mean of seeds", "share of the run", "test accuracy", {f"{n} workers": mean_curve(curves[mode, n]) for n in WORKERS})
+    panels = [Panel(f"{mode}, mean of seeds", "share of the run", "test accuracy",
+                    {f"{n} workers": mean_curve(curves[mode, n]) for n in WORKERS})
               for mode in ("async", "sync")]
-    return Part("figure7", "More workers", "Fig. 7", lines + timing, _falling(curves) + later, panels + bars, note=(
-        f"Accuracy: {what['net']} on {what['data']}, {steps} updates of each worker, learning rate {what['lr']:g} and momentum 0.9 for any number of "
-        f"workers, {_seeds(seeds)}. A mean gradient of more workers is better; the same step at a staleness of n - 1 is "
-        f"too long. Whether it is depends on the rate, which is near the largest at which four asynchronous workers learn; the table has both also at "
-        f"three eighths of it, for {_seeds(seeds[:3])}. Four servers, where the document has eight: their number changes no sum (Fig. 9). "
+    return Part("figure7", "More workers", "Fig. 7", lines + timing, _falling(curves) + later, panels + bars,
+                note=(
+        f"Accuracy: {what['net']} on {what['data']}, {steps} updates of each worker, learning rate "
+        f"{what['lr']:g} and momentum 0.9 for any number of "
+        f"workers, {_seeds(seeds)}. A mean gradient of more workers is better; the same step at a staleness "
+        "of n - 1 is "
+        "too long. Whether it is depends on the rate, which is near the largest at which four asynchronous "
+        "workers learn; the table has both also at "
+        f"three eighths of it, for {_seeds(seeds[:3])}. Four servers, where the document has eight: their "
+        "number changes no sum (Fig. 9). "
         "Times: 50,000 images, messages of ResNet-18."))
 
 
-def _curves(lab: Lab, seeds: Sequence[int], arguments: dict[str, Any], modes: Sequence[str] = tuple(ALGORITHM),
-            workers: Sequence[int] = WORKERS, looks: int = 6) -> Curves:
+def _curves(lab: Lab, seeds: Sequence[int], arguments: dict[str, Any],
+            modes: Sequence[str] = tuple(ALGORITHM),
+            workers: Sequence[int] = WORKERS, evaluations: int = 6) -> Curves:
     """Curves by mode and number of workers, one for each seed."""
-    seen = lab.each({(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed, "looks": looks})
+    seen = lab.each(
+        {(mode, n, seed): Trial(ALGORITHM[mode], {**arguments, "workers": n, "seed": seed, "evaluations": evaluations})
                      for mode in modes for n in workers for seed in seeds})
     return {(mode, n): [seen[mode, n, seed].curve for seed in seeds] for mode in modes for n in workers}
 
@@ -236,35 +317,47 @@ def _accuracies(curves: Curves) -> list[Line]:
     """Fig. 7(a, b): accuracy at the end and over the run, and what is lost."""
     lines = []
     for mode, quoted in {"sync": (0.08, None), "async": (0.35, 0.2)}.items():
-        for suffix, found, paper in (("", _part(curves, 1), quoted[0]), (", mean over the run", _part(curves), quoted[1])):
-            lines += [averaged(f"{mode}, {n} workers: accuracy{suffix or ' at the end'}", found[mode, n]) for n in WORKERS]
-            lines.append(averaged(f"{mode}: accuracy lost from 4 to 12 workers{suffix}", _lost(found, mode), paper))
+        for suffix, found, paper in (("", _part(curves, 1), quoted[0]),
+                                     (", mean over the run", _part(curves), quoted[1])):
+            lines += [averaged(f"{mode}, {n} workers: accuracy{suffix or ' at the end'}", found[mode, n])
+                      for n in WORKERS]
+            lines.append(averaged(f"{mode}: accuracy lost from 4 to 12 workers{suffix}", _lost(found, mode),
+                                  paper))
     return lines
 
 
 def _gentle(curves: Curves, rate: float) -> list[Line]:
     """The same at a smaller rate."""
     end = _part(curves, 1)
-    found = {**{f"{n} workers: accuracy at the end": end["async", n] for n in (4, 12)}, "accuracy lost from 4 to 12 workers": _lost(end, "async")}
+    found = {**{f"{n} workers: accuracy at the end": end["async", n] for n in (4, 12)},
+             "accuracy lost from 4 to 12 workers": _lost(end, "async")}
     return [averaged(f"async at a rate of {rate:.3g}, {what}", values) for what, values in found.items()]
 
 
 def _falling(curves: Curves) -> list[Claim]:
     """What Fig. 7(a, b) says of accuracy."""
     mean, early, late = _part(curves), _part(curves, 0, 0.5), _part(curves, 0.5, 1)
-    sync, asyn, first, second = _lost(mean, "sync"), _lost(mean, "async"), _lost(mean, "async", 4, 8), _lost(mean, "async", 8, 12)
+    sync, asyn, first, second = _lost(mean, "sync"), _lost(mean,
+                                                           "async"), _lost(mean, "async", 4, 8), _lost(
+                                                               mean, "async", 8, 12)
     begin, end = _lost(early, "async"), _lost(late, "async")
     return [
-        decided("asynchronous accuracy falls from 4 to 12 workers", "Fig. 7(a)", asyn, f"mean over the run lower by {_points(asyn)}"),
-        decided("asynchronous accuracy falls with each step from 4 over 8 to 12 workers", "Fig. 7(a)", min(first, second, key=sum),
+        decided("asynchronous accuracy falls from 4 to 12 workers", "Fig. 7(a)", asyn,
+                f"mean over the run lower by {_points(asyn)}"),
+        decided("asynchronous accuracy falls with each step from 4 over 8 to 12 workers", "Fig. 7(a)",
+                min(first, second, key=sum),
                 f"mean over the run lower by {_points(first)} from 4 to 8, {_points(second)} from 8 to 12"),
         decided("the gap widens with epochs", "Fig. 7(a)", [b - a for a, b in zip(begin, end)],
                 f"{_points(begin)} in the first half of the run, {_points(end)} in the second"),
-        decided("asynchronous training loses more accuracy than synchronous training at equal updates of each worker", "Fig. 7(a, b)",
-                [a - b for a, b in zip(asyn, sync)], f"{_points(asyn)} against {_points(sync)}, mean over the run"),
+        decided(
+            "asynchronous training loses more accuracy than synchronous training at equal updates of each worker", "Fig. 7(a, b)",
+                [a - b for a, b in zip(asyn, sync)],
+                f"{_points(asyn)} against {_points(sync)}, mean over the run"),
         decided("synchronous accuracy falls from 4 to 12 workers (by 0.08)", "Fig. 7(b)", sync,
-                f"mean over the run lower by {_points(sync)}: at equal updates the mean of more gradients is the better one"),
-        decided("synchronous accuracy loses at most a quarter of that", "Fig. 7(b)", [a / 4 - max(b, 0) for a, b in zip(asyn, sync)],
+                f"mean over the run lower by {_points(sync)}: at equal updates the mean of more gradients is "
+                "the better one"),
+        decided("synchronous accuracy loses at most a quarter of that", "Fig. 7(b)",
+                [a / 4 - max(b, 0) for a, b in zip(asyn, sync)],
                 f"{_points(sync)} against {_points(asyn)}, mean over the run")]
 
 
@@ -273,27 +366,39 @@ def _passes(seen: Mapping[tuple[str, int], Seen]) -> tuple[list[Line], list[Clai
     seconds = {key: run.measured["seconds"] for key, run in seen.items()}
     waiting = {n: seen["sync", n].measured["idle_ratio"] * seconds["sync", n] for n in WORKERS}
     computing = {n: seconds["sync", n] - waiting[n] for n in WORKERS}
-    lines = [Line(f"{mode}, {n} workers: a pass over the images", None, run.predicted("seconds"), seconds[mode, n], unit="s")
+    lines = [Line(f"{mode}, {n} workers: a pass over the images", None, run.predicted("seconds"),
+                  seconds[mode, n], unit="s")
              for (mode, n), run in seen.items()]
     claims = [
         judged("the time of a pass falls when workers are added", "Fig. 7(c)",
                all(seconds[m, 4] > seconds[m, 8] > seconds[m, 12] for m in ALGORITHM),
-               "; ".join(f"{m} " + ", ".join(f"{seconds[m, n]:.0f}" for n in WORKERS) + " s" for m in ALGORITHM), shape=True),
-        judged("asynchronous training is faster", "Fig. 7(c)", all(seconds["async", n] < seconds["sync", n] for n in WORKERS),
-               ", ".join(f"{n} workers: {seconds['async', n] / seconds['sync', n]:.2f} of the time" for n in WORKERS), shape=True),
+               "; ".join(f"{m} " + ", ".join(f"{seconds[m, n]:.0f}" for n in WORKERS) + " s"
+                         for m in ALGORITHM), shape=True),
+        judged("asynchronous training is faster", "Fig. 7(c)",
+               all(seconds["async", n] < seconds["sync", n] for n in WORKERS),
+               ", ".join(f"{n} workers: {seconds['async', n] / seconds['sync', n]:.2f} of the time"
+                         for n in WORKERS), shape=True),
         judged("computing falls with more workers", "Fig. 7(d)", computing[4] > computing[8] > computing[12],
                "synchronous: " + ", ".join(f"{computing[n]:.0f}" for n in WORKERS) + " s", shape=True),
         judged("communicating stays", "Fig. 7(d)", max(waiting.values()) < 1.1 * min(waiting.values()),
-               "what is not computing: " + ", ".join(f"{waiting[n]:.0f}" for n in WORKERS) + " s, nearly all of it the wait for the slowest; it falls with the "
-               f"iterations of a pass, but less than computing: {waiting[12] / waiting[4]:.2f} and {computing[12] / computing[4]:.2f} remain", shape=True)]
-    bars = [Panel("a pass over the images", "workers", "seconds", {m: [(n, seconds[m, n]) for n in WORKERS] for m in ALGORITHM}, "bars"),
-            Panel("synchronous", "workers", "seconds", {"computing": list(computing.items()), "waiting": list(waiting.items())}, "bars")]
+               "what is not computing: "
+               + ", ".join(f"{waiting[n]:.0f}"
+                           for n in WORKERS) + " s, nearly all of it the wait for the slowest; it falls with "
+                                               "the "
+               f"iterations of a pass, but less than computing: {waiting[12] / waiting[4]:.2f} and "
+               f"{computing[12] / computing[4]:.2f} remain", shape=True)]
+    bars = [Panel("a pass over the images", "workers", "seconds",
+                  {m: [(n, seconds[m, n]) for n in WORKERS] for m in ALGORITHM}, "bars"),
+            Panel("synchronous", "workers", "seconds",
+                  {"computing": list(computing.items()), "waiting": list(waiting.items())}, "bars")]
     return lines, claims, bars
 
 
 def figure8(lab: Lab) -> Part:
     """Fig. 8: staleness of asynchronous training by three definitions, over the run."""
-    runs = lab.each({n: _timed("async", machine("lognormal(3,0.5)"), lab.seed, look=ages, workers=n, servers=4, steps=400 if lab.quick else 4067)
+    runs = lab.each(
+        {n: _timed("async", machine("lognormal(3,0.5)"), lab.seed, look=ages, workers=n, servers=4,
+                   steps=400 if lab.quick else 4067)
                      for n in WORKERS})
     seen = {n: run.looked["ages"] for n, run in runs.items()}
     final = {n: found[-1] for n, found in seen.items()}
@@ -303,28 +408,38 @@ def figure8(lab: Lab) -> Part:
                   Line(f"{n} workers: largest staleness, as whole rounds of n updates", paper, None, rounds),
                   Line(f"{n} workers: mean staleness in updates", None, n - 1, mean)]
     claims = [
-        judged("staleness grows with the number of workers", "Fig. 8", all(final[4][i] <= final[8][i] <= final[12][i] > final[4][i] for i in (1, 2, 3)),
+        judged("staleness grows with the number of workers", "Fig. 8",
+               all(final[4][i] <= final[8][i] <= final[12][i] > final[4][i] for i in (1, 2, 3)),
                "mean in updates " + ", ".join(f"{final[n][1]:.2f}" for n in WORKERS) + "; whole rounds "
-               + ", ".join(f"{final[n][2]}" for n in WORKERS) + "; clocks apart " + ", ".join(f"{final[n][3]}" for n in WORKERS),
+               + ", ".join(f"{final[n][2]}" for n in WORKERS) + "; clocks apart "
+               + ", ".join(f"{final[n][3]}" for n in WORKERS),
                shape=True),
         judged("its mean in updates is n - 1", "conservation of gradients in flight",
                all(abs(final[n][1] - (n - 1)) <= (0.03 if lab.quick else 0.01) * (n - 1) for n in WORKERS),
-               ", ".join(f"{final[n][1]:.2f} for {n}" for n in WORKERS) + "; less than n - 1 where a run ends, since workers that are done push no more"),
-        judged("staleness increases with more epochs", "IV-B", all(seen[n][-1][3] > seen[n][0][3] for n in WORKERS),
+               ", ".join(f"{final[n][1]:.2f} for {n}"
+                         for n in WORKERS) + "; less than n - 1 where a run ends, since workers that are "
+                                             "done push no more"),
+        judged("staleness increases with more epochs", "IV-B",
+               all(seen[n][-1][3] > seen[n][0][3] for n in WORKERS),
                "clocks apart drift: " + "; ".join(" ".join(str(row[3]) for row in seen[n]) for n in WORKERS)
                + ". The mean in updates stays, whole rounds hardly grow", shape=True)]
-    panels = [Panel(title, "share of the run", y, {f"{n} workers": [(row[0], row[i]) for row in seen[n]] for n in WORKERS})
-              for title, y, i in (("in updates", "mean, updates", 1), ("in rounds", "largest, rounds of n updates", 2),
+    panels = [Panel(title, "share of the run", y,
+                    {f"{n} workers": [(row[0], row[i]) for row in seen[n]] for n in WORKERS})
+              for title, y, i in (("in updates", "mean, updates", 1),
+                                  ("in rounds", "largest, rounds of n updates", 2),
                                   ("clocks apart", "largest, iterations", 3))]
     return Part("figure8", "Staleness over the run", "Fig. 8", lines, claims, panels, note=(
-        "The document's largest are 1, 2 and 4, the 4 at epoch 13. They cannot count updates, whose mean is n - 1 by conservation, and stand beside both "
-        "other readings: whole rounds come near their size, clocks apart drift without bound, as its sentence on epochs wants; how fast "
+        "The document's largest are 1, 2 and 4, the 4 at epoch 13. They cannot count updates, whose mean is "
+        "n - 1 by conservation, and stand beside both "
+        "other readings: whole rounds come near their size, clocks apart drift without bound, as its "
+        "sentence on epochs wants; how fast "
         "depends on how unequal the machines are. No reading gives both."))
 
 
 def figure9(lab: Lab) -> Part:
     """Fig. 9: more servers on the same machines."""
-    base = {**real(lab), "workers": 4, "steps": 40 if lab.quick else 100, "seed": lab.seed, "machine": machine("fixed(3)")}
+    base = {**real(lab), "workers": 4, "steps": 40 if lab.quick else 100, "seed": lab.seed,
+            "machine": machine("fixed(3)")}
     seen = lab.each({(m, k): Trial(ALGORITHM[m], {**base, "servers": k}) for m in ALGORITHM for k in (4, 8)})
     same = seen["sync", 4].the_result.parameters_sha256 == seen["sync", 8].the_result.parameters_sha256
     apart = abs(seen["async", 4].accuracy - seen["async", 8].accuracy)
@@ -332,43 +447,61 @@ def figure9(lab: Lab) -> Part:
     timing, slower, bars = _more_servers(lab)
     claims = [
         judged("the number of servers does not change accuracy", "Fig. 9(a, b)", same and apart < 0.05,
-               f"synchronous: {'the same bits' if same else 'other bits'}; asynchronous: {100 * apart:.1f} points apart"),
+               f"synchronous: {'the same bits' if same else 'other bits'}; asynchronous: {100 * apart:.1f} "
+               "points apart"),
         judged("small batches need more servers", "IV-D", gain[16] > 1.05 * gain[512],
-               ", ".join(f"batch {b}: {g:.2f} times as fast with 8 servers as with 4" for b, g in gain.items()) + ", on a machine each and links of 125 MB/s; "
+               ", ".join(f"batch {b}: {g:.2f} times as fast with 8 servers as with 4"
+                         for b, g in gain.items()) + ", on a machine each and links of 125 MB/s; "
                "the document's own Fig. 9 has more servers slower, on the same machines", shape=True)]
     size = _parameters("resnet18") / _parameters("inception")
     return Part("figure9", "More servers", "Fig. 9", timing, claims + slower, bars, note=(
-        "Slices of the model over more servers change no sum; only times. Four virtual machines with a worker and one or two servers each, which share its "
-        "processors. An update takes 5.7 ms alone, with eight servers as with four: in Table II it takes no longer for ResNet-18 than for Inception-v1, "
-        f"which has 1/{size:.1f} of the weights, so its cost is not that of its bytes. Gradients of 3 s with coefficient of variation 0.5 assumed, the "
+        "Slices of the model over more servers change no sum; only times. Four virtual machines with a "
+        "worker and one or two servers each, which share its "
+        "processors. An update takes 5.7 ms alone, with eight servers as with four: in Table II it takes no "
+        "longer for ResNet-18 than for Inception-v1, "
+        f"which has 1/{size:.1f} of the weights, so its cost is not that of its bytes. Gradients of 3 s with "
+        "coefficient of variation 0.5 assumed, the "
         "same draws for either number of servers."))
 
 
 def _more_servers(lab: Lab) -> tuple[list[Line], list[Claim], list[Panel]]:
-    """Fig. 9(c, d): time of a pass over the images with four and eight servers, of a gradient and of an exchange."""
+    """Fig. 9(c, d): time of a pass over the images with four and eight servers, of a gradient and of an
+    exchange."""
     vm, seeds = machine("lognormal(3,0.5)"), range(lab.seed, lab.seed + (3 if lab.quick else 5))
-    runs = lab.each({(m, k, s): _pass(m, 4, vm, s, k, exchanges) for m in ALGORITHM for k in (4, 8) for s in seeds})
-    cheap = lab.each({(m, s): _pass(m, 4, vm.with_(update=UPDATE / 2), s, 8) for m in ALGORITHM for s in seeds})
+    runs = lab.each({(m, k, s): _pass(m, 4, vm, s, k, exchanges) for m in ALGORITHM for k in (4, 8)
+                     for s in seeds})
+    cheap = lab.each({(m, s): _pass(m, 4, vm.with_(update=UPDATE / 2), s, 8) for m in ALGORITHM
+                      for s in seeds})
     lines, claims, more, longer = [], [], {}, {}
     for m in ALGORITHM:
         of = {k: [runs[m, k, s] for s in seeds] for k in (4, 8)}
-        found = {k: {"a pass": [r.measured["seconds"] for r in of[k]], "a gradient": [r.looked["gradient"] for r in of[k]],
+        found = {k: {"a pass": [r.measured["seconds"] for r in of[k]],
+                     "a gradient": [r.looked["gradient"] for r in of[k]],
                      "an exchange": [r.looked["push"] + r.looked["pull"] for r in of[k]]} for k in of}
-        lines += [averaged(f"{m}, {k} servers: {what}", values, None, of[k][0].predicted("seconds") if what == "a pass" else None, "s")
+        lines += [averaged(f"{m}, {k} servers: {what}", values, None,
+                           of[k][0].predicted("seconds") if what == "a pass" else None, "s")
                   for k in of for what, values in found[k].items()]
         longer[m] = {what: [b - a for a, b in zip(found[4][what], found[8][what])] for what in found[4]}
-        more[m] = longer[m]["a pass"], [cheap[m, s].measured["seconds"] - a for s, a in zip(seeds, found[4]["a pass"])]
+        more[m] = longer[m]["a pass"], [cheap[m, s].measured["seconds"] - a
+                                        for s, a in zip(seeds, found[4]["a pass"])]
         gradient, exchange = longer[m]["a gradient"], longer[m]["an exchange"]
         both = all(mean > half + 1e-9 for mean, half in map(interval, (gradient, exchange)))
         claims.append(judged(f"{m}: computing and exchanging both take longer", "Fig. 9(c, d)", both,
-                             f"a gradient longer by {_span(gradient, 1e3)} ms, an exchange by {_span(exchange, 1e3)} ms"
-                             + ("; under a barrier a worker waits while servers update, so they take no processor from a gradient" if m == "sync" else ""),
+                             f"a gradient longer by {_span(gradient, 1e3)} ms, an exchange by "
+                             f"{_span(exchange, 1e3)} ms"
+                             + (
+                                 "; under a barrier a worker waits while servers update, so they take no processor from a gradient" if m == "sync" else ""),
                              shape=True))
-        lines += [averaged(f"{m}: {what} longer with eight servers", values, unit="s") for what, values in longer[m].items()]
-    claims.insert(0, decided("time rises with the number of servers on the same machines", "Fig. 9(c, d)", min(more["sync"][0], more["async"][0], key=sum),
-                             "; ".join(f"{m} by {_span(a)} s (if updates of half the weights took half as long: by {_span(b)} s)"
+        lines += [averaged(f"{m}: {what} longer with eight servers", values, unit="s")
+                  for what, values in longer[m].items()]
+    claims.insert(0, decided("time rises with the number of servers on the same machines", "Fig. 9(c, d)",
+                             min(more["sync"][0], more["async"][0], key=sum),
+                             "; ".join(
+                                 f"{m} by {_span(a)} s (if updates of half the weights took half as long: by "
+                                 f"{_span(b)} s)"
                                        for m, (a, b) in more.items())))
-    panels = [Panel(what, "servers", "seconds more than with four", {m: [(4, 0.0), (8, float(np.mean(longer[m][what])))] for m in ALGORITHM}, "bars")
+    panels = [Panel(what, "servers", "seconds more than with four",
+                    {m: [(4, 0.0), (8, float(np.mean(longer[m][what])))] for m in ALGORITHM}, "bars")
               for what in ("a pass", "a gradient", "an exchange")]
     return lines, claims, panels
 
@@ -381,8 +514,10 @@ def _span(found: Sequence[float], scale: float = 1.0) -> str:
 
 def _gain(batch: int) -> float:
     """How many times as fast eight servers are as four, on machines of their own, by formula."""
-    thin = Machine(compute=f"fixed({_gradient(batch):g})", latency=0.01, bandwidth=125e6)  # type: ignore[arg-type]
-    four, eight = (predict("bsp", net=f"phantom:{_parameters('inception')}", data="none", workers=4, servers=k, steps=100, batch=batch, machine=thin)
+    thin = Machine(compute=f"fixed({_gradient(batch):g})", latency=0.01,
+                   bandwidth=125e6)  # type: ignore[arg-type]
+    four, eight = (predict("bsp", net=f"shapes:{_parameters('inception')}", data="none", workers=4,
+                           servers=k, steps=100, batch=batch, machine=thin)
                    ["seconds_per_iteration"].value for k in (4, 8))
     return float(four / eight)
 
@@ -392,35 +527,54 @@ def figure10(lab: Lab) -> Part:
     batches = (4, 8, 16, 32, 64) if lab.quick else (16, 32, 64, 128, 256, 512)
     what = {**real(lab), "workers": 4, "servers": 4, "epochs": 3, "momentum": 0.0, "lr": 0.1}
     seeds = range(lab.seed, lab.seed + (2 if lab.quick else 1))
-    seen = lab.each({(m, b, s): Trial(ALGORITHM[m], {**what, "batch": b, "seed": s, "machine": machine(f"lognormal({_gradient(b):g},0.3)")})
+    seen = lab.each(
+        {(m, b, s): Trial(ALGORITHM[m],
+                          {**what, "batch": b, "seed": s,
+                           "machine": machine(f"lognormal({_gradient(b):g},0.3)")})
                      for m in ALGORITHM for b in batches for s in seeds})
-    accuracy = {(m, b): float(np.mean([seen[m, b, s].accuracy for s in seeds])) for m in ALGORITHM for b in batches}
-    seconds = {(m, b): float(np.mean([seen[m, b, s].measured["seconds"] for s in seeds if seen[m, b, s].result])) for m in ALGORITHM for b in batches}
+    accuracy = {(m, b): float(np.mean([seen[m, b, s].accuracy for s in seeds])) for m in ALGORITHM
+                for b in batches}
+    seconds = {
+        (m, b): float(np.mean([seen[m, b, s].measured["seconds"] for s in seeds if seen[m, b, s].result]))
+        for m in ALGORITHM for b in batches}
     gains = {m: [1 - seconds[m, b] / seconds[m, a] for a, b in zip(batches, batches[1:])] for m in ALGORITHM}
     paper = {("sync", 16): 0.79, ("async", 16): 0.74, ("sync", 512): 0.52, ("async", 512): 0.44}
-    lines = [Line(f"{m}, batch {b}: accuracy after three passes", None if lab.quick else paper.get((m, b)), None, accuracy[m, b])
+    lines = [Line(f"{m}, batch {b}: accuracy after three passes", None if lab.quick else paper.get((m, b)),
+                  None, accuracy[m, b])
              for m in ALGORITHM for b in batches]
-    lines += [Line(f"{m}: time saved by the first doubling", {"sync": 0.51, "async": 0.54}[m], None, gains[m][0]) for m in ALGORITHM]
+    lines += [Line(f"{m}: time saved by the first doubling", {"sync": 0.51, "async": 0.54}[m], None,
+                   gains[m][0]) for m in ALGORITHM]
     low, high = batches[0], batches[-1]
     claims = [
-        judged("time falls with the batch, each doubling saving less", "Fig. 10", all(g == sorted(g, reverse=True) and g[-1] > -0.02 for g in gains.values()),
-               "; ".join(f"{m} " + ", ".join(f"{g:.0%}" for g in found) for m, found in gains.items()), shape=True),
+        judged("time falls with the batch, each doubling saving less", "Fig. 10",
+               all(g == sorted(g, reverse=True) and g[-1] > -0.02 for g in gains.values()),
+               "; ".join(f"{m} " + ", ".join(f"{g:.0%}" for g in found) for m, found in gains.items()),
+               shape=True),
         judged("the first doubling saves 51 % and 54 %", "IV-D", all(g[0] > 0.5 for g in gains.values()),
-               f"{gains['sync'][0]:.0%} and {gains['async'][0]:.0%}: halving the number of iterations saves at most half unless an iteration itself "
+               f"{gains['sync'][0]:.0%} and {gains['async'][0]:.0%}: halving the number of iterations saves "
+               "at most half unless an iteration itself "
                "becomes cheaper with a larger batch"),
-        judged("a larger batch gives a lower accuracy after three passes", "Fig. 10", all(accuracy[m, low] > accuracy[m, high] for m in ALGORITHM),
-               "; ".join(f"{m} {accuracy[m, low]:.2f} to {accuracy[m, high]:.2f}" for m in ALGORITHM), shape=True),
+        judged("a larger batch gives a lower accuracy after three passes", "Fig. 10",
+               all(accuracy[m, low] > accuracy[m, high] for m in ALGORITHM),
+               "; ".join(f"{m} {accuracy[m, low]:.2f} to {accuracy[m, high]:.2f}" for m in ALGORITHM),
+               shape=True),
         decided("asynchronous accuracy is the lower after three passes (.74 and .79, .44 and .52)", "Fig. 10",
                 [accuracy["sync", b] - accuracy["async", b] for b in batches],
                 ", ".join(f"{accuracy['async', b]:.2f}/{accuracy['sync', b]:.2f}" for b in batches)
-                + " (async/sync): n times the updates weigh more here than their staleness of n - 1; judged over the batches"),
-        untestable("asynchronous training has the higher accuracy after three passes", "IV-D", "the sentence contradicts the document's own figures")]
-    panels = [Panel("three passes", "batch", "seconds", {m: [(b, seconds[m, b]) for b in batches] for m in ALGORITHM}, log="xy"),
+                + " (async/sync): n times the updates weigh more here than their staleness of n - 1; judged "
+                  "over the batches"),
+        untestable("asynchronous training has the higher accuracy after three passes", "IV-D",
+                   "the sentence contradicts the document's own figures")]
+    panels = [Panel("three passes", "batch", "seconds",
+                    {m: [(b, seconds[m, b]) for b in batches] for m in ALGORITHM}, log="xy"),
               Panel("after three passes", "batch", "test accuracy", {
                   **{m: [(b, accuracy[m, b]) for b in batches] for m in ALGORITHM},
-                  **({} if lab.quick else {f"{m} (paper)": [(b, a) for (mode, b), a in paper.items() if mode == m] for m in ALGORITHM})}, log="x")]
+                  **({} if lab.quick
+                     else {f"{m} (paper)": [(b, a) for (mode, b), a in paper.items() if mode == m]
+                           for m in ALGORITHM})}, log="x")]
     return Part("figure10", "Batch sizes", "Fig. 10", lines, claims, panels, note=(
-        f"{what['net']} on {what['data']} without momentum, rate {what['lr']:g}, four workers and servers, {_seeds(seeds)}. "
+        f"{what['net']} on {what['data']} without momentum, rate {what['lr']:g}, four workers and servers, "
+        f"{_seeds(seeds)}. "
         "Time of a gradient assumed: 0.5 s and 20 ms an image."))
 
 
@@ -435,7 +589,8 @@ def figure11(lab: Lab) -> Part:
 
     def idle(workers: int, servers: int, seconds: float) -> tuple[float | None, float]:
         vm = each.with_(compute=f"fixed({seconds:g})")
-        run = lab.runs([_timed("sync", vm, lab.seed, "inception", workers=workers, servers=servers, steps=100)])[0]
+        run = lab.runs(
+            [_timed("sync", vm, lab.seed, "inception", workers=workers, servers=servers, steps=100)])[0]
         return run.predicted("idle_ratio"), float(run.measured["idle_ratio"])
 
     ratios = {f"{k}:{n}": idle(n, k, 0.02 * 96 / n) for k, n in ((1, 3), (2, 2), (3, 1))}
@@ -449,29 +604,42 @@ def figure11(lab: Lab) -> Part:
     falls = [s for _, s in ratios.values()], [s for _, s in batches.values()]
     curve = [latencies[ms][1] for ms in (10, 100, 200)]
     claims = [
-        judged("idleness falls from 1:3 over 2:2 to 3:1 servers to workers", "Fig. 11(a)", falls[0] == sorted(falls[0], reverse=True),
+        judged("idleness falls from 1:3 over 2:2 to 3:1 servers to workers", "Fig. 11(a)",
+               falls[0] == sorted(falls[0], reverse=True),
                ", ".join(f"{v:.0%}" for v in falls[0]), shape=True),
-        judged("idleness falls with the batch", "Fig. 11(b)", falls[1] == sorted(falls[1], reverse=True), ", ".join(f"{v:.0%}" for v in falls[1]), shape=True),
-        judged("idleness rises with latency from 10 % to 72 %", "Fig. 11(c)", all(abs(latencies[ms][0] - q) <= 0.03 for ms, q in quoted.items() if q),
-               "one fitted figure, computing of 160 ms: " + ", ".join(f"{latencies[ms][0]:.0%}" for ms in quoted)),
-        judged("the rise is concave", "Fig. 11(c)", (curve[1] - curve[0]) / 90 > (curve[2] - curve[1]) / 100, ", ".join(f"{v:.1%}" for v in curve)),
+        judged("idleness falls with the batch", "Fig. 11(b)", falls[1] == sorted(falls[1], reverse=True),
+               ", ".join(f"{v:.0%}" for v in falls[1]), shape=True),
+        judged("idleness rises with latency from 10 % to 72 %", "Fig. 11(c)",
+               all(abs(latencies[ms][0] - q) <= 0.03 for ms, q in quoted.items() if q),
+               "one fitted figure, computing of 160 ms: "
+               + ", ".join(f"{latencies[ms][0]:.0%}" for ms in quoted)),
+        judged("the rise is concave", "Fig. 11(c)", (curve[1] - curve[0]) / 90 > (curve[2] - curve[1]) / 100,
+               ", ".join(f"{v:.1%}" for v in curve)),
         judged("paced processes are as idle as the formula says, within 5 points", "ours",
-               all(abs(p - f) <= 0.05 for f, _, p in latencies.values()), ", ".join(f"{p:.1%} for {f:.1%}" for f, _, p in latencies.values()))]
+               all(abs(p - f) <= 0.05 for f, _, p in latencies.values()),
+               ", ".join(f"{p:.1%} for {f:.1%}" for f, _, p in latencies.values()))]
     panels = [Panel("servers to workers", "workers; the others of four are servers", "share of time idle",
-                    {"bsp": [(n, ratios[key][1]) for key, n in (("1:3", 3), ("2:2", 2), ("3:1", 1))]}, "bars"),
-              Panel("batch", "batch", "share of time idle", {"bsp": [(b, s) for b, (_, s) in batches.items()]}, "bars"),
+                    {"bsp": [(n, ratios[key][1]) for key, n in (("1:3", 3), ("2:2", 2), ("3:1", 1))]},
+                    "bars"),
+              Panel("batch", "batch", "share of time idle",
+                    {"bsp": [(b, s) for b, (_, s) in batches.items()]}, "bars"),
               Panel("latency", "latency, ms", "share of time idle", {
-                  "formula": [(ms, f) for ms, (f, _, _) in latencies.items()], "simulated": [(ms, s) for ms, (_, s, _) in latencies.items()],
-                  "processes": [(ms, p) for ms, (_, _, p) in latencies.items()], "(paper)": [(ms, q) for ms, q in quoted.items() if q]})]
+                  "formula": [(ms, f) for ms, (f, _, _) in latencies.items()],
+                  "simulated": [(ms, s) for ms, (_, s, _) in latencies.items()],
+                  "processes": [(ms, p) for ms, (_, _, p) in latencies.items()],
+                  "(paper)": [(ms, q) for ms, q in quoted.items() if q]})]
     return Part("figure11", "Idleness", "Fig. 11", lines, claims, panels, note=(
-        "A batch is split over the workers, so fewer workers have more work each (a). Idle = 2 latency / (2 latency + computing) fixes computing "
-        f"at 160 ms by least squares on the two quoted points (c).{' Times are divided by four.' if lab.quick else ''}"))
+        "A batch is split over the workers, so fewer workers have more work each (a). Idle = 2 latency / (2 "
+        "latency + computing) fixes computing "
+        "at 160 ms by least squares on the two quoted points "
+        f"(c).{' Times are divided by four.' if lab.quick else ''}"))
 
 
 def _latency(lab: Lab, ms: float, scale: float) -> tuple[float, float, float]:
     """Idle share at a latency: formula, simulation, and paced processes of a small problem."""
     link = Machine(compute=f"fixed({0.16 * scale:g})", latency=1e-3 * ms * scale)  # type: ignore[arg-type]
-    common: dict[str, Any] = {"workers": 4, "servers": 4, "steps": 20 if lab.quick else 30, "machine": link, "seed": lab.seed}
+    common: dict[str, Any] = {"workers": 4, "servers": 4, "steps": 20 if lab.quick else 30, "machine": link,
+                              "seed": lab.seed}
     formula = predict("bsp", **common)["idle_ratio"].value
     simulated, processes = lab.runs([Trial("bsp", common), Trial("bsp", common, "processes")])
     return formula, simulated.measured["idle_ratio"], processes.measured["idle_ratio"]
@@ -481,20 +649,30 @@ def summary(lab: Lab) -> Part:
     """The summary of the study (2020), which has no figures: slowest worker, stale updates, it depends."""
     speeds = {"equal machines": (1.0,) * 4, "one machine at a quarter": (1.0, 1.0, 1.0, 0.25)}
     what = {"data": "quadratic", "workers": 4, "steps": 40, "seed": lab.seed}
-    vms = {name: Machine(compute="fixed(1)", speeds=each) for name, each in speeds.items()}  # type: ignore[arg-type]
-    seen = lab.each({(mode, name): Trial(ALGORITHM[mode], {**what, "machine": vm}, look=pace) for mode in ALGORITHM for name, vm in vms.items()})
+    vms = {name: Machine(compute="fixed(1)", speeds=each)
+           for name, each in speeds.items()}  # type: ignore[arg-type]
+    seen = lab.each({(mode, name): Trial(ALGORITHM[mode], {**what, "machine": vm}, look=pace)
+                     for mode in ALGORITHM for name, vm in vms.items()})
     rate = {key: run.looked["pace"] for key, run in seen.items()}
-    stale = {mode: max(row[1] for row in seen[mode, "one machine at a quarter"].looked["ages"]) for mode in ALGORITHM}
+    stale = {mode: max(row[1] for row in seen[mode, "one machine at a quarter"].looked["ages"])
+             for mode in ALGORITHM}
     faster = {name: rate["async", name] / rate["sync", name] for name in speeds}
     step = seen["sync", "one machine at a quarter"].measured["seconds_per_iteration"]
     return Part("summary", "The summary of the study", "summary, 2020", [
-        Line(f"{mode}, {name}: gradients a second", None, None, found) for (mode, name), found in rate.items()], [
-        judged("synchronous training is consistent", "summary", stale["sync"] == 0, f"staleness {stale['sync']:g}: every gradient is of the newest model"),
-        judged("and as slow as the slowest worker", "summary", abs(step / 4 - 1) < 0.02, f"an iteration takes {step:.2f} s, the slow machine's gradient 4 s"),
-        judged("asynchronous training is faster, with stale updates", "summary", faster["one machine at a quarter"] > 1 and stale["async"] > 0,
-               f"{faster['one machine at a quarter']:.2f} times the gradients a second, mean staleness {stale['async']:.2f}", shape=True),
-        judged("which is best depends on the workload", "summary", faster["equal machines"] < 1.05 < faster["one machine at a quarter"],
-               "on the machines, here: gradients a second gained " + ", ".join(f"{name} {x:.2f} times" for name, x in faster.items())
+        Line(f"{mode}, {name}: gradients a second", None, None, found)
+        for (mode, name), found in rate.items()], [
+        judged("synchronous training is consistent", "summary", stale["sync"] == 0,
+               f"staleness {stale['sync']:g}: every gradient is of the newest model"),
+        judged("and as slow as the slowest worker", "summary", abs(step / 4 - 1) < 0.02,
+               f"an iteration takes {step:.2f} s, the slow machine's gradient 4 s"),
+        judged("asynchronous training is faster, with stale updates", "summary",
+               faster["one machine at a quarter"] > 1 and stale["async"] > 0,
+               f"{faster['one machine at a quarter']:.2f} times the gradients a second, mean staleness "
+               f"{stale['async']:.2f}", shape=True),
+        judged("which is best depends on the workload", "summary",
+               faster["equal machines"] < 1.05 < faster["one machine at a quarter"],
+               "on the machines, here: gradients a second gained "
+               + ", ".join(f"{name} {x:.2f} times" for name, x in faster.items())
                + "; what staleness costs is Fig. 7's", shape=True)],
         note="Four workers on the quadratic problem in virtual time, without a network: only speeds differ.")
 
@@ -507,4 +685,6 @@ An update takes longer when asynchronous, because it shares processors with work
 same machines cost time if the cost of an update does not shrink with its slice, and then less than a hundredth. Doubling a batch cannot save more
 than half of the time, unless an iteration becomes cheaper: the document's figure is of its virtual machines, not of the algorithms."""
 
-DOCUMENT = Document(__doc__.split("\n")[0], (table2, resources, figure4, figure7, figure8, figure9, figure10, figure11, summary), LEARN)
+DOCUMENT = Document(__doc__.split("\n")[0],
+                    (table2, resources, figure4, figure7, figure8, figure9, figure10, figure11, summary),
+                    LEARN)

@@ -1,4 +1,5 @@
-"""Runs the trials of a study: in parallel where time is virtual, and each only once, since results are kept by their inputs."""
+"""Runs the trials of a study: in parallel where time is virtual, and each only once, since results are
+kept by their inputs."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import refsgd
-from refsgd.data.sets import user_cache
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment
-from refsgd.experiment import default_net
-from refsgd.kernel_cache import can_write
-from refsgd.machine import Machine
-from refsgd.result import Result
-from refsgd.running import run
+from refsgd.experiment.prepare import default_net
+from refsgd.experiment.result import Result
+from refsgd.experiment.run import run
+from refsgd.problems.data.sets import user_cache
+from refsgd.problems.nn.kernel_cache import can_write
 from refsgd.runtimes.fork import can_fork
 
 Look = Callable[[Result], dict[str, Any]]
@@ -34,7 +35,8 @@ Key = TypeVar("Key")
 
 
 class Seen(NamedTuple):
-    """What a trial gave: its result (without a trace), what was looked up in the trace, or why there is none."""
+    """What a trial gave: its result (without a trace), what was looked up in the trace, or why there is
+    none."""
 
     result: Result | None
     looked: dict[str, Any]
@@ -61,7 +63,8 @@ class Seen(NamedTuple):
     def curve(self) -> Curve:
         """Test accuracy over the share of the run's updates; chance all along if the run diverged."""
         rows = self.result.history if self.result else []
-        return [(row[1] / rows[-1][1], row[4]) for row in rows] if len(rows) > 1 else [(0.0, self.accuracy), (1.0, self.accuracy)]
+        return [(row[1] / rows[-1][1], row[4])
+                for row in rows] if len(rows) > 1 else [(0.0, self.accuracy), (1.0, self.accuracy)]
 
     def predicted(self, figure: str) -> float | None:
         """What the formula of a figure says; None where there is none."""
@@ -78,7 +81,8 @@ class Trial:
     algorithm : str or callable
         A name of the catalogue, or a deployment function of a module.
     arguments : dict
-        As `refsgd.run`, but that nothing is looked at along the way unless "looks" says so, for a curve; JSON values but for the machine.
+        As `refsgd.run`, but that nothing is looked at along the way unless "evaluations" says so, for a curve; JSON
+        values but for the machine.
     runtime : str
     look : callable, optional
         Figures that a study reads from the trace, as JSON values; a function of a module.
@@ -94,17 +98,20 @@ class Trial:
         """SHA-256 of everything that the result depends on: the arguments and the library's source."""
         told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
         look = inspect.getsource(self.look) if self.look else ""
-        algorithm = self.algorithm if isinstance(self.algorithm, str) else inspect.getsource(inspect.getmodule(self.algorithm) or self.algorithm)
+        algorithm = self.algorithm if isinstance(self.algorithm,
+                                                 str) else inspect.getsource(
+                                                     inspect.getmodule(self.algorithm) or self.algorithm)
         text = json.dumps([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
         """Run it; the outcome as JSON."""
         try:
-            result = run(self.algorithm, runtime=self.runtime, **{"looks": 0, **self.arguments})
+            result = run(self.algorithm, runtime=self.runtime, **{"evaluations": 0, **self.arguments})
         except FloatingPointError as error:  # diverged: itself a finding
             return json.dumps({"result": None, "looked": {}, "failed": str(error)})
-        return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {}, "failed": ""})
+        return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {},
+                           "failed": ""})
 
 
 @functools.cache
@@ -119,12 +126,15 @@ def fingerprint() -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where results are kept: ``refsgd/studies`` in the user's cache; None, with a warning, where nothing can be written."""
+    """Where results are kept: ``refsgd/studies`` in the user's cache; None, with a warning, where nothing
+    can be written."""
     cache = user_cache()
     if cache is not None and can_write(cache):
         return cache / "studies"
     where = f"nothing can be written to {cache}" if cache else "this user has no home directory"
-    warnings.warn(f"results are not kept, since {where}; expected XDG_CACHE_HOME to name a folder that you may write to", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"results are not kept, since {where}; expected XDG_CACHE_HOME to name a folder that you may write "
+        "to", RuntimeWarning, stacklevel=2)
     return None
 
 
@@ -152,7 +162,8 @@ class Lab:
     3
     """
 
-    def __init__(self, quick: bool, seed: int = 0, cache: Path | None = None, say: Callable[[str], None] | None = None,
+    def __init__(self, quick: bool, seed: int = 0, cache: Path | None = None,
+                 say: Callable[[str], None] | None = None,
                  workers: int | None = None) -> None:
         self.quick, self.seed, self.cache = quick, seed, cache
         self.say = say or (lambda text: None)
@@ -184,7 +195,9 @@ class Lab:
             yield from map(_perform_keyed, virtual)
         for key, trial in missing.items():  # paced processes need the machine for themselves
             if trial.runtime != "simulator":
-                self.say(f"{trial.algorithm if isinstance(trial.algorithm, str) else trial.algorithm.__name__} as {trial.runtime}")
+                self.say(
+                    f"{trial.algorithm if isinstance(trial.algorithm, str) else trial.algorithm.__name__} as "
+                    f"{trial.runtime}")
                 yield key, trial.perform()
 
     def _kept(self, key: str) -> str | None:
@@ -229,12 +242,12 @@ def _seen(text: str | None) -> Seen:
 
 def compile_kernels(trials: Iterator[Trial] | Sequence[Trial]) -> None:
     """Load the kernels of the trials' nets in this process, so that forked ones have them."""
-    from refsgd.data import load
-    from refsgd.nn import nets
+    from refsgd.problems.data import load
+    from refsgd.problems.nn import nets
 
     wanted = {(t.arguments.get("data", "digits"), t.arguments.get("net")) for t in trials}
     for data, net in sorted(wanted, key=str):
-        if data not in ("quadratic", "integers", "none") and not str(net).startswith("phantom:"):
+        if data not in ("quadratic", "integers", "none") and not str(net).startswith("shapes:"):
             nets.build(net or default_net(data), load(data).train_images.shape[1:]).compile()
 
 
@@ -252,4 +265,6 @@ def over(curve: Curve, since: float = 0.0, until: float = 1.0) -> float:
 def mean_curve(curves: Sequence[Curve]) -> Curve:
     """Mean of several runs' curves, at the points of the longest."""
     xs = [x for x, _ in max(curves, key=len)]
-    return [(x, float(np.mean([np.interp(x, [a for a, _ in curve], [y for _, y in curve]) for curve in curves]))) for x in xs]
+    return [
+        (x, float(np.mean([np.interp(x, [a for a, _ in curve], [y for _, y in curve]) for curve in curves])))
+        for x in xs]

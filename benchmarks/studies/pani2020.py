@@ -1,4 +1,5 @@
-"""Pani, Hand and Yalamanchili, "Performance Analysis of Distributed Deep Learning", report for CSE 812, Michigan State University, 2020.
+"""Pani, Hand and Yalamanchili, "Performance Analysis of Distributed Deep Learning", report for CSE 812,
+Michigan State University, 2020.
 
 Data parallelism over the GPUs of one machine for a small and for a larger net, by batch size; and what a slow
 machine beside a fast one can contribute.  A batch is split over the devices, as PyTorch's DataParallel does.
@@ -13,12 +14,13 @@ import numpy as np
 
 from benchmarks.studies.lab import Lab, Trial
 from benchmarks.studies.study import Document, Line, Panel, Part, decided, interval, judged, shown, untestable
-from refsgd.machine import Machine
-from refsgd.nn import nets
-from refsgd.theory import heterogeneous
+from refsgd.cluster.machine import Machine
+from refsgd.problems.nn import nets
+from refsgd.theory.phenomena import heterogeneous
 
 DEVICES = (1, 2, 4, 8)
-#: assumed of the GPUs, which the report does not state: a third of the peak of an RTX 2080 Ti, PCIe, one launch of all kernels
+#: assumed of the GPUs, which the report does not state: a third of the peak of an RTX 2080 Ti, PCIe, one
+#: launch of all kernels
 RATE, BUS, LAUNCH = 4e12, 12e9, 2e-4  # FLOP/s, bytes/s, s
 IMAGES = {"mnist": 60_000, "digits": 1437}  # of a pass
 SMALLEST = 32  # of the report's batches
@@ -45,17 +47,24 @@ def batches(lab: Lab) -> Part:
     claims = [
         judged("the loss rises with the batch size", "Fig. 1", list(loss.values()) == sorted(loss.values()),
                ", ".join(f"{b}: {loss[b]:.3f}" for b in (low, sizes[len(sizes) // 2], high))),
-        judged("the classification error decreases with the batch size", "IV-A", accuracy[high] > accuracy[low],
-               f"accuracy falls from {accuracy[low]:.1%} to {accuracy[high]:.1%}, so the error rises; the sentence contradicts the report's own "
+        judged("the classification error decreases with the batch size", "IV-A",
+               accuracy[high] > accuracy[low],
+               f"accuracy falls from {accuracy[low]:.1%} to {accuracy[high]:.1%}, so the error rises; the "
+               "sentence contradicts the report's own "
                "rising loss, and what its Fig. 2 shows is unknown"),
         untestable("losses are negative", "Figs. 1 and 4 to 6",
-                   "here the loss is cross-entropy, which is never negative; the report's is the negative log-likelihood of outputs that are no "
+                   "here the loss is cross-entropy, which is never negative; the report's is the negative "
+                   "log-likelihood of outputs that are no "
                    "log-probabilities: of softmax it lies in [-1, 0], of raw scores it has no lower bound")]
-    panels = [Panel("after three passes", "batch", "training loss", {"sequential": list(loss.items())}, log="x"),
-              Panel("after three passes", "batch", "test accuracy", {"sequential": list(accuracy.items())}, log="x")]
+    panels = [Panel("after three passes", "batch", "training loss", {"sequential": list(loss.items())},
+                    log="x"),
+              Panel("after three passes", "batch", "test accuracy", {"sequential": list(accuracy.items())},
+                    log="x")]
     return Part("batches", "Batch sizes", "Figs. 1 and 2", lines, claims, panels, note=(
-        f"{what['net']} on {what['data']}, learning rate 0.01 for every batch. The report trains on MNIST, 60,000 images and 10,000 for "
-        "testing; among its batches stands 2024 (sic), where ours is 2048. At a fixed rate and number of passes a larger batch makes "
+        f"{what['net']} on {what['data']}, learning rate 0.01 for every batch. The report trains on MNIST, "
+        "60,000 images and 10,000 for "
+        "testing; among its batches stands 2024 (sic), where ours is 2048. At a fixed rate and number of "
+        "passes a larger batch makes "
         "fewer updates: that alone raises the loss."))
 
 
@@ -64,32 +73,46 @@ def deeper(lab: Lab) -> Part:
     sizes, images = ((32, 128, 512), 1024) if lab.quick else ((32, 128, 512, 2048, 8192), 16384)
     name, net = ("digits", "resnet18:2") if lab.quick else ("mnist", "resnet18:4")
     what = {"data": name, "net": net, "lr": 0.01, "seed": lab.seed}
-    seen = dict(zip(sizes, lab.runs([Trial("sequential", {**what, "batch": b, "steps": images // b}) for b in sizes])))
+    seen = dict(
+        zip(sizes,
+            lab.runs([Trial("sequential", {**what, "batch": b, "steps": images // b}) for b in sizes])))
     accuracy = {b: run.accuracy for b, run in seen.items()}
     failed = [b for b, run in seen.items() if run.failed]
     passes = images / IMAGES[name]
-    return Part("deeper", "ResNet-18", "Figs. 4 and 5", [Line(f"batch {b}: test accuracy", None, None, a) for b, a in accuracy.items()], [
+    return Part("deeper", "ResNet-18", "Figs. 4 and 5",
+                [Line(f"batch {b}: test accuracy", None, None, a) for b, a in accuracy.items()], [
         judged("larger batches are better for ResNet-18", "IV-B", accuracy[sizes[-1]] > accuracy[sizes[0]],
-               ", ".join(f"{b}: {a:.1%} after {images // b} updates" for b, a in accuracy.items()) + ": at the same number of images a larger batch "
+               ", ".join(f"{b}: {a:.1%} after {images // b} updates"
+                         for b, a in accuracy.items()) + ": at the same number of images a larger batch "
                "makes fewer updates; longer training is not tried"),
-        judged("training at small batches gives NaN", "IV-B", 32 in failed, f"{len(failed)} of {len(sizes)} runs diverged with cross-entropy; "
-               "the report's loss, if it is taken of raw scores, has no lower bound, which would explain NaN"),
-        untestable("small batches over-fit", "IV-B", f"{images:,} images are {passes:.2f} of a pass: no image is seen twice")],
-        [Panel(f"after {images} images", "batch", "test accuracy", {"sequential": list(accuracy.items())}, log="x")],
-        note=f"{net} (one input channel, first kernel 3x3, not pre-trained) on {name}, learning rate 0.01, {images:,} images.")
+        judged("training at small batches gives NaN", "IV-B", 32 in failed,
+               f"{len(failed)} of {len(sizes)} runs diverged with cross-entropy; "
+               "the report's loss, if it is taken of raw scores, has no lower bound, which would explain "
+               "NaN"),
+        untestable("small batches over-fit", "IV-B",
+                   f"{images:,} images are {passes:.2f} of a pass: no image is seen twice")],
+        [Panel(f"after {images} images", "batch", "test accuracy", {"sequential": list(accuracy.items())},
+               log="x")],
+        note=f"{net} (one input channel, first kernel 3x3, not pre-trained) on {name}, learning rate 0.01, "
+             f"{images:,} images.")
 
 
 def same_learning(lab: Lab) -> Part:
     """Figs. 1 and 2: devices change neither loss nor accuracy."""
     batch = 64
     what = {**data(lab), "lr": 0.05, "steps": 60 if lab.quick else 400, "seed": lab.seed}
-    seen = dict(zip(DEVICES, lab.runs([Trial("allreduce", {**what, "workers": n, "batch": batch // n}) for n in DEVICES])))
+    seen = dict(
+        zip(DEVICES,
+            lab.runs([Trial("allreduce", {**what, "workers": n, "batch": batch // n}) for n in DEVICES])))
     accuracy = {n: run.accuracy for n, run in seen.items()}
     loss = [run.the_result.loss for run in seen.values()]
     apart = max(accuracy.values()) - min(accuracy.values())
-    return Part("same_learning", "Devices and learning", "Figs. 1 and 2", [Line(f"{n} devices: accuracy", None, None, a) for n, a in accuracy.items()], [
-        judged("the number of devices changes neither loss nor accuracy", "IV-A", apart < 0.01 and max(loss) - min(loss) < 0.01,
-               f"accuracy {100 * apart:.2f} points apart, loss {max(loss) - min(loss):.1e}: the same sum of gradients in another order")],
+    return Part("same_learning", "Devices and learning", "Figs. 1 and 2",
+                [Line(f"{n} devices: accuracy", None, None, a) for n, a in accuracy.items()], [
+        judged("the number of devices changes neither loss nor accuracy", "IV-A",
+               apart < 0.01 and max(loss) - min(loss) < 0.01,
+               f"accuracy {100 * apart:.2f} points apart, loss {max(loss) - min(loss):.1e}: the same sum of "
+               "gradients in another order")],
         note="The same batches of 64, split over the devices: all see the same images in the same order.")
 
 
@@ -99,7 +122,8 @@ def _device_time(net: str, batch: int, devices: int) -> tuple[dict[str, Any], fl
     flops = 3 * sum(row.flops for row in built.describe())  # a backward pass costs two forward passes
     compute = LAUNCH + batch / devices * flops / RATE
     machine = Machine(compute=f"fixed({compute:g})", latency=LAUNCH, bandwidth=BUS)  # type: ignore[arg-type]
-    return {"net": f"phantom:{built.parameters}", "data": "none", "workers": devices, "batch": max(1, batch // devices), "steps": 20,
+    return {"net": f"shapes:{built.parameters}", "data": "none", "workers": devices,
+            "batch": max(1, batch // devices), "steps": 20,
             "machine": machine, "collective": "root"}, compute
 
 
@@ -110,32 +134,47 @@ def devices(lab: Lab) -> Part:
     trials = [Trial("allreduce", {**_device_time(*key)[0], "seed": lab.seed}) for key in keys]
     seen = dict(zip(keys, lab.runs(trials)))
     time = {key: 1e3 * run.measured["seconds_per_iteration"] for key, run in seen.items()}
-    formula = {key: 1e3 * run.the_result.predicted["seconds_per_iteration"]["value"] for key, run in seen.items()}
-    lines = [Line(f"{net}, batch {b}, {n} devices", None, formula[net, b, n], time[net, b, n], unit="ms") for net, b, n in keys]
+    formula = {key: 1e3 * run.the_result.predicted["seconds_per_iteration"]["value"]
+               for key, run in seen.items()}
+    lines = [Line(f"{net}, batch {b}, {n} devices", None, formula[net, b, n], time[net, b, n], unit="ms")
+             for net, b, n in keys]
     small = [time["shallow", 32, n] for n in DEVICES]
     cross = {net: crossing(net) for net in ("shallow", "resnet18")}
     flat = {b: [time["resnet18", b, n] / time["resnet18", b, 1] for n in DEVICES] for b in sizes}
     claims = [
-        judged("the small net is slower on more devices: 1 before 2 before 4 before 8", "Fig. 3", small == sorted(small),
+        judged("the small net is slower on more devices: 1 before 2 before 4 before 8", "Fig. 3",
+               small == sorted(small),
                "batch 32: " + ", ".join(f"{t:.2f}" for t in small) + " ms", shape=True),
         judged("that order holds for every batch up to 8192", "Fig. 3", cross["shallow"] > 8192,
-               f"in the model two devices pay from batch {cross['shallow']:.0f} on; the report sees no gain, so something that it did not split, "
+               f"in the model two devices pay from batch {cross['shallow']:.0f} on; the report sees no gain, "
+               "so something that it did not split, "
                "such as loading images, took the time"),
-        judged("the larger net's time hardly changes from 1 to 8 devices, batch 32", "Fig. 6", max(flat[32]) / min(flat[32]) < 2,
-               ", ".join(f"{f:.2f}" for f in flat[32]) + " of one device's: less than a factor of two between any", shape=True),
-        judged("the larger net's time hardly changes at every batch", "Fig. 6", all(max(f) / min(f) < 2 for f in flat.values()),
-               ", ".join(f"batch {b}: {shown(time['resnet18', b, 1])} to {shown(time['resnet18', b, 8])} ms" for b in sizes) + " from 1 to 8 "
+        judged("the larger net's time hardly changes from 1 to 8 devices, batch 32", "Fig. 6",
+               max(flat[32]) / min(flat[32]) < 2,
+               ", ".join(f"{f:.2f}"
+                         for f in flat[32]) + " of one device's: less than a factor of two between any",
+                         shape=True),
+        judged("the larger net's time hardly changes at every batch", "Fig. 6",
+               all(max(f) / min(f) < 2 for f in flat.values()),
+               ", ".join(f"batch {b}: {shown(time['resnet18', b, 1])} to {shown(time['resnet18', b, 8])} ms"
+                         for b in sizes) + " from 1 to 8 "
                f"devices; in the model two pay from batch {cross['resnet18']:.0f} on"),
-        judged("distribution pays only where the gain in computing exceeds the cost of coordination", "conclusion",
+        judged("distribution pays only where the gain in computing exceeds the cost of coordination",
+               "conclusion",
                all((time[net, b, 2] < time[net, b, 1]) == (b > cross[net]) for net in cross for b in sizes),
                "two devices beat one exactly above the crossing C (1 - 1/n) = overhead in all six cases"),
-        untestable("a doubled run time at batch 512", "Fig. 10", "seen twice, smaller in a third run: an accident of that machine")]
-    panels = [Panel(f"{net}, batch {b}", "devices", "ms a step", {"formula": [(n, formula[net, b, n]) for n in DEVICES],
-                                                            "simulated": [(n, time[net, b, n]) for n in DEVICES]})
+        untestable("a doubled run time at batch 512", "Fig. 10",
+                   "seen twice, smaller in a third run: an accident of that machine")]
+    panels = [Panel(f"{net}, batch {b}", "devices", "ms a step",
+                    {"formula": [(n, formula[net, b, n]) for n in DEVICES],
+                                                            "simulated": [
+                                                                (n, time[net, b, n]) for n in DEVICES]})
               for net, b in (("shallow", 32), ("shallow", 8192), ("resnet18", 32))]
     return Part("devices", "More devices", "Figs. 3 and 6", lines, claims, panels, note=(
-        "Gradients go to one device and the result back, as in DataParallel. The report states only names of devices: eight RTX 2080 Ti beside a "
-        "Xeon Silver 4214 of 2.2 GHz; elsewhere a GTX 1660 Ti, a Ryzen 5 3600 and an i7-5500U. Its runs on one CPU are not redone. Assumed: "
+        "Gradients go to one device and the result back, as in DataParallel. The report states only names of "
+        "devices: eight RTX 2080 Ti beside a "
+        "Xeon Silver 4214 of 2.2 GHz; elsewhere a GTX 1660 Ti, a Ryzen 5 3600 and an i7-5500U. Its runs on "
+        "one CPU are not redone. Assumed: "
         f"{RATE / 1e12:g} TFLOP/s, {BUS / 1e9:g} GB/s and {1e3 * LAUNCH:g} ms a launch or transfer."))
 
 
@@ -153,26 +192,36 @@ def here(lab: Lab) -> Part:
     what = {**data(lab), "machine": Machine(), "steps": 30 if lab.quick else 60}
     seeds = range(lab.seed, lab.seed + (1 if lab.quick else 5))
     keys = [(b, n, seed) for seed in seeds for b in sizes for n in workers]
-    seen = lab.runs([Trial("allreduce", {**what, "workers": n, "batch": b // n, "seed": seed}, "processes") for b, n, seed in keys])
+    seen = lab.runs([Trial("allreduce", {**what, "workers": n, "batch": b // n, "seed": seed}, "processes")
+                     for b, n, seed in keys])
     each = {key: run.measured["images_per_second"] for key, run in zip(keys, seen)}
     spread = {(b, n): interval([each[b, n, seed] for seed in seeds]) for b in sizes for n in workers}
     rate = {key: mean for key, (mean, _) in spread.items()}
-    lines = [Line(f"batch {b}, {n} workers", processes=mean, unit="images/s", half=half) for (b, n), (mean, half) in spread.items()]
-    panels = [Panel(f"{what['net']} on {cores} processors", "workers", "images/s", {f"batch {b}": [(n, rate[b, n]) for n in workers] for b in sizes})]
+    lines = [Line(f"batch {b}, {n} workers", processes=mean, unit="images/s", half=half)
+             for (b, n), (mean, half) in spread.items()]
+    panels = [Panel(f"{what['net']} on {cores} processors", "workers", "images/s",
+                    {f"batch {b}": [(n, rate[b, n]) for n in workers] for b in sizes})]
     gain = {b: [each[b, 2, seed] / each[b, 1, seed] for seed in seeds] for b in sizes}
     return Part("here", "On this machine", "ours", lines, [
-        decided("a larger batch gains more from a second worker", "ours", [large - small for large, small in zip(gain[sizes[-1]], gain[sizes[0]])],
+        decided("a larger batch gains more from a second worker", "ours",
+                [large - small for large, small in zip(gain[sizes[-1]], gain[sizes[0]])],
                 ", ".join(f"batch {b}: {np.mean(g):.2f} times" for b, g in gain.items()))], panels, note=(
-        f"Allreduce SGD as unpaced processes over shared memory on {cores} processors, {len(seeds)} run{'s' if len(seeds) > 1 else ''} each: the "
+        f"Allreduce SGD as unpaced processes over shared memory on {cores} processors, {len(seeds)} "
+        f"run{'s' if len(seeds) > 1 else ''} each: the "
         "figures are this machine's."))
 
 
 def _split(lab: Lab, parts: tuple[float, float]) -> tuple[float, float]:
-    """Seconds of a step, by formula and simulated, if the fast and the slow machine take these parts of the batch."""
+    """Seconds of a step, by formula and simulated, if the fast and the slow machine take these parts of
+    the batch."""
     used = [(part, speed) for part, speed in zip(parts, SPEEDS) if part]
     formula = heterogeneous.step([part for part, _ in used], [speed for _, speed in used]).value
-    each = Machine(compute="fixed(1)", speeds=tuple(speed / part for part, speed in used))  # type: ignore[arg-type]
-    run = lab.runs([Trial("allreduce", {"data": "quadratic", "workers": len(used), "steps": 20, "machine": each, "seed": lab.seed})])[0]
+    each = Machine(compute="fixed(1)",
+                   speeds=tuple(speed / part for part, speed in used))  # type: ignore[arg-type]
+    run = lab.runs(
+        [Trial("allreduce",
+               {"data": "quadratic", "workers": len(used), "steps": 20, "machine": each, "seed": lab.seed})])[
+                   0]
     return formula, run.measured["seconds_per_iteration"]
 
 
@@ -184,21 +233,29 @@ def unequal(lab: Lab) -> Part:
     names = {b: f"batch {b}, {b * part:.0f} to the slow one" for b, part in enough.items()}
     slow |= {names[b]: part for b, part in enough.items()}
     times = {name: _split(lab, (1 - part, part)) for name, part in slow.items()}
-    lines = [Line(f"split {name}: a step", None, formula, found, unit="s") for name, (formula, found) in times.items()]
+    lines = [Line(f"split {name}: a step", None, formula, found, unit="s")
+             for name, (formula, found) in times.items()]
     gain = {name: times["all on the fast one"][1] / found for name, (_, found) in times.items()}
     small = [b for b in sizes if b * share < SMALLEST]
     return Part("unequal", "Unequal machines", "V", lines, [
         judged("the weaker machine can take at most 1/21 of the load", "V",
                abs(share - 1 / 21) < 1e-12 and gain["1/11 to the slow one"] < gain["20:1"],
-               f"share {share:.4f}; the step is then {gain['20:1']:.3f} times as fast as on the fast machine alone"),
-        judged("no gain if the slow machine's batch leaves the trainable range", "V", all(gain[names[b]] <= 1 for b in small),
-               f"1/21 of a batch of {small[-1]} is {small[-1] * share:.1f} images, and the report trains on no fewer than {SMALLEST}; if the slow "
+               f"share {share:.4f}; the step is then {gain['20:1']:.3f} times as fast as on the fast machine "
+               "alone"),
+        judged("no gain if the slow machine's batch leaves the trainable range", "V",
+               all(gain[names[b]] <= 1 for b in small),
+               f"1/21 of a batch of {small[-1]} is {small[-1] * share:.1f} images, and the report trains on "
+               f"no fewer than {SMALLEST}; if the slow "
                "machine takes at least these, a step is so many times as fast as on the fast one alone: "
                + ", ".join(f"batch {b}: {gain[names[b]]:.3g}" for b in sizes), shape=True),
-        untestable("an RTX 2080 Ti is 20 times as fast as a GTX 1660 Ti", "V", "a measurement of two graphics cards; the factor is taken as given"),
-        untestable("SparkNet is asynchronous", "II", "a statement about another system, which averages parameters in rounds, that is, synchronously"),
+        untestable("an RTX 2080 Ti is 20 times as fast as a GTX 1660 Ti", "V",
+                   "a measurement of two graphics cards; the factor is taken as given"),
+        untestable("SparkNet is asynchronous", "II",
+                   "a statement about another system, which averages parameters in rounds, that is, "
+                   "synchronously"),
         judged("no gain with equal batches", "V", gain["equal"] < 1, f"{1 / gain['equal']:g} times as long")],
-        note="The fast machine's step on the whole batch takes 1/20 s; no network. A gain of 5 % is lost if exchanging takes 1/21 of the time.")
+        note="The fast machine's step on the whole batch takes 1/20 s; no network. A gain of 5 % is lost if "
+             "exchanging takes 1/21 of the time.")
 
 
 LEARN = """More devices, more time is no paradox: below a crossing batch the exchange costs more than half a gradient. That the report sees no crossing

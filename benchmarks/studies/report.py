@@ -1,4 +1,5 @@
-"""A study for people: tables on a terminal, a page for the documentation, pictures in the layout of the document's."""
+"""A study for people: tables on a terminal, a page for the documentation, pictures in the layout of the
+document's."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")  # Okabe and Ito
+# Okabe and Ito
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FEW = 3  #: curves whose legend may stand among them
 
@@ -51,7 +53,8 @@ def markdown(study: Study, pictures: str = "") -> str:
         out += [f"## {part.title}", "", f"*{part.where}.* {part.note}".strip(), ""]
         if part.lines:
             header, rows = cells(part)
-            out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows), ""]
+            out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows),
+                    ""]
         if part.panels:
             out += [f"![{_shown(part)}]({pictures}{study.name}-{part.key}.png)", ""]
         if part.claims:
@@ -63,7 +66,9 @@ def markdown(study: Study, pictures: str = "") -> str:
 def _shown(part: Part) -> str:
     """What a part's picture shows, as its alternative text."""
     panels = "; ".join(f"{panel.y} by {panel.x} ({panel.title})" for panel in part.panels)
-    return f"{part.title}: {panels}. Curves: {', '.join(dict.fromkeys(curve for panel in part.panels for curve in panel.curves))}."
+    return (
+        f"{part.title}: {panels}. Curves: "
+        f"{', '.join(dict.fromkeys(curve for panel in part.panels for curve in panel.curves))}.")
 
 
 def _row(texts: list[str]) -> str:
@@ -89,7 +94,8 @@ def picture(part: Part) -> Figure:
 
 
 def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
-    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks: those on top hide none."""
+    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks:
+    those on top hide none."""
     if panel.kind == "bars":
         _bars(panel, ax)
     else:
@@ -100,7 +106,8 @@ def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
                 ax.plot(*zip(*points), mark, color=colour, mfc="none", ms=8, label=label)
             else:
                 below = 1 - i / ours if ours > FEW else 0.0
-                ax.plot(*zip(*points), mark + ("-" if i < len(COLOURS) else "--"), color=colour, ms=4 + 6 * below, lw=1.5 + 2 * below,
+                ax.plot(*zip(*points), mark + ("-" if i < len(COLOURS) else "--"), color=colour,
+                        ms=4 + 6 * below, lw=1.5 + 2 * below,
                         mfc="none" if below else colour, label=label)
     if panel.kind == "lines":
         _ticks(panel, ax)

@@ -1,4 +1,5 @@
-"""What a study says: tables of paper | formula | simulation | processes, a verdict on each claim, pictures as data."""
+"""What a study says: tables of paper | formula | simulation | processes, a verdict on each claim,
+pictures as data."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import scipy  # scipy.special is loaded when it is asked for; scipy.stats would cost every command half a second
+
+# scipy.special is loaded when it is asked for; scipy.stats would cost every command half a second
+import scipy
 
 if TYPE_CHECKING:
     from benchmarks.studies.lab import Lab
@@ -28,7 +31,8 @@ class Line(NamedTuple):
     simulated: Value = None
     processes: Value = None
     unit: str = ""
-    half: float | None = None  #: half width of the 95 % interval over seeds: of what is simulated, else of the processes'
+    #: half width of the 95 % interval over seeds: of what is simulated, else of the processes'
+    half: float | None = None
     implementation: Value = None  #: with what an implementation adds to the messages of an algorithm
 
 
@@ -112,14 +116,18 @@ class Study:
         """The study as JSON, format 1."""
         from refsgd import __version__
 
-        parts = [{**asdict(part), "lines": [line._asdict() for line in part.lines], "claims": [c._asdict() for c in part.claims],
+        parts = [{**asdict(part), "lines": [line._asdict() for line in part.lines],
+                  "claims": [c._asdict() for c in part.claims],
                   "panels": [p._asdict() for p in part.panels]} for part in self.parts]
-        return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name, "document": self.document,
-                           "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts}, indent=1)
+        return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name,
+                           "document": self.document,
+                           "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts},
+                           indent=1)
 
 
 class Document(NamedTuple):
-    """A document as a study: its title, one function for each part in the document's order, and what its redoing teaches."""
+    """A document as a study: its title, one function for each part in the document's order, and what its
+    redoing teaches."""
 
     title: str
     parts: Sequence[Callable[[Lab], Part]]
@@ -140,18 +148,21 @@ def judged(says: str, where: str, holds: bool, because: str, *, shape: bool = Fa
 
 def interval(found: Sequence[float], among: int = 1) -> tuple[float, float]:
     """Mean and half width of its 95 % interval: Student's t over the seeds."""
-    half = float(scipy.special.stdtrit(len(found) - 1, 1 - 0.025 / among) * np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 2 else math.nan
+    half = float(scipy.special.stdtrit(len(found) - 1, 1 - 0.025 / among) * np.std(found, ddof=1) / math.sqrt(
+        len(found))) if len(found) > 2 else math.nan
     return float(np.mean(found)), half
 
 
-def averaged(what: str, found: Sequence[float], paper: Value = None, formula: Value = None, unit: str = "") -> Line:
+def averaged(what: str, found: Sequence[float], paper: Value = None, formula: Value = None,
+             unit: str = "") -> Line:
     """A line of what several seeds gave: their mean and its interval."""
     mean, half = interval(found)
     return Line(what, paper, formula, mean, unit=unit, half=half)
 
 
 def decided(says: str, where: str, differences: Sequence[float], because: str) -> Claim:
-    """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one seed has to do.
+    """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one
+    seed has to do.
 
     Examples
     --------
@@ -185,12 +196,14 @@ def cells(part: Part) -> tuple[list[str], list[list[str]]]:
     names = ("paper", "formula", "simulated", "implementation", "processes")
     used = [name for name in names if any(getattr(line, name) is not None for line in part.lines)]
     rows = [[line.what + (f" [{line.unit}]" if line.unit else ""),
-             *(shown(getattr(line, name), name == "paper") + _within(line, name) for name in used)] for line in part.lines]
+             *(shown(getattr(line, name), name == "paper") + _within(line, name) for name in used)]
+             for line in part.lines]
     return ["", *used], rows
 
 
 def _within(line: Line, column: str) -> str:
-    """The half width of an interval in the column that it belongs to, with two digits; nothing where it is no more than rounding."""
+    """The half width of an interval in the column that it belongs to, with two digits; nothing where it
+    is no more than rounding."""
     value = getattr(line, column)
     if column != ("processes" if line.simulated is None else "simulated") or not isinstance(value, float):
         return ""

@@ -1,4 +1,5 @@
-"""Sphinx directives for the page of an algorithm: everything on it that must not go stale is made when the site is built.
+"""Sphinx directives for the page of an algorithm: everything on it that must not go stale is made when the
+site is built.
 
 =========================== ==============================================================================================
 ``algorithm-picture`` NAME  space-time diagram of a small simulated run, as SVG that follows the page's colours
@@ -11,10 +12,10 @@
 ``algorithm-experiment``    a few lines of Python and what they print
 =========================== ==============================================================================================
 
-A run is described by options: ``:workers: 3``, ``:steps: 4``, ``:machine: latency=0.1 update=fixed(0.2)``, ``:seed:``, ``:lr:`` and
-``:options: staleness=1``; where the algorithm is not in the catalogue, by Python in the directive's body that defines
-``deploy()``.  Whatever does not hold any more (a line that is not in the source, an experiment that notices nothing, a bound
-that a run crosses) fails the build.
+A run is described by options: ``:workers: 3``, ``:steps: 4``, ``:machine: latency=0.1 update=fixed(0.2)``,
+``:seed:``, ``:lr:`` and ``:options: staleness=1``; where the algorithm is not in the catalogue, by Python in
+the directive's body that defines ``deploy()``.  Whatever does not hold any more (a line that is not in the
+source, an experiment that notices nothing, a bound that a run crosses) fails the build.
 """
 
 from __future__ import annotations
@@ -44,18 +45,19 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.osutil import relative_uri
 
 import refsgd
-from refsgd import plots
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster.machine import Machine
+from refsgd.display import plots
+from refsgd.display.player import player_html
 from refsgd.effects import Deployment
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.player import player_html
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
-from refsgd.trace import Trace
+from refsgd.trace import Sent, Trace
 
 #: a worker at half speed, and messages slow enough to be seen
-PICTURE = {"compute": "fixed(1)", "latency": "0.05", "bandwidth": "400", "update": "fixed(0.1)", "speeds": "1,1,0.5"}
+PICTURE = {"compute": "fixed(1)", "latency": "0.05", "bandwidth": "400", "update": "fixed(0.1)",
+           "speeds": "1,1,0.5"}
 #: a small cluster with memoryless workers
 CLUSTER = {"compute": "exponential(0.02)", "latency": "0.0005", "bandwidth": "4e6", "update": "fixed(0.0005)"}
 INK = "#010203"  #: drawn with it, and written as the page's own text colour
@@ -70,7 +72,8 @@ FIGURES = {
     "clock_gap_max": ("clock gap (started), largest", "clock_gap"),
     "lead_max": ("lead (completed), largest", "lead"),
 }
-KIND = {"exact": "exact", "numerical": "numerical", "approximation": "approximation", "lower": "lower bound", "upper": "upper bound"}
+KIND = {"exact": "exact", "numerical": "numerical", "approximation": "approximation", "lower": "lower bound",
+        "upper": "upper bound"}
 
 
 def values_of(text: str) -> dict[str, Any]:
@@ -88,9 +91,10 @@ def values_of(text: str) -> dict[str, Any]:
 def machine_of(defaults: dict[str, str], text: str) -> Machine:
     """A machine from ``latency=0.1 speeds=1,2``, over the defaults."""
     given = defaults | {k: v for k, _, v in (word.partition("=") for word in text.split())}
-    known: dict[str, Any] = {k: float(v) if k in ("latency", "bandwidth", "reduction") else v for k, v in given.items()}
+    known: dict[str, Any] = {k: float(v) if k in ("latency", "bandwidth", "reduction") else v
+                             for k, v in given.items()}
     known["speeds"] = tuple(float(s) for s in given.get("speeds", "").split(",") if s)
-    known["collocated"] = given.get("collocated") == "true"
+    known["colocated"] = given.get("colocated") == "true"
     return Machine(**known)
 
 
@@ -139,8 +143,10 @@ class Directive(SphinxDirective):
         return list(self.parse_text_to_nodes(text))
 
 
-RUN_OPTIONS = {"workers": directives.positive_int, "steps": directives.nonnegative_int, "seed": directives.nonnegative_int, "lr": float,
-               "momentum": float, "servers": directives.positive_int, "machine": directives.unchanged, "options": directives.unchanged}
+RUN_OPTIONS = {"workers": directives.positive_int, "steps": directives.nonnegative_int,
+               "seed": directives.nonnegative_int, "lr": float,
+               "momentum": float, "servers": directives.positive_int, "machine": directives.unchanged,
+               "options": directives.unchanged}
 
 
 class Run(Directive):
@@ -156,14 +162,17 @@ class Run(Directive):
             own = values_of(o.get("options", ""))
             workers = 1 if name == "sequential" else o.get("workers", 3)
             machine = machine.for_workers(workers)
-            experiment = prepare(name, quadratic(d=10, workers=workers, noise=0.1), workers=workers, steps=o.get("steps", 4), lr=o.get("lr", 0.1),
-                                 momentum=o.get("momentum", 0.0), servers=o.get("servers", 1), machine=machine, seed=o.get("seed", 0), **own)
+            experiment = prepare(name, quadratic(d=10, workers=workers, noise=0.1), workers=workers,
+                                 steps=o.get("steps", 4), lr=o.get("lr", 0.1),
+                                 momentum=o.get("momentum", 0.0), servers=o.get("servers", 1),
+                                 machine=machine, seed=o.get("seed", 0), **own)
             title = " ".join([name, *(f"{k}={v}" for k, v in own.items())])
             deploy = experiment.deploy
         else:
             outcome = experiments.perform("\n".join(self.content) + "\n")
             if outcome.failure or "deploy" not in outcome.values:
-                raise ValueError(f"no run of {name}: {outcome.failure or 'the body does not define deploy()'}")
+                raise ValueError(
+                    f"no run of {name}: {outcome.failure or 'the body does not define deploy()'}")
             deploy, title = outcome.values["deploy"], name
         return SmallRun(simulate(deploy, machine, o.get("seed", 0)).trace, deploy, title)
 
@@ -177,11 +186,15 @@ class Picture(Run):
         self.env.temp_data["algorithm_page_run"] = small
         caption = self.options.get("caption", "")
         end = self.options.get("end", small.trace.seconds)
-        picture = svg(small.trace, end, f"{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}", f"Space-time diagram of {small.title}. {caption}")
-        legend = "&#8194;".join([*(f"<span style='background: {to_hex(patch.get_facecolor())}'></span> {patch.get_label()}"
-                                   for patch in plots.causes_key(plots.causes_of(small.trace, 0.0, end))), "<span class='message'></span> message"])
+        picture = svg(small.trace, end, f"{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}",
+                      f"Space-time diagram of {small.title}. {caption}")
+        legend = "&#8194;".join(
+            [*(f"<span style='background: {to_hex(patch.get_facecolor())}'></span> {patch.get_label()}"
+                                   for patch in plots.causes_key(plots.causes_of(small.trace, 0.0, end))),
+                                   "<span class='message'></span> message"])
         figure = nodes.figure(classes=["algorithm-picture"])
-        figure += nodes.raw("", f"<div class='scroll'>{picture}</div><div class='legend' aria-hidden='true'>{legend}</div>", format="html")
+        figure += nodes.raw("",
+                            f"<div class='scroll'>{picture}</div><div class='legend' aria-hidden='true'>{legend}</div>", format="html")
         if caption:
             text = nodes.caption(caption, "")
             paragraphs = self.markdown(caption)
@@ -193,7 +206,8 @@ class Picture(Run):
 def svg(trace: Trace, end: float, prefix: str, label: str) -> str:
     """A timeline as an SVG element; ids are made unique in the page by `prefix`."""
     lanes = list(trace.nodes)
-    style = {"svg.fonttype": "none", "svg.hashsalt": prefix, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK,
+    style = {"svg.fonttype": "none", "svg.hashsalt": prefix, "text.color": INK, "axes.labelcolor": INK,
+             "axes.edgecolor": INK, "xtick.color": INK,
              "ytick.color": INK, "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.2, 0.6 + 0.42 * len(lanes)), layout="constrained")
@@ -228,9 +242,12 @@ class Player(Run):
         name = f"players/{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}.html"
         target = Path(self.env.app.outdir, "_static", name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(player_html(small.trace, small.deploy, name=small.title, limit=250), encoding="utf-8")
+        target.write_text(player_html(small.trace, small.deploy, name=small.title, limit=250),
+                          encoding="utf-8")
         uri = relative_uri(self.env.app.builder.get_target_uri(self.env.docname), f"_static/{name}")
-        frame = (f'<iframe class="algorithm-player" loading="lazy" src="{uri}" title="Step player: {html.escape(small.title)}"></iframe>'
+        frame = (
+            f'<iframe class="algorithm-player" loading="lazy" src="{uri}" title="Step player: '
+            f'{html.escape(small.title)}"></iframe>'
                  f'<p class="algorithm-player-link"><a href="{uri}">The player on a page of its own</a></p>')
         return [nodes.raw("", frame, format="html")]
 
@@ -242,7 +259,8 @@ class Facts(Directive):
         """A table, and the remarks below it."""
         source = self.depends_on(self.name_of_algorithm())
         facts, remarks = quick_facts(ast.get_docstring(ast.parse("".join(source.lines))) or "")
-        rows = "".join(f"| {key.replace('|', chr(92) + '|')} | {value.replace('|', chr(92) + '|')} |\n" for key, value in facts)
+        rows = "".join(f"| {key.replace('|', chr(92) + '|')} | {value.replace('|', chr(92) + '|')} |\n"
+                       for key, value in facts)
         return self.markdown(f"| fact | |\n|---|---|\n{rows}\n" + "\n\n".join(remarks))
 
 
@@ -281,20 +299,27 @@ class Pseudocode(Directive):
                 rows.append(f"<tr class='role'><th></th><th colspan='2'>{html.escape(text)}</th></tr>")
                 continue
             number += 1
-            rows.append(f"<tr><td class='number'>{number}</td><td><code>{html.escape(text.rstrip())}</code></td><td>{self.link(own, place)}</td></tr>")
+            rows.append(
+                f"<tr><td class='number'>{number}</td><td><code>{html.escape(text.rstrip())}</code></td><td>{self.link(own, place)}</td></tr>")
         head = "<tr><th></th><th>pseudo-code</th><th>in the source</th></tr>"
-        return [nodes.raw("", f"<div class='scroll'><table class='pseudocode'><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>",
+        return [
+            nodes.raw("",
+                      "<div class='scroll'><table "
+                      f"class='pseudocode'><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>",
                           format="html")]
 
     def link(self, own: str, place: str) -> str:
-        """A link to the line of ``function: text`` or ``module.function: text``; the text may be the beginning of the line."""
+        """A link to the line of ``function: text`` or ``module.function: text``; the text may be the
+        beginning of the line."""
         where, colon, text = place.partition(": ")
         module, _, function = where.strip().rpartition(".")
         source = self.depends_on(module or own)
         within = source.within(function)
         hits = [i for i in within if source.lines[i].strip().startswith(text.strip())]
         if not colon or len(hits) != 1:
-            raise ValueError(f"{source.name}.{function}: {len(hits)} lines begin with {text.strip()!r}; expected exactly 1")
+            raise ValueError(
+                f"{source.name}.{function}: {len(hits)} lines begin with {text.strip()!r}; expected exactly "
+                "1")
         stem = source.path.stem
         self.env.temp_data.setdefault("algorithm_page_links", set()).add(f"{stem}-{hits[0] + 1}")
         line = source.lines[hits[0]].strip()
@@ -311,9 +336,11 @@ class Listing(Directive):
         """Numbered source lines; of a whole file the docstring is folded, since the page has said it."""
         source = self.depends_on(self.name_of_algorithm())
         if self.options.get("function"):
-            return [self.block(source, source.within(function.strip())) for function in self.options["function"].split(",")]
+            return [self.block(source, source.within(function.strip()))
+                    for function in self.options["function"].split(",")]
         end = ast.parse("".join(source.lines)).body[0].end_lineno or 0
-        return [*folded(f"Its docstring, lines 1 to {end}", self.block(source, range(end))), self.block(source, range(end + 1, len(source.lines)))]
+        return [*folded(f"Its docstring, lines 1 to {end}", self.block(source, range(end))),
+                self.block(source, range(end + 1, len(source.lines)))]
 
     def block(self, source: experiments.Source, where: range) -> nodes.Node:
         """Lines of a file under its name."""
@@ -334,15 +361,19 @@ def fitting(value: float) -> str:
 class Check(Run):
     """``algorithm-check``: fails where a bound is crossed, or where what must be equal is not."""
 
-    option_spec: ClassVar[dict[str, Any]] = {**RUN_OPTIONS, "figures": directives.unchanged, "dimension": directives.positive_int}
+    option_spec: ClassVar[dict[str, Any]] = {**RUN_OPTIONS, "figures": directives.unchanged,
+                                             "dimension": directives.positive_int}
 
     def make(self) -> list[nodes.Node]:
         """A table of predicted and simulated figures."""
         name, o = self.name_of_algorithm(), self.options
         workers = 1 if name == "sequential" else o.get("workers", 4)
-        steps, machine, own = o.get("steps", 1000), machine_of(CLUSTER, o.get("machine", "")).for_workers(workers), values_of(o.get("options", ""))
+        steps, machine, own = o.get("steps", 1000), machine_of(CLUSTER,
+                                                               o.get("machine", "")).for_workers(
+                                                                   workers), values_of(o.get("options", ""))
         problem = quadratic(d=o.get("dimension", 1000), workers=workers)
-        experiment = prepare(name, problem, workers=workers, servers=o.get("servers", 1), steps=steps, lr=o.get("lr", 0.001), machine=machine,
+        experiment = prepare(name, problem, workers=workers, servers=o.get("servers", 1), steps=steps,
+                             lr=o.get("lr", 0.001), machine=machine,
                              seed=o.get("seed", 0), **own)
         predicted = experiment.predictions()
         trace = simulate(experiment.deploy, machine, o.get("seed", 0)).trace
@@ -351,51 +382,67 @@ class Check(Run):
         errors = sampling_errors(trace, machine, steps)
         if "bytes_sent" in predicted and predicted["bytes_sent"].error:  # a mean: how many are sent is chance
             errors["bytes_sent"] = lambda p: scatter_of_bytes(trace)
-        rows = [self.row(key, predicted[key], measured[key], errors.get(key, lambda p: 0.0)(predicted[key].value)) for key in wanted if key in predicted]
+        rows = [self.row(key, predicted[key], measured[key],
+                         errors.get(key, lambda p: 0.0)(predicted[key].value)) for key in wanted
+                         if key in predicted]
         if not rows:
             raise ValueError(f"{name} has no predicted figure among {', '.join(wanted)}")
-        said = ", ".join([f"{workers} worker{'s' * (workers > 1)}", f"{steps} iterations each", *(f"`{k}={v}`" for k, v in own.items()), str(machine),
+        said = ", ".join([f"{workers} worker{'s' * (workers > 1)}", f"{steps} iterations each",
+                          *(f"`{k}={v}`" for k, v in own.items()), str(machine),
                           f"model of {4 * problem.x0.size} bytes"])
-        return self.markdown("| figure | formula | predicted | | simulated | difference |\n|---|---|--:|---|--:|--:|\n" + "".join(rows)
+        return self.markdown(
+            "| figure | formula | predicted | | simulated | difference |\n|---|---|--:|---|--:|--:|\n"
+            + "".join(rows)
                              + f"\nSimulated when this page was built: {said}.\n")
 
     def row(self, key: str, p: Any, seen: float, error: float) -> str:
         """One figure; raises ValueError where prediction and run contradict each other."""
         off, slack = seen - p.value, error + 1e-9 * max(1.0, abs(p.value))
-        if (p.bound == "upper" and off > slack) or (p.bound == "lower" and off < -slack) or (p.faithful and abs(off) > slack):
-            raise ValueError(f"{key}: predicted {p.value:.6g} ({KIND[p.bound or p.kind]}), simulated {seen:.6g}; expected at most {slack:.3g} apart")
+        if (p.bound == "upper" and off > slack) or (p.bound == "lower"
+                                                    and off < -slack) or (p.faithful and abs(off) > slack):
+            raise ValueError(
+                f"{key}: predicted {p.value:.6g} ({KIND[p.bound or p.kind]}), simulated {seen:.6g}; expected "
+                f"at most {slack:.3g} apart")
         share = p.unit == "1" or not p.value  # the difference itself says more than its ratio to a share
         difference = "" if p.bound else f"{off:+.3f}" if share else f"{100 * off / p.value:+.1f} %"
         difference = "0" if difference in ("+0.000", "-0.000", "+0.0 %", "-0.0 %") else difference
         formula = p.formula.replace("|", "\\|").replace("*", "\\*")
-        return f"| {FIGURES[key][0]} | {formula} | {fitting(p.value)} | {KIND[p.bound or p.kind]} | {fitting(seen)} | {difference} |\n"
+        return (
+            f"| {FIGURES[key][0]} | {formula} | {fitting(p.value)} | {KIND[p.bound or p.kind]} | "
+            f"{fitting(seen)} | {difference} |\n")
 
 
 def measured_figures(trace: Trace) -> dict[str, float]:
     """The figures of a run under the names of the predicted ones."""
-    from refsgd.result import measure
+    from refsgd.experiment.result import measure
 
     m = measure(trace, 1)
-    return {"seconds_per_iteration": m["seconds_per_iteration"], "seconds": m["seconds"], "updates": m["updates"],
-            "bytes_sent": sum(m["bytes_sent"].values()), "staleness_mean": m["staleness"]["mean"], "staleness_max": m["staleness"]["max"],
-            "idle_ratio": m["idle_ratio"], "clock_gap_max": m["clock_gap"]["max"], "lead_max": m["lead"]["max"]}
+    return {"seconds_per_iteration": m["seconds_per_iteration"], "seconds": m["seconds"],
+            "updates": m["updates"],
+            "bytes_sent": sum(m["bytes_sent"].values()), "staleness_mean": m["staleness"]["mean"],
+            "staleness_max": m["staleness"]["max"],
+            "idle_ratio": m["idle_ratio"], "clock_gap_max": m["clock_gap"]["max"],
+            "lead_max": m["lead"]["max"]}
 
 
 def sampling_errors(trace: Trace, machine: Machine, steps: int) -> dict[str, Callable[[float], float]]:
-    """Four standard errors of the figures that are means of drawn times, as functions of the predicted value."""
-    law = machine.law("worker0", "gradient")
+    """Four standard errors of the figures that are means of drawn times, as functions of the predicted
+    value."""
+    law = machine.distribution("gradient", machine.speed(0))
     relative = 4 * math.sqrt(law.variance) / law.mean / math.sqrt(max(steps, 1)) if law else 0.0
     ages = [tau for _, tau in trace.staleness] or [0]
     age = 4 * statistics.pstdev(ages) / math.sqrt(len(ages))
-    return {"seconds_per_iteration": lambda p: relative * p, "seconds": lambda p: relative * p, "idle_ratio": lambda p: relative,
+    return {"seconds_per_iteration": lambda p: relative * p, "seconds": lambda p: relative * p,
+            "idle_ratio": lambda p: relative,
             "staleness_mean": lambda p: max(relative * p, age)}
 
 
 def scatter_of_bytes(trace: Trace, stretches: int = 20) -> float:
-    """Four standard deviations of a run's bytes where the number of messages is random, from stretches of equally many updates."""
+    """Four standard deviations of a run's bytes where the number of messages is random, from stretches of
+    equally many updates."""
     bounds = np.quantile([e.time for e in trace.marks("update")], np.linspace(0, 1, stretches + 1))
-    sends = trace.of("send")
-    sent, _ = np.histogram([e.time for e in sends], bounds, weights=[e.data["bytes"] for e in sends])
+    sends = trace.of(Sent)
+    sent, _ = np.histogram([e.time for e in sends], bounds, weights=[e.nbytes for e in sends])
     return float(4 * math.sqrt(stretches) * np.std(sent, ddof=1))
 
 
@@ -406,7 +453,8 @@ def listing(text: str, language: str = "python", classes: Sequence[str] = ()) ->
 
 def folded(title: str, *children: nodes.Node) -> list[nodes.Node]:
     """Something that opens on a click."""
-    return [nodes.raw("", f"<details class='algorithm-fold'><summary>{html.escape(title)}</summary>", format="html"), *children,
+    return [nodes.raw("", f"<details class='algorithm-fold'><summary>{html.escape(title)}</summary>",
+                      format="html"), *children,
             nodes.raw("", "</details>", format="html")]
 
 
@@ -424,15 +472,19 @@ class Change(Directive):
         for hunk in hunks:
             first = source.find(hunk.old, hunk.function)
             lines = difflib.unified_diff(hunk.old, hunk.new, n=len(hunk.old), lineterm="")
-            place = f"{source.path.relative_to(experiments.ROOT)}, line {first + 1}{', ' + hunk.function if hunk.function else ''}"
+            place = (
+                f"{source.path.relative_to(experiments.ROOT)}, line "
+                f"{first + 1}{', ' + hunk.function if hunk.function else ''}")
             diff += [f"@@ {place} @@", *itertools.islice(lines, 3, None)]
         assert found.wrong.failure is not None
         seen = found.wrong.printed + experiments.complaint(found.wrong.failure)
         out: list[nodes.Node] = [listing("\n".join(diff), "diff")]
         if found.right.printed:
             out += [nodes.paragraph("", "As it stands in the source:"), listing(found.right.printed, "text")]
-        out += [nodes.paragraph("", f"With the {'line' if len(hunks) == 1 else 'lines'} changed:"), listing(seen, "text", ["seen"])]
-        return [*out, *folded("The experiment that found it", listing(experiments.imports(code) + "\n" + code))]
+        out += [nodes.paragraph("", f"With the {'line' if len(hunks) == 1 else 'lines'} changed:"),
+                listing(seen, "text", ["seen"])]
+        return [*out,
+                *folded("The experiment that found it", listing(experiments.imports(code) + "\n" + code))]
 
 
 class Experiment(Directive):
@@ -454,15 +506,20 @@ def check_links(app: Sphinx, doctree: nodes.document) -> None:
     links, lines = (app.env.temp_data.get(f"algorithm_page_{kind}", set()) for kind in ("links", "lines"))
     missing = sorted(links - lines)
     if missing:
-        raise ExtensionError(f"{app.env.docname}: pseudo-code points at {', '.join(missing)}; expected an algorithm-source that shows these lines")
+        raise ExtensionError(
+            f"{app.env.docname}: pseudo-code points at {', '.join(missing)}; expected an algorithm-source "
+            "that shows these lines")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and their style sheet."""
-    for name, directive in {"picture": Picture, "player": Player, "facts": Facts, "pseudocode": Pseudocode, "source": Listing, "check": Check,
+    for name, directive in {"picture": Picture, "player": Player, "facts": Facts, "pseudocode": Pseudocode,
+                            "source": Listing, "check": Check,
                             "change": Change, "experiment": Experiment}.items():
         app.add_directive(f"algorithm-{name}", directive)
     app.connect("doctree-read", check_links)
-    app.connect("config-inited", lambda app, config: config.html_static_path.append(str(Path(__file__).parent / "static" / "algorithm_page.css")))
+    app.connect("config-inited",
+                lambda app, config: config.html_static_path.append(
+                    str(Path(__file__).parent / "static" / "algorithm_page.css")))
     app.add_css_file("algorithm_page.css")
     return {"version": refsgd.__version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,11 @@
 """Docstrings as the library writes them, read by Sphinx.
 
-Names become links: `Machine` in a module that imports it, `refsgd.run` anywhere.  Sphinx knows an object by the module that
-defines it.  Where a reference finds nothing, the name is looked up as Python would, and the reference goes to its definition.
+Names become links: `Machine` in a module that imports it, `refsgd.run` anywhere.  Sphinx knows an object by
+the module that defines it.  Where a reference finds nothing, the name is looked up as Python would, and the
+reference goes to its definition.
 
-Bars are bars: ``|x|`` in a sentence is an absolute value, not a substitution.  Works in a References section stand one by one.
+Bars are bars: ``|x|`` in a sentence is an absolute value, not a substitution.  Works in a References section
+stand one by one.
 """
 
 import importlib
@@ -34,14 +36,16 @@ def found(name: str, module: str | None) -> Any:
 
 
 def definition(name: str, module: str | None) -> str | None:
-    """Where the library defines what `name` means: "refsgd.machine.Machine" for "refsgd.Machine"."""
+    """Where the library defines what `name` means: "refsgd.cluster.machine.Machine" for "refsgd.Machine"."""
     thing = found(name, module)
     home, qualified = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return f"{home}.{qualified}" if isinstance(home, str) and isinstance(qualified, str) else None
 
 
-def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement) -> nodes.Node | None:
-    """A reference that Sphinx did not find: a link where the library documents it under another name, plain text where it is internal."""
+def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref,
+            contnode: nodes.TextElement) -> nodes.Node | None:
+    """A reference that Sphinx did not find: a link where the library documents it under another name,
+    plain text where it is internal."""
     if node.get("refdomain") != "py":
         return None
     thing = found(node["reftarget"], node.get("py:module"))
@@ -60,8 +64,11 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: no
 
 
 def plain_fields(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out named tuples' "Alias for field number 0", and aliases of built-in containers, whose signature nobody can read."""
-    return True if type(thing).__name__ == "_tuplegetter" or getattr(thing, "__origin__", None) in (dict, list, set, tuple) else None
+    """Leaves out named tuples' "Alias for field number 0", and aliases of built-in containers, whose
+    signature nobody can read."""
+    return True if type(thing).__name__ == "_tuplegetter" or getattr(thing, "__origin__",
+                                                                     None) in (dict, list, set,
+                                                                               tuple) else None
 
 
 def literal_lines(lines: list[str]) -> Iterator[tuple[int, bool]]:
@@ -83,19 +90,25 @@ def keep_bars(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines
     for i, literal in literal_lines(lines):
         if not literal and "|" in lines[i]:
             parts = re.split(r"(``.*?``|`[^`]*`)", lines[i])
-            lines[i] = "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\|", part) for part in parts)
+            lines[i] = "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\|", part)
+                               for part in parts)
 
 
-def separate_references(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Each work of a References section on lines of its own: one ends with a full stop, the next begins with a capital."""
-    start = next((i for i, line in enumerate(lines) if line.strip() in ("References", ".. rubric:: References")), len(lines))
+def separate_references(app: Sphinx, what: str, name: str, thing: Any, options: Any,
+                        lines: list[str]) -> None:
+    """Each work of a References section on lines of its own: one ends with a full stop, the next begins
+    with a capital."""
+    start = next(
+        (i for i, line in enumerate(lines) if line.strip() in ("References", ".. rubric:: References")),
+        len(lines))
     for i in range(len(lines) - 1, start + 2, -1):
         if lines[i - 1].rstrip().endswith(".") and lines[i][:1].isupper():
             lines.insert(i, "")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Listen for references without a target, for members to be listed, and for docstrings after numpydoc read them."""
+    """Listen for references without a target, for members to be listed, and for docstrings after numpydoc
+    read them."""
     app.connect("missing-reference", resolve)
     app.connect("autodoc-skip-member", plain_fields)
     app.connect("autodoc-process-docstring", keep_bars, priority=900)

@@ -1,4 +1,5 @@
-"""The small programs of an algorithm's page: run as they stand, and again with a line of the algorithm changed.
+"""The small programs of an algorithm's page: run as they stand, and again with a line of the algorithm
+changed.
 
 A page gives a change as a diff and an experiment as Python::
 
@@ -8,8 +9,8 @@ A page gives a change as a diff and an experiment as Python::
 
     explore(lambda: ssp.ssp(...), bound)
 
-`changed` imports the algorithms afresh with that text, so that every module that uses the changed one sees it, and puts
-everything back afterwards.
+`changed` imports the algorithms afresh with that text, so that every module that uses the changed one sees
+it, and puts everything back afterwards.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ WIDTH = 96  #: columns that a page shows of a listing
 NAMES = {
     "np": "import numpy as np",
     "SGD": "from refsgd.algorithms.sgd import SGD",
-    "Machine": "from refsgd.machine import Machine",
+    "Machine": "from refsgd.cluster.machine import Machine",
     "Problem": "from refsgd.problems import Problem",
     "quadratic": "from refsgd.problems import quadratic",
     "integer_gradients": "from refsgd.problems import integer_gradients",
-    "final_parameters": "from refsgd.result import final_parameters",
-    "parameters_sha256": "from refsgd.result import parameters_sha256",
+    "final_parameters": "from refsgd.experiment.result import final_parameters",
+    "parameters_sha256": "from refsgd.experiment.result import parameters_sha256",
     "explore": "from refsgd.runtimes.explorer import explore",
     "walk": "from refsgd.runtimes.explorer import walk",
     "Simulator": "from refsgd.runtimes.simulator import Simulator",
     "simulate": "from refsgd.runtimes.simulator import simulate",
+    "Computed": "from refsgd.trace import Computed",
+    "Sent": "from refsgd.trace import Sent",
     "ledger": "from refsgd.testing import ledger",
     "server_lead": "from refsgd.testing import server_lead",
     "predict": "from refsgd import predict",
@@ -58,7 +61,7 @@ NAMES = {
     "compare": "from refsgd import compare",
     "theory": "from refsgd import theory",
     "graphs": "from refsgd import graphs",
-    "metropolis": "from refsgd.graphs import metropolis",
+    "metropolis": "from refsgd.algorithms.gossip.graphs import metropolis",
 }
 #: errors that say that an experiment is mistaken, not that an algorithm is
 MISTAKES = (NameError, SyntaxError, ImportError, AttributeError, TypeError)
@@ -80,31 +83,45 @@ class Source(NamedTuple):
     lines: tuple[str, ...]
 
     def within(self, function: str) -> range:
-        """Line numbers, from 0, of a function or class, by its name or ``Class.method``; of all the file for ""."""
+        """Line numbers, from 0, of a function or class, by its name or ``Class.method``; of all the file
+        for ""."""
         if not function:
             return range(len(self.lines))
-        found = [n for n in ast.walk(ast.parse("".join(self.lines))) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == function]
+        found = [n for n in ast.walk(ast.parse("".join(self.lines)))
+                 if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == function]
         if len(found) != 1:
-            raise ValueError(f"{self.name}: {len(found)} functions or classes are named {function!r}; expected 1")
+            raise ValueError(
+                f"{self.name}: {len(found)} functions or classes are named {function!r}; expected 1")
         return range(found[0].lineno - 1, found[0].end_lineno or 0)
 
     def find(self, old: Sequence[str], function: str = "") -> int:
-        """Number, from 0, of the first of these consecutive lines; raises ValueError where they are not there exactly once."""
+        """Number, from 0, of the first of these consecutive lines; raises ValueError where they are not
+        there exactly once."""
         where = self.within(function)
         bare = [line.strip() for line in self.lines]
         hits = [i for i in where if bare[i:i + len(old)] == list(old)]
         if len(hits) != 1:
             place = f"{self.name}.{function}" if function else self.name
-            raise ValueError(f"{place}: {len(hits)} places read {old[0]!r}; expected exactly 1: the source has changed, or the page is mistaken")
+            raise ValueError(
+                f"{place}: {len(hits)} places read {old[0]!r}; expected exactly 1: the source has changed, "
+                "or the page is mistaken")
         return hits[0]
 
 
+def file_of(name: str) -> Path:
+    """The file of an algorithm, in whichever family it is."""
+    return next(ALGORITHMS.rglob(f"{name}.py"), ALGORITHMS / f"{name}.py")
+
+
 def source_of(name: str) -> Source:
-    """The source of ``ssp`` or ``backup-workers`` (an algorithm's) or ``collectives.ring`` (another module's)."""
+    """The source of ``ssp`` or ``backup-workers`` (an algorithm's) or ``collectives.ring`` (another
+    module's)."""
     name = name.replace("-", "_")
-    path = ROOT / "refsgd" / f"{name.replace('.', '/')}.py" if "." in name else ALGORITHMS / f"{name}.py"
+    path = ROOT / "refsgd" / f"{name.replace('.', '/')}.py" if "." in name else file_of(name)
     if not path.exists():
-        raise ValueError(f"no module {name!r}; expected the name of a file of refsgd/algorithms or a path such as collectives.ring")
+        raise ValueError(
+            f"no module {name!r}; expected the name of a file of refsgd/algorithms or a path such as "
+            "collectives.ring")
     return Source(name, path, tuple(path.read_text(encoding="utf-8").splitlines(keepends=True)))
 
 
@@ -160,7 +177,7 @@ class _Changed(MetaPathFinder, Loader):
 @contextlib.contextmanager
 def changed(source: Source, text: str) -> Iterator[None]:
     """Inside, all of `PACKAGES` are imported afresh, one module with another text."""
-    name = f"refsgd.{source.name}" if "." in source.name else f"refsgd.algorithms.{source.name}"
+    name = ".".join(source.path.relative_to(ROOT).with_suffix("").parts)
     filename = f"{source.path.relative_to(ROOT)} (changed)"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     finder = _Changed(name, filename, text)
@@ -183,20 +200,32 @@ def changed(source: Source, text: str) -> Iterator[None]:
                 setattr(sys.modules["refsgd"], package.split(".")[1], saved[package])
 
 
+def import_of(name: str) -> str:
+    """The line that imports an algorithm's module."""
+    return f"from {'.'.join(file_of(name).parent.relative_to(ROOT).parts)} import {name}"
+
+
 def imports(code: str) -> str:
-    """The import lines of an experiment: those of `NAMES`, and modules of algorithms, that it uses and does not define."""
-    used = {n.id for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    own = {n.id for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    """The import lines of an experiment: those of `NAMES`, and modules of algorithms, that it uses and
+    does not define."""
+    used = {n.id for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name)
+            and isinstance(n.ctx, ast.Load)}
+    own = {n.id for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name)
+           and isinstance(n.ctx, ast.Store)}
     own |= {n.arg for n in ast.walk(ast.parse(code)) if isinstance(n, ast.arg)}
-    own |= {a.asname or a.name for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
+    own |= {a.asname or a.name for n in ast.walk(ast.parse(code))
+            if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
     plain, grouped = [], dict[str, list[str]]()
     for name in sorted(used - own):
-        line = NAMES.get(name, f"from refsgd.algorithms import {name}" if (ALGORITHMS / f"{name}.py").exists() else "")
+        line = NAMES.get(name, import_of(name) if file_of(name).exists() else "")
         if line.startswith("from "):
             grouped.setdefault(line.split(" import ")[0], []).append(name)
         elif line:
             plain.append(line)
-    return "".join(f"{line}\n" for line in [*plain, *(f"{package} import {', '.join(names)}" for package, names in sorted(grouped.items()))])
+    return "".join(f"{line}\n"
+                   for line in [*plain,
+                                *(f"{package} import {', '.join(names)}"
+                                  for package, names in sorted(grouped.items()))])
 
 
 class Outcome(NamedTuple):
@@ -230,10 +259,12 @@ def complaint(error: Exception) -> str:
     schedule = getattr(error, "schedule", None)
     cause = error if schedule is None else error.error  # type: ignore[attr-defined]
     lines = tidy(f"{type(cause).__name__}: {cause}").splitlines()
-    said = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+    said = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+                     for line in lines)
     if schedule is None:
         return said
-    return tidy(f"{said}\n\nshortest schedule that shows it, {schedule or 'the first actions'}:\n\n{error.text}")  # type: ignore[attr-defined]
+    return tidy(
+        f"{said}\n\nshortest schedule that shows it, {schedule or 'the first actions'}:\n\n{error.text}")  # type: ignore[attr-defined]
 
 
 class Comparison(NamedTuple):
@@ -252,9 +283,12 @@ def compare_with_change(module: str, text: str) -> Comparison:
     wrong_text = apply(source, hunks)
     right = perform(code)
     if right.failure is not None:
-        raise ValueError(f"the experiment fails without any change: {complaint(right.failure)}") from right.failure
+        raise ValueError(
+            f"the experiment fails without any change: {complaint(right.failure)}") from right.failure
     with changed(source, wrong_text):
         wrong = perform(code)
     if wrong.failure is None:
-        raise ValueError(f"the experiment does not notice that {hunks[0].old[0]!r} has been changed; expected that it fails")
+        raise ValueError(
+            f"the experiment does not notice that {hunks[0].old[0]!r} has been changed; expected that it "
+            "fails")
     return Comparison(right, wrong)

@@ -1,4 +1,5 @@
-"""Formulas as MathML, made when the pages are built: every browser shows them, without a script and without the network."""
+"""Formulas as MathML, made when the pages are built: every browser shows them, without a script and
+without the network."""
 
 import html
 

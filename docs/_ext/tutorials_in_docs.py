@@ -1,8 +1,9 @@
 """Brings the notebooks of ``tutorials/``, which also run in Jupyter, into the site as ``docs/tutorials/``.
 
-They are copied before Sphinx reads its sources (a symbolic link would be lost in a source archive), and only where they
-changed, so that a second build executes only what is new.  Links to ``../docs/page.md`` become ``../page.md``.  Where the folder
-has no index of its own, one is written that lists the notebooks in the order of their numbers.
+They are copied before Sphinx reads its sources (a symbolic link would be lost in a source archive), and only
+where they changed, so that a second build executes only what is new.  Links to ``../docs/page.md`` become
+``../page.md``.  Where the folder has no index of its own, one is written that lists the notebooks in the
+order of their numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ output shown was produced when this site was built; the same files open in Jupyt
 
 
 def for_the_site(text: str) -> str:
-    """A tutorial as it stands in the site: its links to ``../docs/`` and from there are those of its new place."""
+    """A tutorial as it stands in the site: its links to ``../docs/`` and from there are those of its new
+    place."""
     return re.sub(r"(\]\(|\]: )\.\./docs/", r"\1../", text)
 
 
@@ -41,15 +43,19 @@ def contents(source: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
-        if path.is_file() and path.suffix in SUFFIXES and not any(part.startswith((".", "_")) for part in name.parts):
-            found[name.as_posix()] = for_the_site(path.read_text(encoding="utf-8")).encode() if path.suffix == ".md" else path.read_bytes()
+        if path.is_file() and path.suffix in SUFFIXES and not any(part.startswith((".", "_"))
+                                                                  for part in name.parts):
+            found[name.as_posix()] = for_the_site(
+                path.read_text(encoding="utf-8")).encode() if path.suffix == ".md" else path.read_bytes()
     if "index.md" not in found:
-        found["index.md"] = (INDEX % "\n".join(name[:-3] for name in sorted(found) if name.endswith(".md"))).encode()
+        found["index.md"] = (
+            INDEX % "\n".join(name[:-3] for name in sorted(found) if name.endswith(".md"))).encode()
     return found
 
 
 def bring(source: Path, target: Path) -> list[str]:
-    """Make `target` hold what the site shows of `source`; returns the names of the files that were written or removed."""
+    """Make `target` hold what the site shows of `source`; returns the names of the files that were
+    written or removed."""
     wanted = contents(source)
     changed = []
     for name, new in wanted.items():
@@ -58,7 +64,8 @@ def bring(source: Path, target: Path) -> list[str]:
             old.parent.mkdir(parents=True, exist_ok=True)
             old.write_bytes(new)
             changed.append(name)
-    for path in [p for p in target.rglob("*") if p.is_file() and p.relative_to(target).as_posix() not in wanted]:
+    for path in [p for p in target.rglob("*") if p.is_file()
+                 and p.relative_to(target).as_posix() not in wanted]:
         path.unlink()
         changed.append(path.relative_to(target).as_posix())
     return changed

@@ -9,34 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.algorithms import (
-    adpsgd,
-    allreduce,
+from refsgd.algorithms.allreduce import allreduce, dgc
+from refsgd.algorithms.averaging import diloco, easgd, local_sgd, post_local
+from refsgd.algorithms.baselines import independent, sequential
+from refsgd.algorithms.gossip import adpsgd, dpsgd, gosgd, pair_averaging, sgp
+from refsgd.algorithms.server import (
     approximate,
     asp,
     backup_workers,
     bsp,
     consgd,
     dc_asgd,
-    dgc,
-    diloco,
     downpour,
-    dpsgd,
     dssp,
     dynsgd,
-    easgd,
-    gosgd,
-    hogwild,
-    independent,
-    local_sgd,
-    pair_averaging,
-    post_local,
-    sequential,
-    sgp,
     softsync,
     ssp,
     staleness_aware,
 )
+from refsgd.algorithms.shared_memory import hogwild
 from refsgd.effects import Deployment
 
 CATALOGUE: dict[str, Callable[..., Deployment]] = {

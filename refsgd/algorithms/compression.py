@@ -1,7 +1,8 @@
-"""Compressed gradients: pure functions that turn a gradient into few bytes, and keep what the bytes leave out.
+"""Compressed gradients: pure functions that turn a gradient into few bytes, and keep what the bytes leave
+out.
 
-Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual: what was
-not said this time and is added next time, so that nothing is lost, only late.
+Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual:
+what was not said this time and is added next time, so that nothing is lost, only late.
 
 Deep gradient compression, at each worker::
 
@@ -17,25 +18,27 @@ QSGD has no residual: it rounds each |v_j| s / |v| up or down at random, with th
 
 Quick facts
 -----------
-bytes for d entries: top-k 8 k (value and index) | 1 bit d/8 + 8 per column | 2 bits d/4 | QSGD 1 per entry up to 127
-levels, and 4 per norm | exact: sum of what is sent + residual = sum of what came in | unbiased: QSGD | deterministic:
-yes; QSGD's randomness is a function of its key (seed, rank, t)
+bytes for d entries: top-k 8 k (value and index) | 1 bit d/8 + 8 per column | 2 bits d/4 | QSGD 1 per entry up
+to 127 levels, and 4 per norm | exact: sum of what is sent + residual = sum of what came in | unbiased: QSGD |
+deterministic: yes; QSGD's randomness is a function of its key (seed, rank, t)
 
-With all entries sent, masking empties u in every step: SGD *without* momentum; without masking it is momentum SGD.
-A message that is lost takes its mass with it: the residual has forgotten it already.
+With all entries sent, masking empties u in every step: SGD *without* momentum; without masking it is momentum
+SGD. A message that is lost takes its mass with it: the residual has forgotten it already.
 
 What differs from the papers
 ----------------------------
-Lin et al. estimate the threshold of the top k from a sample, clip gradients before they accumulate and raise the
-sparsity in four epochs; here k is exact, ties go to the lowest index, and clipping and warm-up are left to the caller.
-Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its codes into float32 words.
+Lin et al. estimate the threshold of the top k from a sample, clip gradients before they accumulate and raise
+the sparsity in four epochs; here k is exact, ties go to the lowest index, and clipping and warm-up are left
+to the caller. Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its
+codes into float32 words.
 
 References
 ----------
-Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018 (arXiv:1712.01887), sections 3.1 to 3.3 and
-algorithm 4: momentum correction and momentum factor masking.
-Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback, two values a column.
-Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section 3.1, lemma 3.1.
+Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018 (arXiv:1712.01887), sections 3.1 to 3.3
+and algorithm 4: momentum correction and momentum factor masking.
+Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback, two
+values a column. Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section
+3.1, lemma 3.1.
 Chen et al., "MXNet", arXiv:1512.01274, 2015: the system with the 2-bit compression, which has no paper.
 """
 
@@ -93,7 +96,8 @@ class Levels(NamedTuple):
 
 
 def kept(d: int, ratio: float) -> int:
-    """How many of d entries are sent: ceil(ratio d), at least one of any; a product rounded upwards does not count.
+    """How many of d entries are sent: ceil(ratio d), at least one of any; a product rounded upwards does not
+    count.
 
     >>> kept(100, 0.07), kept(10, 0.001), kept(0, 0.5)
     (7, 1, 0)
@@ -110,7 +114,8 @@ def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
     return np.sort(np.argsort(-np.abs(v), kind="stable")[:k]).astype(np.int32)
 
 
-def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float, masking: bool = True) -> tuple[Sparse, Residual]:
+def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float,
+                  masking: bool = True) -> tuple[Sparse, Residual]:
     """Momentum correction, accumulation, the top k, momentum factor masking; g is (d,)."""
     u = g.dtype.type(momentum) * state.u + g
     r = state.r + u
@@ -133,7 +138,8 @@ def one_bit(e: Array, g: Array) -> tuple[Signs, Array]:
     """Signs of g + e with two values per column, and the new error; arrays are (rows, columns)."""
     s = g + e
     positive = s > 0
-    high, low = (np.sum(s * side, axis=0) / np.maximum(1, np.sum(side, axis=0)) for side in (positive, ~positive))
+    high, low = (np.sum(s * side, axis=0) / np.maximum(1, np.sum(side, axis=0))
+                 for side in (positive, ~positive))
     message = Signs(np.packbits(positive), low.astype(s.dtype), high.astype(s.dtype), len(s))
     return message, s - one_bit_decode(message)
 
@@ -161,12 +167,14 @@ def two_bit_decode(message: Codes) -> Array:
 
 
 def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
-    """Random rounding of v, (d,), to s >= 1 levels of its norm, bucket by bucket; `key` is (seed, rank, t)."""
+    """Random rounding of v, (d,), to s >= 1 levels of its norm, bucket by bucket; `key` is (seed, rank,
+    t)."""
     padded = np.pad(np.asarray(v, float), (0, -v.size % bucket)).reshape(-1, bucket)
     norms = np.linalg.norm(padded, axis=1).astype(v.dtype)
     exact = np.minimum(s, s * np.abs(padded) / np.where(norms > 0, norms, 1).astype(float)[:, None])
     rounded = np.floor(exact) + (np.random.default_rng(key).random(exact.shape) < exact % 1)
-    return Levels((np.sign(padded) * rounded).ravel()[: v.size].astype(np.min_scalar_type(-s - 1)), norms, s, bucket)
+    return Levels((np.sign(padded) * rounded).ravel()[: v.size].astype(np.min_scalar_type(-s - 1)), norms, s,
+                  bucket)
 
 
 def qsgd_decode(message: Levels) -> Array:

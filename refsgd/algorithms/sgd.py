@@ -6,12 +6,12 @@ In the form of PyTorch::
     v <- momentum * v + g
     x <- x - lr(t) * v
 
-where t counts the updates of this copy of the parameters.  The rule is elementwise, so slicing the vector over servers
-never changes a bit; scalars are float32, so that nothing is promoted.
+where t counts the updates of this copy of the parameters.  The rule is elementwise, so slicing the vector
+over servers never changes a bit; scalars are float32, so that nothing is promoted.
 
-Weight decay is that of the x to which g is applied, as in PyTorch's optimiser, even where g was taken at another x:
-at parameter servers, in D-PSGD (`cta`), AD-PSGD, pair averaging, SGP and PipeDream.  EASGD, Hogwild! and DGC add it to
-g where g was taken.
+Weight decay is that of the x to which g is applied, as in PyTorch's optimiser, even where g was taken at
+another x: at parameter servers, in D-PSGD (`cta`), AD-PSGD, pair averaging, SGP and PipeDream.  EASGD,
+Hogwild! and DGC add it to g where g was taken.
 
 References
 ----------
@@ -52,7 +52,8 @@ class StepDecay:
     """Multiply the learning rate by `factor` after each `every` updates (of the server that applies them).
 
     Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
-    synchronous one.  Source: the adaptive rate "based on the number of weight updates" of Jia et al., IPCCC 2020.
+    synchronous one.  Source: the adaptive rate "based on the number of weight updates" of Jia et al., IPCCC
+    2020.
 
     Parameters
     ----------
@@ -67,7 +68,8 @@ class StepDecay:
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.factor <= 1:
-            raise ValueError(f"schedule step({self.every},{self.factor}); expected every >= 1 and 0 < factor <= 1")
+            raise ValueError(
+                f"schedule step({self.every},{self.factor}); expected every >= 1 and 0 < factor <= 1")
 
     def __call__(self, t: int) -> float:
         return float(self.factor ** (t // self.every))
@@ -94,7 +96,8 @@ def parse_schedule(text: str) -> Schedule:
         except ValueError as error:
             if "expected every" in str(error):
                 raise
-    raise ValueError(f"schedule {text!r} not understood; expected constant or step(every,factor), e.g. step(100,0.5)")
+    raise ValueError(
+        f"schedule {text!r} not understood; expected constant or step(every,factor), e.g. step(100,0.5)")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,24 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from refsgd.cli import advise, calibrate, check, compare, data, doctor, explore, listing, predict, replay, run, step
+from refsgd import __version__
+from refsgd.cli import (
+    advise,
+    calibrate,
+    check,
+    compare,
+    data,
+    doctor,
+    explore,
+    listing,
+    predict,
+    replay,
+    run,
+    step,
+)
 from refsgd.cli.options import Parser, as_meant
 from refsgd.cli.outputs import check_outputs
-from refsgd.experiment import Usage
-from refsgd.version import __version__
+from refsgd.experiment.prepare import Usage
 
 
 class Command(Protocol):
@@ -25,12 +38,14 @@ class Command(Protocol):
         """Do its work: print, write the files asked for."""
 
 
-COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise, data, doctor, listing)
+COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise, data,
+                                 doctor, listing)
 
 
 def build_parser() -> Parser:
     """The whole command line."""
-    parser = Parser(prog="refsgd", description="Distributed SGD: every consistency algorithm as one readable program, "
+    parser = Parser(prog="refsgd",
+                    description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")
     parser.add_argument("--version", action="version", version=f"refsgd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -41,12 +56,13 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
-    return carry_out(lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
+    return carry_out(
+        lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
     """Parse a command line and do what it says, with every error in one line; the exit code."""
-    from refsgd.data import DataError
+    from refsgd.problems.data import DataError
 
     try:
         args = parse()
@@ -55,7 +71,8 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
     except Usage as error:
         sys.stderr.write(f"refsgd: {error}\n")
         return 2
-    warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(f"refsgd: warning: {message}\n")  # type: ignore[assignment]
+    warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
+        f"refsgd: warning: {message}\n")  # type: ignore[assignment]
     try:
         check_outputs(args)
         args.do(args)

@@ -7,27 +7,42 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.options import arguments_of, common, known, number
-from refsgd.cli.outputs import PIPE, check_output, compile_kernels, notice, progress, tell, width, write, writing
-from refsgd.comparison import DEFAULT_ALGORITHMS, compare
-from refsgd.experiment import Usage
+from refsgd.cli.outputs import (
+    PIPE,
+    check_output,
+    compile_kernels,
+    notice,
+    progress,
+    tell,
+    width,
+    write,
+    writing,
+)
+from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
+from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
     """Its options."""
-    p = commands.add_parser("compare", help="train the same net under several algorithms: predicted | simulated | measured",
-                            description="Trains one net on real images under several algorithms, as OS processes paced to one "
-                            "machine, and shows what the formula says, what the simulation says and what was measured.")
+    p = commands.add_parser("compare",
+                            help="train the same net under several algorithms: predicted | simulated | "
+                                 "measured",
+                            description="Trains one net on real images under several algorithms, as OS "
+                                        "processes paced to one "
+                            "machine, and shows what the formula says, what the simulation says and what was "
+                            "measured.")
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
-    p.add_argument("--no-hard", action="store_true", help="leave out the second panel (8 workers, shards by label, simulated)")
+    p.add_argument("--no-hard", action="store_true",
+                   help="leave out the second panel (8 workers, shards by label, simulated)")
     common(p, "processes")
     p.set_defaults(do=do, runtime=None)  # processes where the system can fork
 
 
 def do(args: argparse.Namespace) -> None:
     """Compare; print the table, write picture and figures."""
-    from refsgd.report import comparison_table, sentences
+    from refsgd.display.tables import comparison_table, sentences
 
     groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}
     names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
@@ -39,10 +54,11 @@ def do(args: argparse.Namespace) -> None:
     data = args.json or "refsgd-compare.json"
     check_output(picture)
     check_output(data)
-    compile_kernels(args)
+    compile_kernels(args.data, args.net, args.quiet)
     quiet = args.quiet or args.json == "-"
     with progress(quiet, 2 * len(names) + 1) as say:
-        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}}, progress=say, say=notice(args),
+        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}},
+                             progress=say, say=notice(args.quiet),
                              hard=not args.no_hard and args.data == "digits", **arguments)
     if args.json != "-":
         from rich.console import Console
@@ -52,7 +68,7 @@ def do(args: argparse.Namespace) -> None:
         for sentence in sentences(comparison):
             tell(sentence, 2)
     if picture:
-        from refsgd import plots
+        from refsgd.display import plots
 
         with writing(picture) as temporary:
             plots.save(plots.comparison(comparison), temporary)

@@ -6,21 +6,23 @@ import argparse
 from typing import Any
 
 from refsgd.cli.outputs import tell
-from refsgd.experiment import Usage
+from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
     """Its options."""
-    p = commands.add_parser("data", help="which data sets are here; fetches those that are not", description="Lists which data sets are "
-                            "here, in REFSGD_DATA or in the cache, and fetches one, with its checksums, into the cache.")
+    p = commands.add_parser("data", help="which data sets are here; fetches those that are not",
+                            description="Lists which data sets are "
+                            "here, in REFSGD_DATA or in the cache, and fetches one, with its checksums, into "
+                            "the cache.")
     p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
     p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:
     """List the sets, or fetch one."""
-    from refsgd.data import fetch, load, status
-    from refsgd.data.published import ADDRESSES
+    from refsgd.problems.data import fetch, load, status
+    from refsgd.problems.data.published import ADDRESSES
 
     if args.fetch:
         if args.fetch not in ADDRESSES:

@@ -6,13 +6,15 @@ import argparse
 from typing import Any
 
 from refsgd.cli.options import each_algorithm, own_given
-from refsgd.experiment import Usage
+from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
-    each_algorithm(commands, "explore", "every schedule of a small case", "Follows every schedule of a small case "
-                   "and checks what must hold for each of them; prints the shortest schedule that breaks it.", do, options)
+    each_algorithm(commands, "explore", "every schedule of a small case",
+                   "Follows every schedule of a small case "
+                   "and checks what must hold for each of them; prints the shortest schedule that breaks it.",
+                   do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +22,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
-    parser.add_argument("--max-runs", type=int, default=20_000, help="stop after so many schedules (default 20000)")
-    parser.add_argument("--walks", type=int, metavar="R", help="R random schedules instead of all, for larger cases")
+    parser.add_argument("--max-runs", type=int, default=20_000,
+                        help="stop after so many schedules (default 20000)")
+    parser.add_argument("--walks", type=int, metavar="R",
+                        help="R random schedules instead of all, for larger cases")
     parser.add_argument("--seed", type=int, default=0, help="of random schedules")
 
 
@@ -33,5 +37,6 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"workers {args.workers}; expected at least 1")
     if args.servers < 1:
         raise Usage(f"servers {args.servers}; expected at least 1")
-    print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps, max_runs=args.max_runs,
+    print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
+                            max_runs=args.max_runs,
                             walks=args.walks, seed=args.seed, **own_given(args)))

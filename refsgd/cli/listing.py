@@ -6,23 +6,23 @@ import argparse
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.architectures import ARCHITECTURES
-from refsgd.arguments import options_of
 from refsgd.cli.options import first_line, flag
 from refsgd.cli.outputs import tell
-from refsgd.laws import LAWS
-from refsgd.machine import PRESETS
+from refsgd.cluster.distributions import DISTRIBUTIONS
+from refsgd.cluster.presets import PRESETS
+from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.arguments import options_of
 
 
 def add(commands: Any) -> None:
     """Its options: none."""
-    commands.add_parser("list", help="algorithms, nets, data sets and laws").set_defaults(do=do)
+    commands.add_parser("list", help="algorithms, nets, data sets and distributions").set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:
     """Print every name."""
-    from refsgd.data import NAMES as DATA
-    from refsgd.nn.nets import NAMES as NETS
+    from refsgd.problems.data import NAMES as DATA
+    from refsgd.problems.nn.nets import NAMES as NETS
 
     width = max(map(len, [*CATALOGUE, *PRESETS, *ARCHITECTURES]))
     print("algorithms")
@@ -37,6 +37,6 @@ def do(args: argparse.Namespace) -> None:
     print("update architectures (refsgd run --preset NAME)")
     for name, how in ARCHITECTURES.items():
         tell(f"  {name:{width}} {how.algorithm}: {how.says}", width + 3)
-    print("laws of a compute time")
-    for law in LAWS:
-        tell("  " + law, 4)
+    print("distributions of a compute time")
+    for found in DISTRIBUTIONS:
+        tell("  " + found, 4)

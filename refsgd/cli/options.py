@@ -1,4 +1,5 @@
-"""What the commands take: common options, the algorithms' own, and the machine and arguments that they describe."""
+"""What the commands take: common options, the algorithms' own, and the machine and arguments that they
+describe."""
 
 from __future__ import annotations
 
@@ -12,17 +13,40 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.architectures import ARCHITECTURES
-from refsgd.arguments import catalogued, elsewhere, nearest, options_of, plain, suggestion
-from refsgd.experiment import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MACHINE, DEFAULT_MOMENTUM, Usage, default_net
-from refsgd.laws import LAWS
-from refsgd.machine import PRESETS, Machine, load_timed
-from refsgd.performing import RUNTIMES
-from refsgd.units import slowed
+from refsgd.cluster.distributions import DISTRIBUTIONS
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.presets import PRESETS, load_timed
+from refsgd.cluster.units import slowed
+from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.arguments import catalogued, elsewhere, nearest, options_of, plain, suggestion
+from refsgd.experiment.perform import RUNTIMES
+from refsgd.experiment.prepare import (
+    DEFAULT_BATCH,
+    DEFAULT_EPOCHS,
+    DEFAULT_LR,
+    DEFAULT_MACHINE,
+    DEFAULT_MOMENTUM,
+    Usage,
+    default_net,
+)
+from refsgd.problems.shapes import current_name
 
 DEFAULT_WORKERS = 4
 
 Commands = Any  # what argparse's add_subparsers returns; its class is private
+
+
+class _OldName(argparse.Action):
+    """A flag under the name that it had until the last release."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        setattr(found, self.dest, True)
+        warnings.warn(f"{option_string} is now called --{self.dest}; the old name will be removed in the "
+                      "next release", FutureWarning, stacklevel=2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +60,9 @@ class Parser(argparse.ArgumentParser):
         elif choice:
             message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
         if choice and ".py" in choice[1]:
-            message += "; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, refsgd.compare and refsgd.Stepper take the function"
+            message += (
+                "; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, refsgd.compare and "
+                "refsgd.Stepper take the function")
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -45,47 +71,64 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         for text in rest:
             if text.startswith("-"):
-                name, mine = text.split("=")[0], [f for f in self._option_string_actions if f.startswith("--")]
-                others = {flag(o): o for f in CATALOGUE.values() for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
+                name, mine = text.split("=")[0], [f for f in self._option_string_actions
+                                                  if f.startswith("--")]
+                others = {flag(o): o for f in CATALOGUE.values()
+                          for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
                 near = nearest(name, [*others, *mine])
                 said = [f"did you mean {near}?"] if near and near != name else []
                 said += [elsewhere(others[near])] if near in others and near not in mine else []
-                self.error(f"{self.prog.removeprefix('refsgd ')} has no option {name}; " + " ".join(said or [f"see {self.prog} --help"]))
+                self.error(f"{self.prog.removeprefix('refsgd ')} has no option {name}; "
+                           + " ".join(said or [f"see {self.prog} --help"]))
         return found, rest
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     """The options that `run`, `predict` and `compare` share."""
     work = parser.add_argument_group("what is trained")
-    work.add_argument("--data", default="digits", metavar="NAME", help="data set: digits (default), mnist, fashion-mnist")
-    work.add_argument("--net", metavar="NAME", help="net: see refsgd list; default: the one that fits the data; phantom:P has P parameters in name only")
+    work.add_argument("--data", default="digits", metavar="NAME",
+                      help="data set: digits (default), mnist, fashion-mnist")
+    work.add_argument("--net", metavar="NAME", type=current_name,
+                      help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
+                           "parameters and nothing to compute")
     work.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B",
                       help=f"images per worker and iteration (default {DEFAULT_BATCH})")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
-    work.add_argument("--epochs", type=float, metavar="E", help=f"passes over the data (default {DEFAULT_EPOCHS})")
+    work.add_argument("--epochs", type=float, metavar="E",
+                      help=f"passes over the data (default {DEFAULT_EPOCHS})")
     work.add_argument("--lr", type=float, default=DEFAULT_LR, help=f"learning rate (default {DEFAULT_LR})")
     work.add_argument("--momentum", type=float, default=DEFAULT_MOMENTUM, help=f"default {DEFAULT_MOMENTUM}")
     work.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
     work.add_argument("--schedule", default="constant", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
-    work.add_argument("--shards", choices=("iid", "by-label"), default="iid", help="how images are dealt to workers")
-    work.add_argument("--seed", type=int, default=0, help="of parameters, data order, durations and choices (default 0)")
+    work.add_argument("--shards", choices=("iid", "by-label"), default="iid",
+                      help="how images are dealt to workers")
+    work.add_argument("--seed", type=int, default=0,
+                      help="of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
-    where.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help=f"default {DEFAULT_WORKERS}")
-    where.add_argument("--servers", type=int, default=1, metavar="K", help="parameter servers, a slice each (default 1)")
+    where.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N",
+                       help=f"default {DEFAULT_WORKERS}")
+    where.add_argument("--servers", type=int, default=1, metavar="K",
+                       help="parameter servers, a slice each (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
-                       help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the flags below change it")
-    where.add_argument("--compute", metavar="LAW",
-                       help=f"time of one gradient, e.g. 158ms or exponential(20ms), default {DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
-                       "Laws: " + "; ".join(LAWS))
+                       help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the "
+                            "flags below change it")
+    where.add_argument("--compute", metavar="DIST",
+                       help="time of one gradient, e.g. 158ms or exponential(20ms), default "
+                            f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
+                       "Distributions: " + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
-    where.add_argument("--slow-motion", type=float, metavar="K", help="all of the machine K times as slow, so that real processes can keep its pace")
-    where.add_argument("--collocated", action="store_true", help="server k shares the node of worker k mod n")
-    where.add_argument("--cores", type=int, metavar="C", help="of a node, which its programs share (default: enough for all)")
+    where.add_argument("--slow-motion", type=float, metavar="K",
+                       help="all of the machine K times as slow, so that real processes can keep its pace")
+    where.add_argument("--colocated", action="store_true", help="server k shares the host of worker k mod n")
+    where.add_argument("--collocated", dest="colocated", action=_OldName)
+    where.add_argument("--cores", type=int, metavar="C",
+                       help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
-    out.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output and nothing else")
+    out.add_argument("--json", metavar="PATH",
+                     help="write the result as JSON; - for standard output and nothing else")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
     out.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -102,13 +145,20 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
-    """The options of a machine but for its gradients; times, rates and speeds are read by `refsgd.units`."""
-    where.add_argument("--latency", metavar="TIME", help=f"time from sending a message to the arrival of its first byte: seconds, or as 25us, 1ms ({latency})")
-    where.add_argument("--bandwidth", metavar="RATE", help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
-    where.add_argument("--update", metavar="LAW", help="time of one update, e.g. 2ms (default 0)")
-    where.add_argument("--speeds", metavar="1,1,4", help="speed of every worker relative to the law, one for each; 15x1,0.5: fifteen at 1, one at 0.5")
+    """The options of a machine but for its gradients; times, rates and speeds are read by
+    `refsgd.cluster.units`."""
+    where.add_argument("--latency", metavar="TIME",
+                       help="time from sending a message to the arrival of its first byte: seconds, or as "
+                            f"25us, 1ms ({latency})")
+    where.add_argument("--bandwidth", metavar="RATE",
+                       help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
+    where.add_argument("--update", metavar="DIST", help="time of one update, e.g. 2ms (default 0)")
+    where.add_argument("--speeds", metavar="1,1,4",
+                       help="speed of every worker relative to --compute, one for each; 15x1,0.5: fifteen at "
+                            "1, one at 0.5")
     where.add_argument("--slow", metavar="W=SPEED", action="append",
-                       help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or separated by commas")
+                       help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
+                            "separated by commas")
 
 
 def with_unit(text: str, unit: str) -> str:
@@ -138,14 +188,16 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
         if typing.get_origin(kind) is Literal:
             group.add_argument(flag(name), dest=f"own_{name}", choices=typing.get_args(kind), help=shown)
         elif kind is bool:
-            group.add_argument(flag(name), dest=f"own_{name}", action=argparse.BooleanOptionalAction, default=None, help=shown)
+            group.add_argument(flag(name), dest=f"own_{name}", action=argparse.BooleanOptionalAction,
+                               default=None, help=shown)
         else:
             read: Any = {int: int, float: number}.get(kind, str)
             group.add_argument(flag(name), dest=f"own_{name}", type=read, metavar=name.upper(), help=shown)
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
-    """Arguments with what is written otherwise: no command or ``help`` for ``--help``, ``run SSP`` for ``run ssp``, a preset for its flags.
+    """Arguments with what is written otherwise: no command or ``help`` for ``--help``, ``run SSP`` for ``run
+    ssp``, a preset for its flags.
 
     Examples
     --------
@@ -154,10 +206,12 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
     """
     given = expand_preset(arguments)
     for at in range(len(given) - 1, 0, -1):  # argparse takes -5ms for a flag, and -5 for a number
-        if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(r"-\.?\d.*[a-zA-Z].*", given[at]):
+        if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(
+            r"-\.?\d.*[a-zA-Z].*", given[at]):
             given[at - 1 : at + 1] = [f"{given[at - 1]}={given[at]}"]
     if given[:1] == ["study"]:
-        raise Usage("studies have moved; in a checkout of the repository: python -m benchmarks.studies " + " ".join(given[1:] or ["--help"]))
+        raise Usage("studies have moved; in a checkout of the repository: python -m benchmarks.studies "
+                    + " ".join(given[1:] or ["--help"]))
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
     spelt = {plain(name): name for name in CATALOGUE}
@@ -166,7 +220,8 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
 
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
-    """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands for.
+    """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands
+    for.
 
     Examples
     --------
@@ -182,7 +237,7 @@ def expand_preset(arguments: Sequence[str]) -> list[str]:
         raise Usage(f"preset {name!r} is unknown; expected one of {', '.join(ARCHITECTURES)}")
     how, rest = ARCHITECTURES[name], given[1:at] + given[at + 2 :]
     flags = [text for key, value in how.options.items() for text in (flag(key), str(value))]
-    return [given[0], how.algorithm, *flags, *(["--collocated"] if how.collocated else []), *rest]
+    return [given[0], how.algorithm, *flags, *(["--colocated"] if how.colocated else []), *rest]
 
 
 def first_line(algorithm: str) -> str:
@@ -191,13 +246,15 @@ def first_line(algorithm: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
 
 
-def each_algorithm(commands: Commands, name: str, says: str, description: str, do: Callable[[argparse.Namespace], None],
+def each_algorithm(commands: Commands, name: str, says: str, description: str,
+                   do: Callable[[argparse.Namespace], None],
                    options: Callable[[argparse.ArgumentParser], None]) -> tuple[argparse.ArgumentParser, Any]:
     """A command with a parser for every algorithm: the command's options, then the algorithm's own."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
-        parser = algorithms.add_parser(algorithm, help=first_line(algorithm), description=first_line(algorithm))
+        parser = algorithms.add_parser(algorithm, help=first_line(algorithm),
+                                       description=first_line(algorithm))
         options(parser)
         own_options(parser, algorithm)
         parser.set_defaults(do=do, default=parser.get_default)
@@ -221,8 +278,8 @@ def _described(args: argparse.Namespace) -> Machine:
             said[name] = getattr(args, name)
     if args.latency is not None and args.latency.strip().startswith("-"):
         raise Usage(f"latency {args.latency}; expected a time >= 0")
-    if args.collocated:
-        said["collocated"] = True
+    if args.colocated:
+        said["colocated"] = True
     base = Machine() if args.compute is not None else DEFAULT_MACHINE
     if args.machine is not None:
         base, timed = load_timed(args.machine)
@@ -230,7 +287,9 @@ def _described(args: argparse.Namespace) -> Machine:
             _check_timed(args, *timed)
     machine = base.with_(**said)
     if args.bandwidth is not None and machine.bandwidth < 1e3:
-        raise Usage(f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least 1kB/s{with_unit(args.bandwidth, 'Gbps')}")
+        raise Usage(
+            f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least "
+            f"1kB/s{with_unit(args.bandwidth, 'Gbps')}")
     if getattr(args, "slow_motion", None) is not None:
         machine = machine.slow_motion(args.slow_motion)
     if not args.slow:
@@ -240,16 +299,20 @@ def _described(args: argparse.Namespace) -> Machine:
 
 
 def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
-    """Warn where a machine's compute times are of another net or batch than the run's; sizes in name only have times of any net."""
-    from refsgd.data import NAMES
+    """Warn where a machine's compute times are of another net or batch than the run's; sizes in name only
+    have times of any net."""
+    from refsgd.problems.data import NAMES
 
     data = getattr(args, "data", "none")
     asked = args.net or (default_net(data) if data in NAMES else None)
-    if data not in (*NAMES, "none") or (batch == args.batch and (asked is None or asked == net or asked.startswith("phantom:"))):
+    if data not in (*NAMES, "none") or (batch == args.batch
+                                        and (asked is None or asked == net or asked.startswith("shapes:"))):
         return
     rate = " or --rate FLOP/S" if hasattr(args, "rate") else ""
-    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and {asked or 'your model'} at batch {args.batch} is asked for; "
-                  f"give the time of one such gradient with --compute LAW{rate}", stacklevel=3)
+    warnings.warn(
+        f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and "
+        f"{asked or 'your model'} at batch {args.batch} is asked for; "
+                  f"give the time of one such gradient with --compute DIST{rate}", stacklevel=3)
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
@@ -259,14 +322,16 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     """What `refsgd.run` and its like take, from the common options."""
-    names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum", "weight_decay",
+    names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum",
+             "weight_decay",
              "schedule", "shards", "seed")
     return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
 
 
 def explicit(args: argparse.Namespace) -> dict[str, Any]:
     """As `arguments_of`, but only what differs from the defaults: what somebody has asked for."""
-    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion", "collocated", "cores")
+    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion",
+               "colocated", "cores")
     said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
     return {name: value for name, value in arguments_of(args).items()
             if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}

@@ -10,11 +10,12 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from refsgd.experiment import Usage, default_net
-from refsgd.result import Result
+from refsgd.experiment.prepare import Usage, default_net
+from refsgd.experiment.result import Result
 
 PIPE = 140  #: columns of a table where there is no terminal
 SUMMARY = 11  #: characters before the values of a run's summary
@@ -22,9 +23,11 @@ SUMMARY = 11  #: characters before the values of a run's summary
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[Path]:
-    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing half-written.
+    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing
+    half-written.
 
-    A link goes on naming its file, whose contents are new; a device or a pipe gets the bytes, and stays what it is.
+    A link goes on naming its file, whose contents are new; a device or a pipe gets the bytes, and stays what
+    it is.
     """
     if not _replaceable(path):
         with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
@@ -39,7 +42,9 @@ def writing(path: str) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
     except OSError as error:
-        raise Usage(f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes files") from None
+        raise Usage(
+            f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes "
+            "files") from None
     os.close(handle)
     try:
         yield Path(name)
@@ -51,7 +56,8 @@ def writing(path: str) -> Iterator[Path]:
 
 
 def _replaceable(path: str) -> bool:
-    """Whether a path names a file, or nothing yet, so that a new file may take its place; /dev/stdout may be a file and keeps its own."""
+    """Whether a path names a file, or nothing yet, so that a new file may take its place; /dev/stdout may
+    be a file and keeps its own."""
     stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
     return not stream and (Path(path).is_file() or not Path(path).exists())
 
@@ -77,7 +83,8 @@ def check_output(path: str | None) -> None:
     if not folder.is_dir():
         raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
     if not os.access(folder, os.W_OK):
-        raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+        raise Usage(
+            f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -90,7 +97,8 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def width() -> int | None:
-    """Columns of the terminal, or as many as ``COLUMNS`` says; None in a pipe, where a line may be of any length."""
+    """Columns of the terminal, or as many as ``COLUMNS`` says; None in a pipe, where a line may be of any
+    length."""
     return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
 
 
@@ -99,62 +107,87 @@ def tell(text: str, indent: int = 0) -> None:
     for line in text.splitlines():
         wide = width()
         fits = wide is None or len(line) <= wide
-        print(line if fits else textwrap.fill(line, wide or 0, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False))
+        print(line if fits else textwrap.fill(line, wide or 0, subsequent_indent=" " * indent,
+                                              break_long_words=False, break_on_hyphens=False))
 
 
-def show(result: Result, args: argparse.Namespace, *more: str) -> None:
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes: files by kind, and whether progress is shown."""
+
+    json: str | None = None
+    plot: str | None = None
+    player: str | None = None
+    trace: str | None = None
+    quiet: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the result may be said."""
+        return self.quiet or self.json == "-"
+
+
+def output_of(args: argparse.Namespace) -> Output:
+    """Where the command line says that its result goes."""
+    given = vars(args)
+    return Output(**{f.name: given[f.name] for f in fields(Output) if f.name in given})
+
+
+def show(result: Result, output: Output, *more: str) -> None:
     """A run's summary, JSON, player and picture, as the options ask."""
-    if args.json != "-":
+    if output.json != "-":
         tell("\n".join([result.summary(), *more]), SUMMARY)
-    write(args.json, result.to_json())
-    if args.player:
-        from refsgd.player import LIMIT
+    write(output.json, result.to_json())
+    if output.player:
+        from refsgd.display.player import LIMIT
 
-        write(args.player, result.player(limit=LIMIT).html)
-        if args.json != "-" and args.player != "-" and result.trace is not None:
+        write(output.player, result.player(limit=LIMIT).html)
+        if output.json != "-" and output.player != "-" and result.trace is not None:
             count = len(result.trace.events)
-            print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
-    if args.plot:
-        from refsgd import plots
+            print(f"player: {output.player}, events 1 to {min(LIMIT, count)} of {count}")
+    if output.plot:
+        from refsgd.display import plots
 
-        with writing(args.plot) as temporary:
+        with writing(output.plot) as temporary:
             plots.save(plots.run(result), temporary)
 
 
-def compile_kernels(args: argparse.Namespace) -> None:
+def compile_kernels(data: str, name: str | None, quiet: bool) -> None:
     """Compile the net's kernels in this process, before any fork, and say so the first time."""
-    if args.data in ("quadratic", "integers") or (args.net or "").startswith("phantom:"):
+    if data in ("quadratic", "integers") or (name or "").startswith("shapes:"):
         return
-    from refsgd.data import NAMES
-    from refsgd.nn import nets
+    from refsgd.problems.data import NAMES
+    from refsgd.problems.nn import nets
 
-    if args.data.partition(":")[0] not in NAMES:
+    if data.partition(":")[0] not in NAMES:
         return  # refused with its own message later
-    name = args.net or default_net(args.data)
     try:
-        net = nets.build(name)
+        net = nets.build(name or default_net(data))
     except ValueError:
         return  # refused with its own message later
-    if nets.needs_compiling() and not args.quiet:
-        sys.stderr.write("refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
+    if nets.needs_compiling() and not quiet:
+        sys.stderr.write(
+            "refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
     net.compile()
 
 
-def notice(args: argparse.Namespace) -> Callable[[str], None] | None:
+def notice(quiet: bool) -> Callable[[str], None] | None:
     """What writes a line to standard error, also where that is no terminal; None with ``--quiet``."""
-    return None if args.quiet else lambda text: print(f"refsgd: {text}", file=sys.stderr, flush=True)
+    return None if quiet else lambda text: print(f"refsgd: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def progress(quiet: bool, total: int) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked meanwhile."""
+    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked
+    meanwhile."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True),
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+                  console=Console(stderr=True),
                   auto_refresh=False, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from refsgd.cli.options import arguments_of, common, each_algorithm, known, own_given
 from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
-from refsgd.experiment import Usage, prepare
+from refsgd.experiment.prepare import Usage, prepare
 
 
 def add(commands: Any) -> None:
@@ -20,10 +20,12 @@ def add(commands: Any) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     """Options of a prediction that do not depend on the algorithm."""
     common(parser, "simulator")
-    parser.add_argument("--sweep", metavar="QUANTITY=RANGE", help="curves over workers, servers, batch, bandwidth, latency or staleness, "
+    parser.add_argument("--sweep", metavar="QUANTITY=RANGE",
+                        help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
     parser.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
-    parser.add_argument("--figure", default="images_per_second", metavar="KEY", help="what the sweep shows (default images_per_second)")
+    parser.add_argument("--figure", default="images_per_second", metavar="KEY",
+                        help="what the sweep shows (default images_per_second)")
 
 
 def do(args: argparse.Namespace) -> None:
@@ -32,28 +34,36 @@ def do(args: argparse.Namespace) -> None:
         draw_sweep(args)
         return
     if args.against:
-        raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. --sweep workers=1:64")
-    from refsgd.report import prediction_lines
+        raise Usage(
+            f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. --sweep "
+            "workers=1:64")
+    from refsgd.display.tables import prediction_lines
+    from refsgd.theory.prediction import LARGEST
+
+    if (args.workers or 0) > LARGEST:  # before their programs are made
+        raise Usage(f"{args.workers} workers; formulas are evaluated for at most {LARGEST}")
 
     experiment = prepare(args.algorithm, **arguments_of(args))
     predictions = experiment.predictions()
     missing = experiment.absent(predictions)
     if not experiment.machine.paced:
-        raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute LAW")
+        raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
     if not predictions:
         raise Usage(f"no figures of {args.algorithm}: {next(iter(missing.values()))}")
     if args.json != "-":
         tell(f"{args.algorithm} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, missing, width() or PIPE)))
-    write(args.json, json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
+    write(args.json,
+          json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
 
 
 def _trained(problem: dict[str, Any]) -> str:
     """What is trained, for images of which size: a net has other parameters for other images."""
-    from refsgd.data import NAMES, load
+    from refsgd.problems.data import NAMES, load
 
-    shape = "x".join(map(str, load(problem["data"]).train_images.shape[1:])) if problem["data"] in NAMES else ""
+    shape = "x".join(map(str, load(problem["data"]).train_images.shape[1:])) if problem[
+        "data"] in NAMES else ""
     images = f" for {shape} images ({problem['data']})" if shape else ""
     return f"{problem['net']}{images}: {problem['parameters']:,} parameters, {problem['bytes']:,} bytes"
 
@@ -62,13 +72,14 @@ def draw_sweep(args: argparse.Namespace) -> None:
     """Curves of several algorithms in one picture, with their crossings."""
     from rich.console import Console
 
-    from refsgd import plots
-    from refsgd.report import sweep_table
-    from refsgd.sweep import parse_range, sweep
+    from refsgd.display import plots
+    from refsgd.display.tables import sweep_table
+    from refsgd.experiment.sweep import parse_range, sweep
 
     quantity, values = parse_range(args.sweep)
     names = known([args.algorithm, *(a for a in args.against.split(",") if a)])
-    arguments = {k: v for k, v in arguments_of(args).items() if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
+    arguments = {k: v for k, v in arguments_of(args).items()
+                 if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
     if arguments.get("steps") is None and arguments.get("epochs") is None:
         arguments["steps"] = 100
     picture = args.plot or "refsgd-sweep.png"
@@ -76,7 +87,9 @@ def draw_sweep(args: argparse.Namespace) -> None:
         check_output(picture)
     own = own_given(args)
     if own and len(names) > 1:
-        raise Usage(f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in own)} beside --against; expected options of one algorithm alone, or none")
+        raise Usage(
+            f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in own)} beside --against; expected "
+            "options of one algorithm alone, or none")
     found = sweep(names, quantity, values, figure=args.figure, **arguments, **own)
     if args.json != "-":
         wide = width() or PIPE

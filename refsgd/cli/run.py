@@ -3,64 +3,121 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, each_algorithm, explicit
-from refsgd.cli.outputs import compile_kernels, notice, progress, show, writing
-from refsgd.cli.ranks import run_over_mpi
-from refsgd.result import Result
-from refsgd.running import run
+from refsgd.cli.outputs import Output, compile_kernels, notice, output_of, progress, show, writing
+from refsgd.experiment.options import RunOptions
+from refsgd.experiment.prepare import Usage, deployment_function, has_servers
+from refsgd.experiment.result import Result
+from refsgd.experiment.run import carry_out
 from refsgd.runtimes.faults import POLICIES
 
 
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "run", "train with one algorithm",
-                   "Trains with one algorithm in virtual time or as OS processes and prints what was seen.", do, options)
+                   "Trains with one algorithm in virtual time or as OS processes and prints what was seen.",
+                   do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Options of a run that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.set_defaults(workers=None)  # over MPI: as many as there are ranks
-    parser.add_argument("--trace", metavar="PATH", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
-    parser.add_argument("--record", metavar="PATH", help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
-    parser.add_argument("--checkpoint", metavar="DIR", help="write checkpoints there, also at the signal SIGUSR1")
-    parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS", help="between two checkpoints (default 1; 0: on request only)")
-    parser.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint; what is trained, and where, is as it was")
+    parser.add_argument("--trace", metavar="PATH",
+                        help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
+    parser.add_argument("--record", metavar="PATH",
+                        help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
+    parser.add_argument("--checkpoint", metavar="DIR",
+                        help="write the run's record there while it runs; --resume DIR continues from it")
+    parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS",
+                        help="after which the record is forced to the disk (default 1; 0: at SIGUSR1 only)")
+    parser.add_argument("--resume", metavar="DIR",
+                        help="replay the record in DIR and continue from its end, with the arguments in it")
     parser.add_argument("--fault", metavar="WHAT", action="append", default=[],
-                        help="plan a fault, e.g. 'kill worker 2 at step 10', 'pause worker 1 at step 5 for 0.5', 'slow worker 0 at "
-                             "step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop worker 1 at step 4' or 'random 3 seed 7'; repeatable")
+                        help="plan a fault, e.g. 'kill worker 2 at step 10', 'pause worker 1 at step 5 for "
+                             "0.5', 'slow worker 0 at "
+                             "step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop worker 1 at step 4' or "
+                             "'random 3 seed 7'; repeatable")
     parser.add_argument("--on-death", choices=POLICIES, default="stop",
-                        help="what follows a death: end with an error, go on, start again without the dead or with all (default stop)")
-    parser.add_argument("--monitor", action="store_true", help="also sample processor, memory and files of each process (processes, tcp)")
-    parser.add_argument("--player", metavar="FILE.html", help="write the run's first events as a page to go forwards and backwards in")
+                        help="what follows a death: end with an error, go on, start again without the dead "
+                             "or with all (default stop)")
+    parser.add_argument("--monitor", action="store_true",
+                        help="also sample processor, memory and files of each process (processes, tcp)")
+    parser.add_argument("--player", metavar="FILE.html",
+                        help="write the run's first events as a page to go forwards and backwards in")
 
 
 def do(args: argparse.Namespace) -> None:
     """Train; print what was seen."""
+    output = output_of(args)
     if args.runtime == "mpi":
-        found = run_over_mpi(args)
-        if found is not None:
-            finish(found, args)
+        result = run_over_mpi(args)
+        if result is not None:
+            finish(result, output)
         return
     if args.resume is None:
         args.workers = DEFAULT_WORKERS if args.workers is None else args.workers
-    arguments = arguments_of(args) if args.resume is None else explicit(args)
-    compile_kernels(args)
-    with progress(args.quiet or args.json == "-", 2) as say:
+    options = described(args)
+    compile_kernels(args.data, args.net, args.quiet)
+    with progress(output.silent, 2) as say:
         if say:
             say(f"{args.algorithm}: running")
-        result = run(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault, on_death=args.on_death,
-                     checkpoint=args.checkpoint, checkpoint_every=args.checkpoint_every, resume=args.resume,
-                     monitor=args.monitor, say=notice(args), **arguments)
-    finish(result, args)
+        result = carry_out(options)
+    finish(result, output)
 
 
-def finish(result: Result, args: argparse.Namespace) -> None:
+def described(args: argparse.Namespace) -> RunOptions:
+    """The run that the command line describes; one that is resumed says the rest itself."""
+    return RunOptions(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault,
+                      on_death=args.on_death, checkpoint=args.checkpoint,
+                      checkpoint_every=args.checkpoint_every, resume=args.resume, monitor=args.monitor,
+                      say=notice(args.quiet),
+                      arguments=arguments_of(args) if args.resume is None else explicit(args))
+
+
+@contextlib.contextmanager
+def one_voice(rank: int) -> Iterator[None]:
+    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end."""
+    if not rank:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except Exception as error:
+            raise SystemExit(2 if isinstance(error, Usage) else 1) from None
+
+
+def run_over_mpi(args: argparse.Namespace) -> Result | None:
+    """Train under mpiexec: every rank calls this, and rank 0 gets the result."""
+    from refsgd.runtimes.processes import mpi
+
+    comm = mpi.world()
+    with one_voice(comm.rank):
+        _, function = deployment_function(args.algorithm)
+        servers = args.servers if has_servers(function) and not args.colocated else 0
+        if args.workers is None and args.resume is None:  # as many as mpiexec has started
+            args.workers = DEFAULT_WORKERS if comm.size == 1 else max(1, comm.size - servers)
+        args.quiet = args.quiet or comm.rank != 0
+        options = described(args)
+        for turn in (True, False):  # one compiles, the others read what it cached
+            if turn == (comm.rank == 0):
+                compile_kernels(args.data, args.net, args.quiet)
+            comm.Barrier()
+        result = carry_out(options)
+    return result if comm.rank == 0 else None
+
+
+def finish(result: Result, output: Output) -> None:
     """Print and write what was seen."""
-    show(result, args)
-    if args.trace:
+    show(result, output)
+    if output.trace:
         assert result.trace is not None
-        with writing(args.trace) as temporary:
+        with writing(output.trace) as temporary:
             temporary.write_text(result.trace.to_chrome())

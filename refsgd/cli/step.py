@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd import terminal
+from refsgd.cli import terminal
 from refsgd.cli.options import each_algorithm
 from refsgd.cli.outputs import write
 
 
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
-    each_algorithm(commands, "step", "step through an algorithm: you decide what happens next", "Runs a small case "
-                   "action by action: type the number of what shall happen next, go back, look where each program stands.",
+    each_algorithm(commands, "step", "step through an algorithm: you decide what happens next",
+                   "Runs a small case "
+                   "action by action: type the number of what shall happen next, go back, look where each "
+                   "program stands.",
                    do, terminal.add_options)
 
 

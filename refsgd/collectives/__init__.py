@@ -1,7 +1,10 @@
-"""Collectives: sub-programs that a group of ranks runs together, ``total = yield from ring_allreduce(me, peers, g)``.
+"""Collectives: sub-programs that a group of ranks runs together.
 
-Every all-reduce has the signature ``(me, peers, x, ...) -> Program[Array]``: `me` is the rank, `peers` the names of
-all ranks in rank order, `x` this rank's vector, (d,) on every rank; it returns the sum over ranks, (d,).
+``total = yield from ring_allreduce(me, peers, g)`` is one line of an algorithm.
+
+Every all-reduce has the signature ``(me, peers, x, ...) -> Program[Array]``: `me` is the rank, `peers` the
+names of all ranks in rank order, `x` this rank's vector, (d,) on every rank; it returns the sum over ranks,
+(d,).
 
 * All ranks get the same bits: each element is finished once and then copied, or partners add a + b and b + a.
 * `x` is not modified.  n = 1 sends nothing.  Any n and any d do, also d = 0 and d not divisible by n.
@@ -9,8 +12,9 @@ all ranks in rank order, `x` this rank's vector, (d,) on every rank; it returns 
 * Several collectives in sequence need no barrier between them: every receive names its sender, and what one
   collective sends along a channel it also receives, in that order.
 
-`ALLREDUCE` maps names to functions.  Times in docstrings are for ranks that start together: alpha is the latency,
-beta the seconds per byte of a link, w = M beta for the whole vector of M bytes, gamma the seconds to reduce a byte.
+`ALLREDUCE` maps names to functions.  Times in docstrings are for ranks that start together: alpha is the
+latency, beta the seconds per byte of a link, w = M beta for the whole vector of M bytes, gamma the seconds to
+reduce a byte.
 
 Examples
 --------
@@ -50,6 +54,9 @@ ALLREDUCE: dict[str, Callable[..., Program[Array]]] = {
     "torus": torus_allreduce,
 }
 
-__all__ = ["ALLREDUCE", "all_gather", "barrier", "broadcast", "double_tree_allreduce", "halving_doubling_allreduce",
-           "hierarchical_allreduce", "pscpu_allreduce", "recursive_doubling_allreduce", "reduce", "reduce_scatter",
-           "ring_allreduce", "rings_allreduce", "root_allreduce", "torus_allreduce", "tree_allreduce"]
+__all__ = [
+    "ALLREDUCE", "all_gather", "barrier", "broadcast", "double_tree_allreduce",
+    "halving_doubling_allreduce", "hierarchical_allreduce", "pscpu_allreduce",
+    "recursive_doubling_allreduce", "reduce", "reduce_scatter", "ring_allreduce", "rings_allreduce",
+    "root_allreduce", "torus_allreduce", "tree_allreduce",
+]

@@ -1,8 +1,8 @@
 """Two binary trees at once, each on half of the vector, in pipelined pieces.
 
 In a binary tree half of the ranks are leaves, whose links are idle half of the time.  The second tree is the
-first one mirrored (n even) or shifted by one rank (n odd): whoever is inside one is a leaf of the other, except
-one rank if n is odd.
+first one mirrored (n even) or shifted by one rank (n odd): whoever is inside one is a leaf of the other,
+except one rank if n is odd.
 
 References
 ----------
@@ -78,7 +78,8 @@ def places(me: int, n: int) -> list[Place]:
     for rank in (list(range(n)), mirrored):  # rank[i] stands where i stands in the first tree
         i = rank.index(me)
         above = parent(i, n)
-        trees.append(Place(None if above is None else rank[above], [rank[j] for j in range(n) if parent(j, n) == i]))
+        trees.append(Place(None if above is None else rank[above],
+                           [rank[j] for j in range(n) if parent(j, n) == i]))
     return trees
 
 
@@ -154,7 +155,8 @@ def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int =
     """
     halves = [[x[half][piece] for piece in chunks(x[half].size, pieces)] for half in chunks(x.size, 2)]
     trees = zip(places(me, len(peers)), halves, strict=True)
-    # First as a leaf, which waits for nobody; last as a root, which waits for all.  Down: the other way round.
+    # First as a leaf, which waits for nobody; last as a root, which waits for all.  Down: the other way
+    # round.
     order = sorted(trees, key=lambda tree: len(tree[0].children) + (tree[0].parent is None))
     for place, part in order:
         for k in range(pieces):

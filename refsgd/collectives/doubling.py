@@ -1,9 +1,9 @@
 """Partners at distances that are powers of two: recursive doubling, and recursive halving and doubling.
 
-Recursive doubling exchanges whole vectors log2 n times: fewest steps, for short vectors.  Halving and doubling
-exchanges halves, quarters, ... and then the finished pieces back: as few bytes as the ring in 2 log2 n steps.
-Both need n = q = 2^k; otherwise the first 2 (n-q) ranks pair up, one of each pair hands its vector in and gets
-the sum last (`folded`).
+Recursive doubling exchanges whole vectors log2 n times: fewest steps, for short vectors.  Halving and
+doubling exchanges halves, quarters, ... and then the finished pieces back: as few bytes as the ring in 2 log2
+n steps. Both need n = q = 2^k; otherwise the first 2 (n-q) ranks pair up, one of each pair hands its vector
+in and gets the sum last (`folded`).
 
 References
 ----------
@@ -21,8 +21,9 @@ from refsgd.collectives.parts import Part, Total
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
-def folded(me: int, peers: Sequence[str], x: Array, core: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
-    """Run `core` on q = 2^floor(log2 n) ranks: of the first 2 (n-q), the even ones fold into their neighbours.
+def folded(me: int, peers: Sequence[str], x: Array,
+           core: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
+    """Run `core` on q = 2^floor(log2 n) ranks: among the first 2 (n-q), even ranks fold into odd ones.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Split the work with the partner n/2 away, sum my half with the ranks on my side, swap finished halves; n = 2^k.
+    """Exchange halves with the partner n/2 away, sum mine on my side, swap finished halves; n = 2^k.
 
     Parameters
     ----------

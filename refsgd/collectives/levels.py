@@ -17,7 +17,8 @@ from refsgd.collectives.root import answer, collect, hand_in
 from refsgd.effects import Array, Program
 
 
-def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array, per_node: int | None = None) -> Program[Array]:
+def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
+                           per_node: int | None = None) -> Program[Array]:
     """The sum over ranks: a star inside each node, a ring of the nodes' leaders, the star back.
 
     `per_node` consecutive ranks form a node, the last one perhaps with fewer; X of `factors` by default.
@@ -52,7 +53,7 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array, per_node: in
 
 
 def torus_allreduce(me: int, peers: Sequence[str], x: Array, columns: int | None = None) -> Program[Array]:
-    """The sum over ranks on X columns x Y rows: reduce-scatter along the row, ring along the column, all-gather.
+    """The sum over ranks on X x Y: reduce-scatter along rows, ring along columns, all-gather.
 
     As many bytes as the flat ring in 2 (X-1) + 2 (Y-1) steps instead of 2 (XY - 1).  `columns` divides n.
 

@@ -1,7 +1,8 @@
 """The ring: every rank speaks to its right neighbour only, and sends the fewest bytes that are possible.
 
-The vector is cut into n chunks.  Reduce-scatter: in n-1 steps each chunk goes once round the ring and collects
-every rank's part; rank i finishes chunk i.  All-gather: in n-1 more steps the finished chunks go round.
+The vector is cut into n chunks.  Reduce-scatter: in n-1 steps each chunk goes once round the ring and
+collects every rank's part; rank i finishes chunk i.  All-gather: in n-1 more steps the finished chunks go
+round.
 
 References
 ----------

@@ -6,8 +6,9 @@ busy as that of a ring, in two steps instead of 2 (n-1).
 
 References
 ----------
-tf_cnn_benchmarks, ``allreduce.py``: algorithm "pscpu", shuffle with round-robin roots.  Jiang et al., "A unified
-architecture for accelerating distributed DNN training", OSDI 2020, section 3: the bound that servers meet.
+tf_cnn_benchmarks, ``allreduce.py``: algorithm "pscpu", shuffle with round-robin roots.  Jiang et al., "A
+unified architecture for accelerating distributed DNN training", OSDI 2020, section 3: the bound that servers
+meet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The root's part: after the last arrival add all in rank order, so that the sum does not depend on the network.
+    """The root's part: after the last arrival, add all in rank order whatever order they arrived in.
 
     Parameters
     ----------

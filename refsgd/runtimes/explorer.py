@@ -1,11 +1,11 @@
 """Every schedule of a small case, by re-execution in a `refsgd.runtimes.world.World`.
 
-Not every order matters, so not every order is tried: beside what a world does not offer, a schedule that reaches a known
-state is not followed further.  A state is known by what each program was told so far (programs are functions of that), what
-lies in each inbox, and in which order.
+Not every order matters, so not every order is tried: beside what a world does not offer, a schedule that
+reaches a known state is not followed further.  A state is known by what each program was told so far
+(programs are functions of that), what lies in each inbox, and in which order.
 
-The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages using
-VeriSoft", POPL 1997).
+The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages
+using VeriSoft", POPL 1997).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refsgd.effects import Factory
-from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.world import World
 from refsgd.trace import Run
+from refsgd.trace.diagram import diagram
 
 Check = Callable[[Run], None]
 
@@ -54,9 +54,10 @@ class Exploration:
     finals: dict[Any, int] = field(default_factory=dict)
 
 
-def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
-    """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each pick, and
-    what went wrong.
+def follow(factory: Factory, schedule: Sequence[int] = (),
+           check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
+    """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each
+    pick, and what went wrong.
     """
     world, widths = None, []
     try:
@@ -73,7 +74,8 @@ def follow(factory: Factory, schedule: Sequence[int] = (), check: Check | None =
     return world, widths, None
 
 
-def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> tuple[list[int], BaseException]:
+def shrink(factory: Factory, schedule: Sequence[int], check: Check | None,
+           error: BaseException) -> tuple[list[int], BaseException]:
     """A short schedule that fails in the same way: shorter first, then smaller picks."""
     best = list(schedule)
 
@@ -92,7 +94,8 @@ def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error
     while improved:
         improved = False
         for i in reversed(range(len(best))):
-            for candidate in ([*best[:i], *best[i + 1:]], *([*best[:i], smaller, *best[i + 1:]] for smaller in range(best[i]))):
+            for candidate in ([*best[:i], *best[i + 1:]],
+                              *([*best[:i], smaller, *best[i + 1:]] for smaller in range(best[i]))):
                 found = fails(candidate)
                 if found is not None:
                     best, error, improved = candidate, found, True
@@ -104,13 +107,15 @@ def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error
     return best, error
 
 
-def _counterexample(factory: Factory, schedule: Sequence[int], check: Check | None, error: BaseException) -> Counterexample:
+def _counterexample(factory: Factory, schedule: Sequence[int], check: Check | None,
+                    error: BaseException) -> Counterexample:
     short, error = shrink(factory, schedule, check, error)
     world = follow(factory, short, check)[0]
     return Counterexample(error, short, diagram(world.events, world.nodes))
 
 
-def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None, max_runs: int = 100_000) -> Exploration:
+def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None,
+            max_runs: int = 100_000) -> Exploration:
     """Follow every schedule of a deployment."""
     report, seen, schedule = Exploration(), set(), list[int]()
     while True:
@@ -158,7 +163,8 @@ def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed:
         world, picks = World(factory), list[int]()
         try:
             while actions := world.enabled():
-                picks.append(schedule[len(picks) % 64] % len(actions) if len(picks) < 64 else rng.randrange(len(actions)))
+                picks.append(schedule[len(picks) % 64] % len(actions) if len(picks) < 64
+                             else rng.randrange(len(actions)))
                 world.perform(picks[-1])
             report.runs += 1
             if check is not None:

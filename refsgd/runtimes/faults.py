@@ -1,58 +1,65 @@
-"""Planned faults, the same in virtual time and among real processes: what happens to whom, and before which step.
+"""Planned faults, the same in virtual time and among real processes: what happens to whom, and before which
+step.
 
-A step of a worker or peer is a gradient, of a server an update, counted from 0.  A fault begins with its step:
+A step of a worker or peer is a gradient, of a server an update, counted from 0.  A fault begins with its
+step:
 
 ====== ================================================================================================
 kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also the server beside it
-drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and ends; or it loses
-       that to one other (TCP: which both find out, and a second later it ends; a worker sooner than a server)
+drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and
+       ends; or it loses that to one other (TCP: which both find out, and a second later it ends; a worker
+       sooner than a server)
 pause  the node's process stands still for so many seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
 slow   from this step on all computing of the node takes so many times as long
 delay  from this step on messages of the node (to one other, if that is named) arrive so many seconds later
 ====== ================================================================================================
 
-What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others go on.  A program that
-lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last thing that is heard of
-the dead; what was sent to the dead is lost.  When then nothing can come any more, `refsgd.effects.RunEnded` is raised
-also in main programs that wait and know it.  Under ``shrink`` and ``restart`` a run in which all wait for the dead is
-`Halted`, and whoever began it may go on without the dead, or with all, from the parameters that it then had
-(`refsgd.lives`); under ``restart`` also a run that could go on is halted, at once.
+What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others go on.  A
+program that lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last
+thing that is heard of the dead; what was sent to the dead is lost.  When then nothing can come any more,
+`refsgd.effects.RunEnded` is raised also in main programs that wait and know it.  Under ``shrink`` and
+``restart`` a run in which all wait for the dead is `Halted`, and whoever began it may go on without the dead,
+or with all, from the parameters that it then had (`refsgd.experiment.elastic`); under ``restart`` also a run
+that could go on is halted, at once.
 """
 
 from __future__ import annotations
 
-import dis
 import random
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from refsgd.effects import Array, Deployment
-from refsgd.runtimes.programs import counts_steps
-from refsgd.trace import Run, is_worker
+from refsgd.effects import Array, Deployment, ranks, roles
+from refsgd.trace import Crashed, Run
 
 #: what can befall a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
 KEEP = 8  # newest parameters that every node holds where the run may be halted and go on from them
-EXPECTED = ("expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, slow ROLE RANK at step STEP by "
-            "FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, "
-            "drop ROLE RANK to ROLE RANK at step STEP, or random COUNT seed SEED")
-_PLANNED = re.compile(r"(?P<kind>kill|drop|pause|slow|delay) +(?P<role>[a-z]+) *(?P<rank>\d+)"
-                      r"( +to +(?P<other>[a-z]+) *(?P<place>\d+))? +at +step +(?P<step>\d+)"
+EXPECTED = (
+    "expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, "
+    "slow ROLE RANK at step STEP by FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, "
+    "drop ROLE RANK to ROLE RANK at step STEP, or random COUNT seed SEED")
+_NODE = r"(?!at |to )\S+( +\d+)?"
+_PLANNED = re.compile(rf"(?P<kind>kill|drop|pause|slow|delay) +(?P<node>{_NODE})"
+                      rf"( +to +(?P<to>{_NODE}))? +at +step +(?P<step>\d+)"
                       r"( +(?P<word>for|by) +(?P<amount>[0-9.]+(e-?\d+)?))?")
 _RANDOM = re.compile(r"random +(?P<count>\d+) +seed +(?P<seed>\d+)")
-_WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by"}  # what stands before the amount
+# what stands before the amount
+_WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by"}
 
 
 class Fault(NamedTuple):
-    """One fault of a plan: `kind` befalls `node` when it begins gradient (a server: update) number `step`, from 0.
+    """One fault of a plan: `kind` befalls `node` when it begins gradient (a server: update) number `step`,
+    from 0.
 
-    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late (delay), or the other end
-    of the connection that is lost (drop); "" means all.
+    Nodes are named, or written as role and rank, which `parse` resolves.
+    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late
+    (delay), or the other end of the connection that is lost (drop); "" means all.
 
     Examples
     --------
@@ -72,14 +79,15 @@ class Fault(NamedTuple):
     def parse(cls, text: str) -> Fault:
         """Read one line of a plan (not ``random``); raises ValueError saying what was expected."""
         match = _PLANNED.fullmatch(text.strip())
-        if match is None or match["word"] != _WORDS[match["kind"]] or (match["other"] and match["kind"] not in ("delay", "drop")):
+        if match is None or match["word"] != _WORDS[match["kind"]] or (
+            match["to"] and match["kind"] not in ("delay", "drop")):
             raise ValueError(f"fault {text!r} not understood; {EXPECTED}")
         try:
             amount = float(match["amount"] or 0)
         except ValueError:
             raise ValueError(f"fault {text!r}: {match['amount']} is no number; {EXPECTED}") from None
-        fault = cls(match["kind"], match["role"] + match["rank"], int(match["step"]), amount,
-                    f"{match['other']}{match['place']}" if match["other"] else "")
+        fault = cls(match["kind"], "".join(match["node"].split()), int(match["step"]), amount,
+                    "".join((match["to"] or "").split()))
         least = 1.0 if fault.kind == "slow" else 0.0
         if fault.amount < least:
             raise ValueError(f"fault {text!r}: {fault.amount:g}; expected at least {least:g}")
@@ -107,16 +115,23 @@ def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
     return lines
 
 
-def parse(texts: Iterable[str | Fault] | str | Fault, nodes: Sequence[str], steps: int) -> list[Fault]:
-    """The plan that some lines describe, for a run of these nodes and so many steps.
+def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, steps: int) -> list[Fault]:
+    """The plan that some lines describe, for a run of this deployment and so many steps.
 
     Warns of a fault before a step that a worker does not have.
 
     Examples
     --------
-    >>> parse(["slow worker 1 at step 3 by 4", "random 1 seed 7"], ["worker0", "worker1"], 20)
-    [Fault(kind='slow', node='worker1', step=3, amount=4.0, to=''), Fault(kind='slow', node='worker0', step=3, amount=2.29, to='')]
+    >>> from refsgd.effects import Mark, Node
+    >>> def idle():
+    ...     yield Mark("idle")
+    >>> deployment = {"alice": Node(idle()), "bob": Node(idle())}
+    >>> [str(fault) for fault in parse(["slow worker 1 at step 3 by 4", "random 1 seed 7"], deployment, 20)]
+    ['slow bob at step 3 by 4', 'slow alice at step 3 by 2.29']
     """
+    role, nodes = roles(deployment), list(deployment)
+    by_rank = {f"{word}{rank}": name for name, rank in ranks(deployment).items()
+               for word in (("worker", "peer") if role[name] == "worker" else ("server",))}
     faults: list[Fault] = []
     for text in listed(texts):
         some = _RANDOM.fullmatch(text.strip()) if not isinstance(text, Fault) else None
@@ -126,11 +141,14 @@ def parse(texts: Iterable[str | Fault] | str | Fault, nodes: Sequence[str], step
             faults += draw(int(some["count"]), int(some["seed"]), nodes, steps)
         else:
             faults.append(Fault.parse(text))
-    check(faults, nodes)
+    faults = [f if f.node in role and (not f.to or f.to in role)
+              else f._replace(node=by_rank.get(f.node, f.node), to=by_rank.get(f.to, f.to)) for f in faults]
+    check(faults, role)
     for fault in faults:
-        if fault.step >= steps > 0 and is_worker(fault.node):
-            warnings.warn(f"fault {str(fault)!r} will not happen where each step is one gradient: {fault.node} has {steps} steps; "
-                          f"expected step 0 to {steps - 1}", stacklevel=4)  # of `refsgd.run`
+        if fault.step >= steps > 0 and role[fault.node] == "worker":
+            warnings.warn(
+                f"fault {str(fault)!r} will not happen where each step is one gradient: {fault.node} has "
+                f"{steps} steps; expected step 0 to {steps - 1}", stacklevel=6)  # of `refsgd.run`
     return faults
 
 
@@ -143,32 +161,43 @@ def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]
         if kind in ("kill", "drop"):
             node = rng.choice(mortal)
             mortal.remove(node)
-        amount = {"pause": rng.uniform(0.05, 0.5), "slow": rng.uniform(2, 8), "delay": rng.uniform(0.01, 0.2)}.get(kind, 0.0)
+        amount = {"pause": rng.uniform(0.05, 0.5), "slow": rng.uniform(2, 8),
+                  "delay": rng.uniform(0.01, 0.2)}.get(kind, 0.0)
         faults.append(Fault(kind, node, rng.randrange(max(1, steps)), round(amount, 3)))
     return faults
 
 
-def check(faults: Iterable[Fault], nodes: Iterable[str]) -> None:
+def check(faults: Iterable[Fault], role: Mapping[str, str]) -> None:
     """Raise ValueError if a node is unknown, or one ends twice."""
-    known, ends = list(nodes), Counter[str]()
+    known, ends = list(role), Counter[str]()
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
-        if fault.kind not in KINDS or not names or not isinstance(fault.step, Integral) or not isinstance(fault.amount, Real):
-            raise ValueError(f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, a number as amount")
+        if fault.kind not in KINDS or not names or not isinstance(fault.step,
+                                                                  Integral) or not isinstance(
+                                                                      fault.amount, Real):
+            raise ValueError(
+                f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, a number as "
+                "amount")
         for node in filter(None, (fault.node, fault.to)):
             if node not in known:
-                raise ValueError(f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
+                raise ValueError(
+                    f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
         ends[fault.node] += fault.kind in ("kill", "drop")
-        if fault.kind == "drop" and fault.to and (fault.to == fault.node or gives_up(fault.node, fault.to, known) != fault.node):
-            raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of two workers the later one; "
+        if fault.kind == "drop" and fault.to and (fault.to == fault.node
+                                                  or gives_up(fault.node, fault.to, role) != fault.node):
+            raise ValueError(
+                f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of two workers "
+                "the later one; "
                              "expected that one first")
         if fault.step < 0 or ends[fault.node] > 1:
             raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 
 
-def gives_up(one: str, other: str, nodes: Sequence[str]) -> str:
-    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the later one."""
-    return max(one, other, key=lambda node: (is_worker(node), nodes.index(node)))
+def gives_up(one: str, other: str, role: Mapping[str, str]) -> str:
+    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the
+    later one."""
+    nodes = list(role)
+    return max(one, other, key=lambda node: (role[node] == "worker", nodes.index(node)))
 
 
 class Halted(Exception):
@@ -179,14 +208,15 @@ class Halted(Exception):
     run : Run
         Until then; without what processes that were killed knew.
     kept : dict of str to list of (int, ndarray)
-        The newest parameters of each node that lives, with the iteration or version whose update they are from.
+        The newest parameters of each node that lives, with the iteration or version whose update they are
+        from.
     dead : dict of str to str
         The dead, and what they died of.
     """
 
     def __init__(self, run: Run, kept: dict[str, list[tuple[int, Array]]]) -> None:
         self.run, self.kept = run, kept
-        self.dead: dict[str, str] = {event.node: event.data["reason"] for event in run.trace.of("died")}
+        self.dead: dict[str, str] = {event.node: event.reason for event in run.trace.of(Crashed)}
         super().__init__(f"halted after the death of {', '.join(self.dead)}")
 
 
@@ -196,9 +226,12 @@ class Plan:
     Parameters
     ----------
     faults : iterable of Fault
+    role : mapping
+        Of each node, by name.
     """
 
-    def __init__(self, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, faults: Iterable[Fault] = (), role: Mapping[str, str] | None = None) -> None:
+        self._role = role or {}
         self._faults: dict[str, list[Fault]] = defaultdict(list)
         for fault in faults:
             self._faults[fault.node].append(fault)
@@ -208,7 +241,7 @@ class Plan:
 
     def begins(self, node: str, kind: str) -> list[Fault]:
         """A node begins a Compute of this kind: what is to be done to it now."""
-        if not counts_steps(node, kind) or node not in self._faults:
+        if node not in self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
         now = [fault for fault in self._faults[node] if fault.step == self._steps[node]]
         self._steps[node] += 1
@@ -228,20 +261,8 @@ class Plan:
         return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
 
 
-def copes(program: Any) -> bool:
-    """Whether a program says what it does about a death: it names `Died` or `RunEnded`, or it never receives."""
-    code = program.gi_code
-    names = code.co_names
-    receives = "Recv" in names or any(i.opname == "GET_YIELD_FROM_ITER" for i in dis.get_instructions(code))
-    return "Died" in names or "RunEnded" in names or not receives
-
-
-def can_be_ended(program: Any) -> bool:
-    """Whether `RunEnded` may be raised in a main program that waits in vain: it names it."""
-    return "RunEnded" in program.gi_code.co_names
-
-
 def survives_workers(deployment: Deployment) -> bool:
-    """Whether a run goes on without some worker: all servers cope with a death, or where there are none all peers."""
-    servers = [node.main for name, node in deployment.items() if name.startswith("server")]
-    return all(map(copes, servers or [node.main for node in deployment.values()]))
+    """Whether a run continues without some worker: all servers survive a death, or without servers all
+    workers."""
+    servers = [node for node in deployment.values() if node.role == "server"]
+    return all(node.survives for node in servers or deployment.values())

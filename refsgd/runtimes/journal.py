@@ -1,14 +1,17 @@
 """Record files, written while a run goes on: what was recorded until a crash can be read and replayed.
 
-One line for each thing that a program did: JSON, a space, and the CRC-32 of the JSON's bytes in eight hexadecimal
-digits.  The first line says what was run, the last one how it ended.  Every line is one append of one system call, so
-that the processes of one computer may share a file.  A process that is killed leaves whole lines behind and at most the
-beginning of one, where it crossed the border of a page, behind which others go on.
+One line for each thing that a program did: JSON, a space, and the CRC-32 of the JSON's bytes in eight
+hexadecimal digits.  The first line says what was run, the last one how it ended.  Every line is one append of
+one system call, so that the processes of one computer may share a file.  A process that is killed leaves
+whole lines behind and at most the beginning of one, where it crossed the border of a page, behind which
+others go on.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import heapq
 import json
 import os
 import re
@@ -18,20 +21,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.runtimes.replay import ReplayError, Steps, Tickets, step_misfit
-from refsgd.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, misfit, one_of, or_null, whole
-from refsgd.trace import Event, Trace
+from refsgd.runtimes.replay import ReplayError
+from refsgd.trace import UNORDERED, Added, Event, Trace
+from refsgd.trace.codec import Encoder, Step, Steps, row_misfit
+from refsgd.trace.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, Row, misfit, one_of, or_null, whole
 
 FORMAT = 2
-BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")  # of a line: its first bytes, its last ones
-#: what `refsgd.experiment.prepare` was told, besides the algorithm's own options
-ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": whole(1), "data": TEXT, "net": or_null(TEXT), "lr": NUMBER,
+# of a line: its first bytes, its last ones
+BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")
+#: what `refsgd.experiment.prepare.prepare` was told, besides the algorithm's own options
+ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": whole(1), "data": TEXT,
+             "net": or_null(TEXT), "lr": NUMBER,
              "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT,
              "seed": COUNT}
-#: of a record and of a checkpoint
-HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS, "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
+HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS,
+          "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
+#: what is planned to happen to nodes, and what follows a death; not in records of older versions
+PLANNED = {"faults": [Row({"kind": TEXT, "node": TEXT, "step": COUNT, "amount": NUMBER, "to": TEXT})],
+           "on_death": TEXT}
 END = {"end": {"parameters_sha256": TEXT, "seconds": SECONDS}}
-ADVICE = "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what --json or --trace writes cannot be replayed): run it again with --record"
+ADVICE = (
+    "expected a file that `refsgd run ALGORITHM --record FILE` wrote (what --json or --trace writes cannot "
+    "be replayed): run it again with --record")
 
 
 def line(value: Any) -> bytes:
@@ -55,10 +66,13 @@ class Journal:
         Another process has made the file and goes on writing to it, and to its end: this one adds its lines.
     """
 
-    def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str], made: bool = False) -> None:
-        self._tell, self._alone = Tickets(), len(nodes) == 1
+    def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str],
+                 made: bool = False) -> None:
+        self._encode, self._alone = Encoder(), len(nodes) == 1
         self._made, self._path = made, path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (0 if made else os.O_CREAT | os.O_TRUNC), 0o644)
+        self._fd = os.open(path,
+                           os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (
+                               0 if made else os.O_CREAT | os.O_TRUNC), 0o644)
         if not made:
             self._write({"record": FORMAT, **header, "nodes": list(nodes)})
 
@@ -69,25 +83,53 @@ class Journal:
         except OSError as error:
             whole, why = False, str(error.strerror)
         if not whole:
-            raise RuntimeError(f"the record {self._path} could not be written ({why}); expected more free space")
+            raise self._failed(why)
+
+    def _failed(self, why: str) -> RuntimeError:
+        return RuntimeError(f"the record {self._path} could not be written ({why}); expected more free space")
 
     def __call__(self, event: Event) -> None:
         """Write what a program did."""
-        if event.kind == "add" and event.data.get("ticket", 0) is None and not self._alone:
-            raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
-        self._write([event.node, *self._tell(event)])
+        if isinstance(event, Added) and event.ticket == UNORDERED and not self._alone:
+            raise ReplayError(
+                "additions without a lock happen in no order that could be recorded; expected hogwild "
+                "--atomic")
+        self._write([event.node, *self._encode(event).row()])
+
+    def repeat(self, steps: Steps) -> None:
+        """Write steps of an earlier record, which this one continues."""
+        nodes = [[[node, *step.row()] for step in done] for node, done in steps.items()]
+        for row in heapq.merge(*nodes, key=lambda row: (row[3], row[2] != "s")):
+            self._write(row)
+
+    def move(self, path: str | Path) -> None:
+        """Rename the file, whose contents are on the disk then, in one step."""
+        self.sync()
+        os.replace(self._path, path)
+        self._path = path
+        folder = os.open(Path(path).parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name too
+        finally:
+            os.close(folder)
+
+    def sync(self) -> None:
+        """See on the disk what has been written."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a pipe or a device, which has no disk
+                raise self._failed(str(error.strerror)) from None
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well: say who died (nobody else could) and what came out, and see it on the disk."""
+        """The run has ended well: say what came out, and see it on the disk."""
         if self._made:
             return
-        for event in trace.of("died"):
-            self(event)
         end = {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}
         if stat.S_ISREG(os.fstat(self._fd).st_mode):  # nothing else can be read again
             end["sha256"] = _digest([row for _, row in _whole_lines(self._path)])
         self._write({"end": end})
-        os.fsync(self._fd)
+        self.sync()
 
     def close(self) -> None:
         """Give the file back."""
@@ -115,8 +157,8 @@ def _is_whole(row: bytes) -> bool:
 def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
     """The whole lines in what stands between two line ends, and what is left behind them.
 
-    A process that is killed may leave the beginning of a line, to which others then append theirs: what stands before a whole line is
-    passed over if it can be such a beginning.
+    A process that is killed may leave the beginning of a line, to which others then append theirs: what
+    stands before a whole line is passed over if it can be such a beginning.
     """
     found, begin = list[bytes](), 0
     for start in BEGINNING.finditer(row):
@@ -133,7 +175,8 @@ def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
-    """The whole lines of a record with their numbers in the file; raises where one is not as it was written."""
+    """The whole lines of a record with their numbers in the file; raises where one is not as it was
+    written."""
     rows, found = Path(path).read_bytes().split(b"\n"), list[tuple[int, bytes]]()
     if len(rows) == 1 and not rows[0].startswith(b"{"):
         raise ReplayError(f"{path}: not a record; {ADVICE}")
@@ -141,8 +184,11 @@ def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
         lines, left = ([row], b"") if _is_whole(row) else _pieces(row)
         if (left or not lines) and number < len(rows):
             if number == 1:
-                raise ReplayError(f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
-            raise ReplayError(f"{path}, line {number}: the line is not as it was written (its checksum differs); expected a file "
+                raise ReplayError(
+                    f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
+            raise ReplayError(
+                f"{path}, line {number}: the line is not as it was written (its checksum differs); expected "
+                "a file "
                               "that nobody has altered")
         found += [(number, line) for line in lines]
     return found
@@ -161,7 +207,8 @@ def value_of(row: bytes) -> Any:
 
 
 def read(path: str | Path) -> Record:
-    """Read a record file; lines that a death has torn, at its end or between those of others, are passed over."""
+    """Read a record file; lines that a death has torn, at its end or between those of others, are passed
+    over."""
     lines = _whole_lines(path)
     try:
         values = [(number, value_of(row)) for number, row in lines]
@@ -172,7 +219,8 @@ def read(path: str | Path) -> Record:
         raise ReplayError(f"{path}: not a record; {ADVICE}")
     if header["record"] != FORMAT:
         raise ReplayError(f"{path}: record format {header.get('record')!r}; expected {FORMAT}")
-    _refuse(path, 1, misfit(header, HEADER))
+    header = {"faults": [], "on_death": "stop"} | header
+    _refuse(path, 1, misfit(header, HEADER) or misfit(header, PLANNED))
     steps: Steps = {node: [] for node in header["nodes"]}
     end = None
     for at, (number, value) in enumerate(values[1:], 1):
@@ -180,10 +228,12 @@ def read(path: str | Path) -> Record:
             _refuse(path, number, misfit(value, END))
             end = value["end"]
             if end.get("sha256", found := _digest([row for _, row in lines[:at]])) != found:
-                _refuse(path, number, f"end.sha256 is not that of the lines before it, {found[:16]}...; expected a file that nobody has altered")
+                _refuse(path, number,
+                        f"end.sha256 is not that of the lines before it, {found[:16]}...; expected a file "
+                        "that nobody has altered")
         else:
-            _refuse(path, number, step_misfit(value, header["nodes"]))
-            steps[value[0]].append(value[1:])
+            _refuse(path, number, row_misfit(value, header["nodes"]))
+            steps[value[0]].append(Step.of(value[1:]))
     return Record(header, steps, end)
 
 

@@ -12,7 +12,8 @@ _tags: dict[type, int] = {}
 def tag_of(kind: type) -> int:
     """A message class as a number: the CRC-32 of its qualified name and fields.
 
-    The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the wire.
+    The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the
+    wire.
     """
     tag = _tags.get(kind)
     if tag is None:
@@ -21,7 +22,7 @@ def tag_of(kind: type) -> int:
     return tag
 
 
-class Letter(NamedTuple):
+class Envelope(NamedTuple):
     """A message that has arrived.
 
     `body` is the message itself, or the plain sequence of its fields when it came over a wire; `number`
@@ -37,39 +38,36 @@ class Letter(NamedTuple):
 
 
 class Mailbox:
-    """Letters in order of arrival; `take` removes the earliest that matches."""
+    """Envelopes in order of arrival; `take` removes the earliest that matches."""
 
     def __init__(self) -> None:
-        self.letters: deque[Letter] = deque()
+        self.envelopes: deque[Envelope] = deque()
 
-    def put(self, letter: Letter) -> None:
-        """Add a letter behind those that have arrived."""
-        self.letters.append(letter)
+    def put(self, envelope: Envelope) -> None:
+        """Add an envelope behind those that have arrived."""
+        self.envelopes.append(envelope)
 
-    def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Letter, Any] | None:
-        """The earliest letter of one of these classes from `src` (None: anybody) and its body, or None."""
-        letters = self.letters
-        for i, letter in enumerate(letters):
-            if src is not None and letter.src != src:
+    def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Envelope, Any] | None:
+        """The earliest envelope of one of these classes from `src` (None: any node) and its body, or None."""
+        envelopes = self.envelopes
+        for i, envelope in enumerate(envelopes):
+            if src is not None and envelope.src != src:
                 continue
-            tag, body = letter.tag, letter.body
+            tag, body = envelope.tag, envelope.body
             for kind in kinds:
                 if type(body) is kind or tag == tag_of(kind):
                     if i:
-                        del letters[i]
+                        del envelopes[i]
                     else:
-                        letters.popleft()
-                    return letter, body if type(body) is kind else kind._make(body)  # type: ignore[attr-defined]
+                        envelopes.popleft()
+                    fields = body if type(body) is kind else kind._make(body)  # type: ignore[attr-defined]
+                    return envelope, fields
         return None
 
-    def has(self, kinds: tuple[type, ...], src: str | None) -> bool:
-        """Whether `take` would find something."""
-        return self.find(kinds, src) is not None
-
-    def find(self, kinds: tuple[type, ...], src: str | None) -> Letter | None:
-        """The letter that `take` would remove."""
+    def find(self, kinds: tuple[type, ...], src: str | None) -> Envelope | None:
+        """The envelope that `take` would remove."""
         tags = {tag_of(kind) for kind in kinds}
-        return next((letter for letter in self.letters if letter.tag in tags and src in (None, letter.src)), None)
+        return next((e for e in self.envelopes if e.tag in tags and src in (None, e.src)), None)
 
     def __len__(self) -> int:
-        return len(self.letters)
+        return len(self.envelopes)

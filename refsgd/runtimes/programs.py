@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.effects import Add, Compute, Recv, _Built
+from refsgd.effects import Add, Compute, Load, Recv, _Built, payload_bytes
 
 _HOLDERS = {np.ndarray, list, tuple, dict}  # what can be frozen, or holds what can
 
@@ -19,7 +19,8 @@ class ForgottenYield(RuntimeError):
 
 
 class Where(NamedTuple):
-    """Where a program stands: the line of its innermost frame, what it waits for, its local variables, and, if a stepper says it, why it waits."""
+    """Where a program stands: the line of its innermost frame, what it waits for, its local variables,
+    and, if a stepper says it, why it waits."""
 
     node: str
     program: int
@@ -48,8 +49,19 @@ def perform(effect: Compute) -> Any:
     return effect.fn(*effect.args)
 
 
+def priced_bytes(effect: Compute) -> int:
+    """The bytes that a Compute takes time for: those that a reduction adds to its first argument."""
+    return payload_bytes(effect.args[1:]) if effect.kind == "reduction" else 0
+
+
+def read(effect: Load | Add) -> Any:
+    """A copy of the part of a cell that an effect names."""
+    return effect.cell.x[effect.cell.cut[effect.part]].copy()
+
+
 def add_to(effect: Add, seen: Any) -> None:
-    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at its start."""
+    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at
+    its start."""
     part = effect.cell.cut[effect.part]
     effect.cell.x[part] = (effect.cell.x[part] if effect.atomic else seen) + effect.delta
 
@@ -83,9 +95,12 @@ def line_of(program: Any) -> str:
 
 
 def blame(error: Exception, program: str, node: str, now: float) -> None:
-    """Note at an error in which program it was raised, and what it means where it speaks of a read-only array."""
-    places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in traceback.walk_tb(error.__traceback__)
-              if frame.f_code.co_flags & inspect.CO_GENERATOR]  # of the program and its sub-programs; the last one says most
+    """Note at an error in which program it was raised, and what it means where it speaks of a read-only
+    array."""
+    places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+              for frame, line in traceback.walk_tb(error.__traceback__)
+              # of the program and its sub-programs; the last one says most
+              if frame.f_code.co_flags & inspect.CO_GENERATOR]
     error.add_note(f"in program {program} of {node} at {now:.6g} s{places[-1] if places else ''}")
     if isinstance(error, ValueError) and "read-only" in str(error):
         error.add_note("where an array has crossed a yield and must not change any more: make a new one")
@@ -94,7 +109,8 @@ def blame(error: Exception, program: str, node: str, now: float) -> None:
 def unread(letters: Sequence[Any]) -> str:
     """What lies in the mailbox of a program that waits for something else; empty where nothing does."""
     found = [f"{type(letter.body).__name__} from {letter.src}" for letter in letters]
-    return f", not for {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}, which it has" if found else ""
+    return (f", not for {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}, which it has" if found
+            else "")
 
 
 def no_effect(node: str, program: Any, found: Any) -> TypeError:
@@ -102,20 +118,30 @@ def no_effect(node: str, program: Any, found: Any) -> TypeError:
     said = repr(found)
     if "\n" in said or len(said) > 80:
         said = f"a value of type {type(found).__name__}"
-    return TypeError(f"{node}: {line_of(program)} yielded {said}; expected an effect (a sub-program needs `yield from`)")
+    return TypeError(
+        f"{node}: {line_of(program)} yielded {said}; expected an effect (a sub-program needs `yield from`)")
 
 
 def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYield:
     """The error of a program that has built more effects than it yielded."""
     built = _Built.count - before
     return ForgottenYield(
-        f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and {'one' if yielded else 'none'} "
+        f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and "
+        f"{'one' if yielded else 'none'} "
         "was yielded; write `yield` before each effect and `yield from` before each sub-program")
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:
     """The error of a program that sends something else than a message."""
-    return TypeError(f"{node}: {line_of(program)} sends a message of type {type(body).__name__}; expected an instance of a NamedTuple class")
+    return TypeError(
+        f"{node}: {line_of(program)} sends a message of type {type(body).__name__}; expected an instance of "
+        "a NamedTuple class")
+
+
+def unhandled(node: str, now: float, dead: Sequence[str]) -> str:
+    """The end of a main program that `RunEnded` has ended, in words."""
+    return (f"deadlock at {now:.6g} s after the death of {', '.join(dead)}: {node} waits for messages "
+            "that cannot come and does not catch RunEnded, although its Node says survives=True")
 
 
 def describe(effect: Any) -> str:
@@ -128,22 +154,19 @@ def describe(effect: Any) -> str:
     return type(effect).__name__ if effect is not None else "nothing (not started)"
 
 
-def counts_steps(node: str, kind: str) -> bool:
-    """Whether a Compute of this kind is one of a node's steps: gradients, and a server's updates."""
-    return kind == ("update" if node.startswith("server") else "gradient")
-
-
 def where(node: str, index: int, program: Any, effect: Any) -> Where:
     """Where program number `index` of a node stands, suspended at `effect`."""
     inner = innermost(program)
     if inner.gi_frame is None:
         return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, 0, "returned", {})
-    return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, inner.gi_frame.f_lineno, describe(effect),
-                 local_values(inner))
+    return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, inner.gi_frame.f_lineno,
+                 describe(effect),
+                 {name: value for frame in frames(program) for name, value in local_values(frame).items()})
 
 
 def local_values(program: Any) -> dict[str, Any]:
-    """A suspended generator's local variables, arguments first, in an order that depends on its code alone."""
+    """A suspended generator's local variables, arguments first, in an order that depends on its code
+    alone."""
     found, code = inspect.getgeneratorlocals(program), program.gi_code
     names = dict.fromkeys([*code.co_varnames, *code.co_cellvars, *code.co_freevars])
     return {name: found[name] for name in names if name in found}

@@ -1,7 +1,8 @@
 """Reproduce a recorded run: every program is told what it was told then, in the order of its node.
 
 A record keeps, for each node, which program acted and what a receive, poll or choice returned: never a number
-that was computed.  Arguments of a `Compute` are frozen and its function is pure, so the rest follows, bit for bit.
+that was computed.  Arguments of a `Compute` are frozen and its function is pure, so the rest follows, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -11,85 +12,60 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from refsgd.effects import Add, Choose, Compute, Died, Factory, Load, Mark, Poll, Recv, RunEnded, Send, payload_bytes
-from refsgd.machine import Draws
-from refsgd.runtimes.mailbox import Letter, tag_of
-from refsgd.runtimes.programs import add_to, describe, freeze, line_of, perform
-from refsgd.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit, one_of, whole
-from refsgd.trace import Event, Run, Thinner, Trace
+from refsgd.cluster.draws import Draws
+from refsgd.effects import (
+    Add,
+    Choose,
+    Compute,
+    Died,
+    Effect,
+    Factory,
+    Load,
+    Mark,
+    Poll,
+    Recv,
+    RunEnded,
+    Send,
+    payload_bytes,
+)
+from refsgd.runtimes.engine import Engine, Task
+from refsgd.runtimes.faults import KEEP
+from refsgd.runtimes.mailbox import Envelope, tag_of
+from refsgd.runtimes.programs import (
+    ForgottenYield,
+    add_to,
+    describe,
+    freeze,
+    line_of,
+    no_effect,
+    perform,
+    priced_bytes,
+    read,
+)
+from refsgd.trace import UNORDERED, Added, Crashed, Returned, Run, Trace
+from refsgd.trace.codec import KINDS, NOTICE, Encoder, Step, Steps
 
-NOTICE = -1  #: the number of a message that tells of its sender's death
-#: what each node's programs did, as JSON values (see `step`)
-Steps = dict[str, list[list[Any]]]
 #: told of a node, how many of its steps are done, and its programs with the effect that each waits for
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
-#: event kinds as single letters in a record
-LETTERS = {"compute": "c", "send": "s", "receive": "r", "poll": "p", "choose": "o", "mark": "m", "return": "e",
-           "load": "l", "add": "a", "died": "x"}
-NAMES = {letter: kind for kind, letter in LETTERS.items()}
-_NOTHING, _MESSAGE = one_of(None), {"source": TEXT, "number": whole(NOTICE), "arrival": SECONDS}
-#: what a step says behind its time, by letter; where there are two forms, the one that holds less first
-TOLD: dict[str, tuple[dict[str, Any], ...]] = {
-    "c": ({"start": SECONDS},), "s": ({"start": SECONDS},), "r": (_MESSAGE,), "p": (dict.fromkeys(_MESSAGE, _NOTHING), _MESSAGE),
-    "o": ({"option": ANY},), "m": ({},), "e": ({},), "x": ({},), "l": ({"ticket": COUNT},), "a": ({"ticket": COUNT}, {"ticket": COUNT, "since": COUNT})}
+Place = tuple[float, str, int]  #: the time, node and program of an event
 #: what a program stands at when it does each; a program that has ended stands at nothing
-EFFECTS: dict[str, Any] = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark, "e": type(None), "l": Load, "a": Add}
+EFFECTS: dict[str, Any] = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark,
+                           "e": type(None), "l": Load, "a": Add}
 
 
 class ReplayError(RuntimeError):
     """The record and the programs do not fit."""
 
 
-def step(e: Event, ticket: int = 0, since: int | None = None) -> list[Any]:
-    """An event as JSON values."""
-    told: list[Any] = [e.program, LETTERS[e.kind], e.time]
-    if e.kind in ("receive", "poll"):
-        told += [e.data["src"], e.data.get("number"), e.data.get("arrival")]
-    elif e.kind == "choose":
-        told.append(e.data["option"])
-    elif e.kind in ("compute", "send"):
-        told.append(e.data["start"])
-    elif e.kind in ("load", "add"):
-        found = e.data.get("ticket", ticket)
-        told.append(ticket if found is None else found)
-        if e.kind == "add" and since is not None and "ticket" not in e.data:
-            told.append(since)
-    return told
-
-
-def step_misfit(row: Any, nodes: Sequence[str]) -> str:
-    """What does not fit in a line of a record or checkpoint, in words."""
-    if not isinstance(row, list) or len(row) < 4:
-        return misfit(row, Row({"node": TEXT, "program": COUNT, "letter": TEXT, "time": SECONDS}))
-    first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}
-    wrong = misfit(row[:3], Row(first))
-    forms = [] if wrong else [misfit(row, Row({**first, "time": SECONDS, **told})) for told in TOLD[row[2]]]
-    return wrong or (forms[-1] if all(forms) else "")
-
-
-class Tickets:
-    """Writes events as `step` does, and counts accesses to shared cells where the runtime counts none: there events come as things happen."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since: dict[tuple[str, int], int] = defaultdict(int)  # a program yields its next effect when it has its answer
-
-    def __call__(self, e: Event) -> list[Any]:
-        """The next event of all nodes, as JSON values."""
-        told = step(e, self._count, self._since[e.node, e.program])
-        self._count += e.kind in ("load", "add")
-        self._since[e.node, e.program] = self._count
-        return told
-
-
 def record(trace: Trace) -> Steps:
-    """What each node's programs did, in order (see `step`)."""
-    if any(e.kind == "add" and e.data.get("ticket") is None for e in trace.of("add")) and len(trace.workers) > 1 and trace.lateness:
-        raise ReplayError("additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
+    """What each node's programs did, in order."""
+    if any(e.ticket == UNORDERED for e in trace.of(Added)) and len(trace.workers) > 1:
+        raise ReplayError(
+            "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
     out: Steps = {node: [] for node in trace.nodes}
-    tell = Tickets()
+    encode = Encoder()
     for e in trace.events:
-        out[e.node].append(tell(e))
+        out[e.node].append(encode(e))
     return out
 
 
@@ -97,212 +73,213 @@ def _draw(kind: str, nbytes: int, draws: Draws) -> None:
     draws.duration(kind, nbytes)
 
 
-class Replayer:
-    """Programs on their way along a record.
+class Replayer(Engine):
+    """An engine that does what a record says: each program's next step as soon as what it took is there."""
 
-    Parameters
-    ----------
-    factory, steps
-        As of `replay`.
-    observe : callable, optional
-        As of `watch`.
-    evaluate : callable
-        Answers a `Compute`.
-    """
-
-    def __init__(self, factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer | None = None,
+    def __init__(self, factory: Factory, steps: Mapping[str, Sequence[Step]],
+                 observe: Observer | None = None,
                  evaluate: Callable[[Compute], Any] = perform) -> None:
-        deployment = factory()
-        self.deployment, self.evaluate = deployment, evaluate
-        self._observe = observe
+        self.deployment = deployment = factory()
         if set(deployment) != set(steps):
-            raise ReplayError(f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
-        self.nodes = list(deployment)
+            raise ReplayError(
+                f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
+        super().__init__(deployment, keep=KEEP)
+        self.evaluate, self._observe = evaluate, observe
         self.steps = {n: steps[n] for n in self.nodes}
         self.at = dict.fromkeys(self.nodes, 0)
-        self.programs = {n: [deployment[n].main, *deployment[n].responders] for n in self.nodes}
-        self.pending: dict[tuple[str, int], Any] = {}
+        self._step = Step(0, "", 0.0)  # the step that is performed
         self.sent: dict[tuple[str, str], list[Any]] = {}
-        self.events: list[Event] = []
-        self.values: dict[str, Any] = {}
-        self._thin = Thinner()
         #: what each program has taken from its random streams
         self.drawn: dict[tuple[str, int], list[Callable[[Draws], Any]]] = defaultdict(list)
-        self.latest: dict[str, Any] = {}  #: the parameters of each node's last update
         self.tickets = 0
-        self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)  # additions that begin after so many accesses: node and step
+        # additions that begin after so many accesses: node and step
+        self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)
         self._seen: dict[tuple[str, int], Any] = {}  # what they have read
         self._told = set[int]()  # accesses
         for node in self.nodes:
-            for k, (_, letter, _, *rest) in enumerate(self.steps[node]):
-                if letter in ("l", "a"):
-                    self._told.add(rest[0])
-                    if len(rest) > 1:
-                        self._reads[rest[1]].add((node, k))
-        self._untold = max(self._told, default=-1) + 1 - len(self._told)  # accesses of nodes that died before they could say so
-        self._since: dict[tuple[str, int], float] = {}  # when a program yielded what it waits for
-        for node in self.nodes:
-            for index in range(len(self.programs[node])):
-                self._answer(node, index, None)
+            for k, step in enumerate(self.steps[node]):
+                if step.letter in "la":
+                    self._told.add(step.ticket)
+                    if step.since is not None:
+                        self._reads[step.since].add((node, k))
+        # accesses of nodes that died before they could say so
+        self._untold = max(self._told, default=-1) + 1 - len(self._told)
+        for node, tasks in self.tasks.items():
+            for task in tasks:
+                self.resume(task, None)
             self._show(node)
+
+    @property
+    def pending(self) -> dict[tuple[str, int], Any]:
+        """The effects at which programs stand, None for those that have ended."""
+        return {(task.node, task.index): task.effect for task in self.all_tasks}
 
     def _show(self, node: str) -> None:
         if self._observe is not None:
-            self._observe(node, self.at[node], [(p, self.pending[node, i]) for i, p in enumerate(self.programs[node])])
+            self._observe(node, self.at[node], [(task.program, task.effect) for task in self.tasks[node]])
 
-    def _answer(self, node: str, index: int, value: Any) -> None:
-        program = self.programs[node][index]
-        try:
-            thrown = isinstance(value, RunEnded)
-            self.pending[node, index] = program.throw(value) if thrown else program.send(value)
-        except StopIteration as stop:
-            self.pending[node, index] = None
-            if index == 0:
-                self.values[node] = stop.value
-        except RunEnded:
-            self.pending[node, index] = None
+    # -- what the record supplies --------------------------------------------------------------------------
 
-    def _misfit(self, node: str, index: int, letter: str, effect: Any) -> ReplayError:
-        where = line_of(self.programs[node][index])
-        kind = NAMES.get(letter, letter)
-        return ReplayError(f"{node}, step {self.at[node]}: recorded {kind}, but the program is at {describe(effect)} ({where}); "
-                           "expected the algorithm and options that were recorded")
+    def act(self, task: Task, effect: Any) -> None:
+        """Leave an effect to the step that names it."""
+
+    def ended(self, task: Task, value: Any) -> None:
+        """Leave the event of a program's end to the step that names it."""
+        task.effect = None
+        if task.index == 0:
+            self.values[task.node] = value
+
+    def compute(self, task: Task, effect: Compute) -> None:
+        """Compute again, in the recorded time."""
+        self.drawn[task.node, task.index].append(partial(_draw, effect.kind, priced_bytes(effect)))
+        self.computed(task, self._step.start, effect.kind, self.result(task, effect))
+
+    def choose(self, task: Task, effect: Choose) -> Any:
+        """The recorded option."""
+        found = [option for option in effect.options if option == self._step.option]
+        if not found:
+            raise self._misfit(task)
+        self.drawn[task.node, task.index].append(partial(Draws.choose, options=effect.options, p=effect.p))
+        return found[0]
+
+    def departs(self, task: Task, to: str, nbytes: int) -> float:
+        """The recorded start of a transmission."""
+        return self._step.start
+
+    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Hold a message until a step takes it."""
+        self.sent.setdefault((task.node, to), []).append(body)
+
+    def add(self, task: Task, effect: Add) -> None:
+        """Write; one that is not atomic has read when it began."""
+        seen = self._seen.pop((task.node, self.at[task.node]), None)
+        self.drawn[task.node, task.index].append(partial(_draw, "update", 0))
+        self.added(task, effect, read(effect) if seen is None else seen)
+
+    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
+        """A copy of a part of a cell, and the recorded number of this access."""
+        self.tickets += 1
+        return read(effect), self._step.ticket
+
+    def write(self, effect: Add, seen: Any) -> int | None:
+        """Write an Add to its cell; the recorded number of this access."""
+        self.tickets += 1
+        super().write(effect, seen)
+        return self._step.ticket
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _misfit(self, task: Task) -> ReplayError:
+        return ReplayError(
+            f"{task.node}, step {self.at[task.node]}: recorded {KINDS[self._step.letter]}, but the program "
+            f"is at {describe(task.effect)} ({line_of(task.program)}); expected the algorithm and options "
+            "that were recorded")
 
     def _try(self, node: str) -> bool:
-        """As `_step`; what a program raises that was told what it never was told is an error of the record."""
+        """As `_take_step`; what a program raises that was told what it never was told is an error of the
+        record."""
         at = self.at[node]
         try:
-            return self._step(node)
-        except ReplayError:
+            return self._take_step(node)
+        except (ReplayError, ForgottenYield):
             raise
         except Exception as error:
-            raise ReplayError(f"{node}, step {at}: the program ended with {type(error).__name__}: {error}; expected the algorithm and options that "
-                              "were recorded") from error
+            raise ReplayError(
+                f"{node}, step {at}: the program ended with {type(error).__name__}: {error}; expected the "
+                "algorithm and options that were recorded") from error
 
-    def _step(self, node: str) -> bool:
+    def _take_step(self, node: str) -> bool:
         """Perform the next recorded step of a node; False if it must wait for another node."""
-        index, letter, time, *rest = self.steps[node][self.at[node]]
-        if not 0 <= index < len(self.programs[node]):
-            raise ReplayError(f"{node}, step {self.at[node]}: recorded program {index}; the node has {len(self.programs[node])}")
+        step = self._step = self.steps[node][self.at[node]]
+        index, letter = step.program, step.letter
+        if not 0 <= index < len(self.tasks[node]):
+            raise ReplayError(
+                f"{node}, step {self.at[node]}: recorded program {index}; the node has "
+                f"{len(self.tasks[node])}")
         if letter == "x":
             if self._untold and self._at_cell(node):
                 return False  # its access may be one that nobody has told of
-            self._die(node, time)
+            self._die(node, step.time)
             return True
-        effect: Any = self.pending[node, index]
-        if isinstance(effect, Recv) and type(effect) is Recv and letter not in "rp":
-            self._answer(node, index, RunEnded())
-            effect = self.pending[node, index]
-        if EFFECTS.get(letter) is not type(effect):
-            raise self._misfit(node, index, letter, effect)
+        task = self.tasks[node][index]
+        if type(task.effect) is Recv and letter not in "rp" and (index or self.deployment[node].survives):
+            self.resume(task, RunEnded())
+        if EFFECTS.get(letter) is not type(task.effect):
+            if task.effect is not None and not isinstance(task.effect, Effect):
+                raise no_effect(node, task.program, task.effect)
+            raise self._misfit(task)
         me = node, self.at[node]
-        if letter == "a" and len(rest) > 1 and me in self._reads[rest[1]]:
-            return self._read_before_adding(me, effect, rest[1])
-        happened = self._happen(node, index, letter, effect, time, rest)
-        if happened is None:
+        if step.since is not None and me in self._reads[step.since]:
+            return self._read_before_adding(me, task.effect, step.since)
+        if self._must_wait(node, step):
             return False
-        value, data = happened
-        self.events.append(Event(time, node, index, NAMES[letter], data))
-        self._thin(self.events[-1])
+        self.now = step.time
+        self._perform(task, step)
         self.at[node] += 1
-        self._since[node, index] = time
-        if letter != "e":
-            self._answer(node, index, value)
+        if self.ready is not None:
+            (_, value), self.ready = self.ready, None
+            self.resume(task, value)
         self._show(node)
         return True
 
-    def _happen(self, node: str, index: int, letter: str, effect: Any, time: float, rest: list[Any]) -> tuple[Any, dict[str, Any]] | None:
-        """What the effect returns and its event's data; None if it must wait for another node."""
-        if letter == "c":
-            freeze(effect.args)
-            self.drawn[node, index].append(partial(_draw, effect.kind, payload_bytes(effect.args[:1])))
-            return self.evaluate(effect), {"start": rest[0], "work": effect.kind}
-        if letter == "s":
-            return None, self._send(node, effect, rest[0] if rest else time)
-        if letter in "rp":
-            return self._receive(node, index, letter, effect, time, rest)
-        if letter in "la":
-            return self._access(node, index, effect, rest[0])
-        if letter == "o":
-            matches = [option for option in effect.options if option == rest[0]]
-            if not matches:
-                raise self._misfit(node, index, letter, effect)
-            self.drawn[node, index].append(partial(Draws.choose, options=effect.options, p=effect.p))
-            return matches[0], {"option": matches[0]}
-        if letter == "m":
-            freeze(effect.values.values())
-            if effect.name == "update" and "x" in effect.values:
-                self.latest[node] = effect.values["x"]
-            return None, {"name": effect.name, **effect.values}
-        return None, {}  # a program's end
-
-    def _send(self, node: str, effect: Send, start: float) -> dict[str, Any]:
-        freeze(effect.body)
-        channel = self.sent.setdefault((node, effect.to), [])
-        channel.append(effect.body)
-        return {"to": effect.to, "message": type(effect.body).__name__, "number": len(channel) - 1, "bytes": payload_bytes(effect.body), "start": start}
-
-    def _receive(self, node: str, index: int, letter: str, effect: Any, time: float, rest: list[Any]) -> tuple[Any, dict[str, Any]] | None:
-        src, number, *arrival = rest
-        if src is None:
-            return None, {"src": None}
-        channel = [Died(src)] if number == NOTICE else self.sent.get((src, node), [])
-        if number >= len(channel):
-            return None
-        body = channel[number]
-        if type(body) not in effect.kinds or effect.src not in (None, src):
-            raise self._misfit(node, index, letter, effect)
-        channel[number] = None
-        return (src, body), {"src": src, "message": type(body).__name__, "number": number, "bytes": payload_bytes(body),
-                             "since": self._since.get((node, index), 0.0), "arrival": arrival[0] if arrival else time}
+    def _must_wait(self, node: str, step: Step) -> bool:
+        """Whether another node has yet to send what the step takes, or to access what it accesses after."""
+        if step.source is not None and step.number is not None:
+            return step.number >= len(self.sent.get((step.source, node), ()))
+        return step.letter in "la" and (step.ticket != self.tickets or bool(self._reads[step.ticket]))
 
     def _read_before_adding(self, me: tuple[str, int], effect: Add, since: int) -> bool:
         """An addition in virtual time reads, unless it is atomic, when it begins: after `since` accesses."""
         if since != self.tickets:
             return False
         self._reads[since].remove(me)
-        self._seen[me] = None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
+        self._seen[me] = None if effect.atomic else read(effect)
         return True
 
-    def _access(self, node: str, index: int, effect: Any, ticket: int) -> tuple[Any, dict[str, Any]] | None:
-        """One-sided accesses happen in the order of all nodes together."""
-        if ticket != self.tickets or self._reads[ticket]:
-            return None
-        self.tickets += 1
-        now = effect.cell.x[effect.cell.cut[effect.part]].copy()
-        data = {"part": effect.part, "ticket": ticket}
-        if isinstance(effect, Load):
-            return now, data
-        freeze((effect.delta,))
-        add_to(effect, self._seen.pop((node, self.at[node]), now))
-        self.drawn[node, index].append(partial(_draw, "update", 0))
-        return None, data
+    def _perform(self, task: Task, step: Step) -> None:
+        """What the record says of the effect at which a program stands."""
+        if step.letter == "e":
+            super().ended(task, self.values.get(task.node))
+            return
+        if step.source is not None:
+            task.mailbox.put(self._recorded(task.node, step))
+        super().act(task, task.effect)
+        if task.mailbox.envelopes:
+            raise self._misfit(task)
 
-    def standing(self, node: str) -> list[tuple[Any, Any]]:
-        """The programs of a node, with the effects at which they stand."""
-        return [(program, self.pending[node, i]) for i, program in enumerate(self.programs[node])]
+    def _recorded(self, node: str, step: Step) -> Envelope:
+        """The message that a step takes."""
+        src, number, arrival = step.source, step.number, step.arrival
+        assert src is not None and number is not None and arrival is not None
+        body: Any = Died(src)
+        if number != NOTICE:
+            body, self.sent[src, node][number] = self.sent[src, node][number], None
+        nbytes = payload_bytes(body) if body is not None else 0
+        return Envelope(src, tag_of(type(body)), body, number, arrival, nbytes)
 
-    def letters(self, node: str) -> list[Letter]:
+    def envelopes(self, node: str) -> list[Envelope]:
         """What has been sent to a node and not been received; by sender and number."""
-        return [Letter(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body)) for src in self.nodes
+        return [Envelope(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body))
+                for src in self.nodes
                 for number, body in enumerate(self.sent.get((src, node), ())) if body is not None]
 
     def _die(self, node: str, time: float) -> None:
-        for index, program in enumerate(self.programs[node]):
-            program.close()
-            self.pending[node, index] = None
-        self.events.append(Event(time, node, 0, "died", {"reason": "as recorded"}))
+        for task in self.tasks[node]:
+            task.program.close()
+            task.effect = task.waiting = None
+        self.dead.append(node)
+        self.record(Crashed(time, node, 0, "as recorded"))
         self.at[node] += 1
         self._show(node)
 
     def _at_cell(self, node: str) -> list[Any]:
         """The accesses to shared cells at which programs of a node stand."""
-        found = [self.pending[node, i] for i in range(len(self.programs[node]))]
-        return [effect for effect in found if type(effect) in (Load, Add)]
+        return [task.effect for task in self.tasks[node] if type(task.effect) in (Load, Add)]
 
     def _tell(self) -> bool:
-        """Make up for an access of which its node could not tell any more: if only one of the dead stands at one, it was that."""
-        dead = [n for n in self.nodes if all(row[1] == "x" for row in self.steps[n][self.at[n] :])]
+        """Make up for an access of which its node could not tell any more: if only one of the dead stands
+        at one, it was that."""
+        dead = [n for n in self.nodes if [step.letter for step in self.steps[n][self.at[n] :]] == ["x"]]
         at = [(n, effect) for n in dead for effect in self._at_cell(n)]
         if not self._untold or self.tickets in self._told or len(at) != 1:
             return False
@@ -312,8 +289,8 @@ class Replayer:
             add_to(effect, None)
         self._untold -= 1
         self.tickets += 1
-        for index in range(len(self.programs[node])):
-            self.pending[node, index] = None
+        for task in self.tasks[node]:
+            task.effect = None
         return True
 
     def advance(self) -> None:
@@ -332,27 +309,30 @@ class Replayer:
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck and whole:
             node = stuck[0]
-            _, letter, _, *rest = self.steps[node][self.at[node]]
-            what = f"access {self.tickets} to shared memory, which nobody makes" if letter in "lax" else f"message {rest}, which nobody sends"
-            raise ReplayError(f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or of another run")
-        kinds = ("return",) if whole else tuple(NAMES.values())
-        end = max((e.time for e in self.events if e.kind in kinds and e.program == 0), default=0.0)
+            step = self.steps[node][self.at[node]]
+            what = (f"access {self.tickets} to shared memory, which nobody makes" if step.letter in "lax"
+                    else f"message {step.number} of {step.source}, which nobody sends")
+            raise ReplayError(
+                f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or of another run")
+        end = max((e.time for e in self.events
+                   if e.program == 0 and (not whole or isinstance(e, Returned))), default=0.0)
         self.events.sort(key=lambda e: e.time)
-        return Run(Trace(self.events, self.nodes, end), self.values)
+        return Run(Trace(self.events, self.nodes, end, roles=self.roles), self.values)
 
 
-def replay(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> Run:
+def replay(factory: Factory, steps: Mapping[str, Sequence[Step]]) -> Run:
     """Run programs along a record."""
     return Replayer(factory, steps).run()
 
 
-def replay_beginning(factory: Factory, steps: Mapping[str, list[list[Any]]]) -> tuple[Run, int]:
+def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Step]]) -> tuple[Run, int]:
     """Run programs along a record that a crash has cut off, as far as it goes."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
-    return Run(run.trace, {**replayer.latest, **run.values}), sum(replayer.at.values())
+    latest = {node: kept[-1][1] for node, kept in replayer.kept.items() if kept}
+    return Run(run.trace, {**latest, **run.values}), sum(replayer.at.values())
 
 
-def watch(factory: Factory, steps: Mapping[str, list[list[Any]]], observe: Observer) -> None:
+def watch(factory: Factory, steps: Mapping[str, Sequence[Step]], observe: Observer) -> None:
     """Run programs along the beginning of a record, and show where they stand after every step."""
     Replayer(factory, steps, observe).advance()

@@ -11,117 +11,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from refsgd.machine import Machine
-from refsgd.theory import iteration
-from refsgd.theory.predict_allreduce import allreduce, dgc
-from refsgd.theory.predict_alone import hogwild, independent
-from refsgd.theory.predict_asp import approximate, asp, softsync, staleness_aware
-from refsgd.theory.predict_backup import backup
-from refsgd.theory.predict_fetching import downpour, easgd
-from refsgd.theory.predict_gossip import GOSSIP
-from refsgd.theory.predict_local import diloco, local_sgd, post_local
-from refsgd.theory.predict_ssp import dssp, ssp
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_law
-from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
-
-
-def sequential(c: Setting) -> Figures:
-    """One worker: E[T] and its own update, nothing else.
-
-    Parameters
-    ----------
-    c : Setting
-        The machine in numbers and the sizes of the run.
-
-    Returns
-    -------
-    dict of str to Prediction
-    """
-    if c.workers != 1:
-        raise DomainError(f"workers {c.workers}; sequential SGD assumes 1")
-    u, mean = c.own[0], c.laws[0].mean
-    step = Prediction(mean + u, "s", "exact", {"compute E[T]": mean, "update": u}, "E[T] + E[u]", "definition")
-    run = Prediction(c.steps * (mean + u), "s", "exact", {"iterations": c.steps * (mean + u)}, "steps x iteration", "definition")
-    return {**figures(c, step, run, c.steps, 0), "staleness_mean": zero("updates", "one worker"),
-            "staleness_max": zero("updates", "one worker"), **clocks(c, 0, 0, "one worker")}
-
-
-def _one_link(c: Setting) -> bool:
-    """Whether messages both ways share a link that takes time.
-
-    Parameters
-    ----------
-    c : Setting
-        The machine in numbers and the sizes of the run.
-
-    Returns
-    -------
-    bool
-    """
-    return c.machine.duplex == "half" and c.transfer > 0
-
-
-def bsp(c: Setting) -> Figures:
-    """All push, the slowest decides, all are answered.
-
-    Parameters
-    ----------
-    c : Setting
-        The machine in numbers and the sizes of the run.
-
-    Returns
-    -------
-    dict of str to Prediction
-    """
-    half = _one_link(c)
-    step = iteration.bsp(c.laws, **c.network)
-    if half:
-        step = iteration.bsp_duplex(c.laws, "half", transfer=c.transfer, latency=c.machine.latency,
-                                    update=iteration.update_mean(c.machine.update), collocated=c.machine.collocated)
-    run = iteration.bsp_run(c.laws, c.steps, **c.network, duplex="half" if half else "full")
-    return {**figures(c, step, run, c.steps, 2 * c.workers * c.nbytes),
-            "staleness_mean": zero("updates", "a barrier before each update"),
-            "staleness_max": zero("updates", "a barrier before each update"),
-            **clocks(c, 0, 1, "nobody starts before all have ended")}
-
+from refsgd.cluster.machine import Machine
+from refsgd.theory.algorithms.allreduce import allreduce, dgc
+from refsgd.theory.algorithms.alone import hogwild, independent, sequential
+from refsgd.theory.algorithms.asp import approximate, asp, softsync, staleness_aware
+from refsgd.theory.algorithms.backup import backup
+from refsgd.theory.algorithms.bsp import bsp
+from refsgd.theory.algorithms.fetching import downpour, easgd
+from refsgd.theory.algorithms.gossip import GOSSIP
+from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
+from refsgd.theory.algorithms.ssp import dssp, ssp
+from refsgd.theory.prediction import LARGEST, DomainError, TooWide, check_count, check_distribution
+from refsgd.theory.setting import Figures, Setting
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
-    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc, "independent": independent,
-    "hogwild": hogwild, "backup-workers": backup, "softsync": softsync, "staleness-aware": staleness_aware, "dc-asgd": asp,
-    "downpour": downpour, "easgd": easgd, "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp,
+    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc,
+    "independent": independent,
+    "hogwild": hogwild, "backup-workers": backup, "softsync": softsync, "staleness-aware": staleness_aware,
+    "dc-asgd": asp,
+    "downpour": downpour, "easgd": easgd, "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco,
+    "consgd": ssp,
     "dynsgd": ssp, "dssp": dssp, "approximate": approximate, **GOSSIP,
 }
 
 
 #: algorithms without servers: each of their programs that compute has a host of its own
-SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd", "pair-averaging", "post-local",
+SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd",
+              "pair-averaging", "post-local",
               "sequential", "sgp"}
 
 
 def _share(name: str, c: Setting) -> bool:
-    """Whether updates and gradients of one host may take processors from each other, for which no formula accounts.
+    """Whether updates and gradients of one host may compete for processors, for which no formula accounts.
 
     Under BSP's barrier a worker waits while the servers beside it update, so only servers can meet there.
-
-    Parameters
-    ----------
-    name : str
-        A key of `ALGORITHMS`.
-    c : Setting
-        The machine in numbers and the sizes of the run.
-
-    Returns
-    -------
-    bool
     """
     m = c.machine
-    if m.cores is None or m.update is None or not m.collocated or name in SERVERLESS:
+    if m.cores is None or m.update is None or not m.colocated or name in SERVERLESS:
         return False
     together = -(-c.servers // c.workers)  # servers on the fullest host
     return together + (name != "bsp") > m.cores
 
 
-def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0, batch: int = 1,
+def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
+            batch: int = 1,
             steps: int = 1, options: Mapping[str, Any] | None = None) -> Figures:
     """Every figure of a run that a formula gives.
 
@@ -130,7 +63,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     algorithm : str
         A key of `ALGORITHMS`.
     machine : Machine
-        Must state a compute law.
+        Must state a compute distribution.
     workers, servers : int
         n and K, at least 1.
     nbytes : int
@@ -145,9 +78,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     dict of str to Prediction
-        Empty where the options name a graph without a formula, where updates share processors with gradients, and on half-duplex links
-        for all but BSP with one server and what sends nothing; else some of seconds_per_iteration,
-        images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
+        Empty where the options name a graph without a formula, where updates share processors with gradients,
+        for more workers than formulas are evaluated for, and on half-duplex links for all but BSP with one
+        server and what sends nothing; else some of
+        seconds_per_iteration, images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
         staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
 
     Raises
@@ -170,13 +104,17 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_count("nbytes", nbytes, 0)
     check_count("batch", batch, 0)
     check_count("steps", steps, 0)
-    check_law("compute", machine.compute)
+    check_distribution("compute", machine.compute)
     setting = Setting(machine, workers, servers, nbytes, batch, steps, dict(options or {}))
-    if _one_link(setting) and not (name in ("sequential", "independent", "hogwild") or (name == "bsp" and servers == 1)):
+    if max(workers, servers) > LARGEST or _share(name, setting):
         return {}
-    if _share(name, setting):
+    if setting.one_link and not (name in ("sequential", "independent", "hogwild")
+                                   or (name == "bsp" and servers == 1)):
         return {}
-    found = ALGORITHMS[name](setting)
+    try:
+        found = ALGORITHMS[name](setting)
+    except TooWide:
+        return {}
     if name in SERVERLESS and "updates" in found:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     return found

@@ -7,15 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from refsgd.laws import Law
+from refsgd.cluster.distributions import Distribution
 
 Kind = Literal["exact", "numerical", "approximation", "bound"]
 Side = Literal["", "lower", "upper"]
+LARGEST = 10_000  #: workers or servers that formulas go through one by one
 STANDARD_ERROR = "standard error"  #: the term that holds it
 
 
 class DomainError(ValueError):
-    """A formula was asked for something that its assumptions do not cover; the message names the assumption."""
+    """A formula was asked for something that its assumptions do not cover; the message names the
+    assumption."""
+
+
+class TooWide(DomainError):
+    """More workers than those for which a recursion is evaluated in a second or two."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class Prediction:
     unit : str
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
     kind : {"exact", "numerical", "approximation", "bound"}
-        exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo mean of the
-        same, whose standard error is a term.  approximation: the model itself is simplified.
+        exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo
+        mean of the same, whose standard error is a term.  approximation: the model itself is simplified.
     terms : mapping of str to float
         What the value is made of, in `unit` unless `units` names another one.
     formula, source, assumptions : str
@@ -63,9 +69,12 @@ class Prediction:
 
     def __post_init__(self) -> None:
         if (self.kind == "bound") != bool(self.bound):
-            raise ValueError(f"kind {self.kind!r} with bound {self.bound!r}; expected lower or upper for a bound only")
+            raise ValueError(
+                f"kind {self.kind!r} with bound {self.bound!r}; expected lower or upper for a bound only")
         if self.faithful and (self.kind == "numerical") != bool(self.error):
-            raise ValueError(f"kind {self.kind!r} with standard error {self.error:g}; expected numerical with one, exact without")
+            raise ValueError(
+                f"kind {self.kind!r} with standard error {self.error:g}; expected numerical with one, exact "
+                "without")
 
     def __float__(self) -> float:
         return float(self.value)
@@ -199,22 +208,23 @@ def check_share(name: str, value: float) -> float:
     return float(value)
 
 
-def check_law(name: str, law: Law | None) -> Law:
-    """`law` if it is stated and has a finite mean; else DomainError.
+def check_distribution(name: str, time: Distribution | None) -> Distribution:
+    """`time` if it is stated and has a finite mean; else DomainError.
 
     Parameters
     ----------
     name : str
         What the value is called in the error.
-    law : Law or None
+    time : Distribution or None
 
     Returns
     -------
-    Law
-        The law.
+    Distribution
+        The distribution.
     """
-    if law is None:
-        raise DomainError(f"{name} is not stated; the formula assumes a law of {name} times, e.g. exponential(0.02)")
-    if not math.isfinite(law.mean):
-        raise DomainError(f"{name} {law}; the formula assumes a law with a finite mean")
-    return law
+    if time is None:
+        raise DomainError(
+            f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
+    if not math.isfinite(time.mean):
+        raise DomainError(f"{name} {time}; the formula assumes a distribution with a finite mean")
+    return time

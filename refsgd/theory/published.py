@@ -1,15 +1,17 @@
 """Published measurements beside our formulas, calibrated on figures of one node alone.
 
-What a single node needed for a batch (`ALONE`), the bytes of ResNet-50 and the bandwidth of the link are given; every
-figure of several nodes is then predicted and nothing is fitted to it.  Where the error is above a quarter, `reason`
-says why.  `implemented` adds what the thesis' implementation had beside its messages, see there.
+What a single node needed for a batch (`ALONE`), the bytes of ResNet-50 and the bandwidth of the link are
+given; every figure of several nodes is then predicted and nothing is fitted to it.  Where the error is above
+a quarter, `reason` says why.  `implemented` adds what the thesis' implementation had beside its messages, see
+there.
 
 References
 ----------
-Graur, "Evaluating and improving large-scale machine learning frameworks", MSc thesis, TU Delft, 2019: chapters 3
-(batch 32) and 4 (collocated parameter server).  Seconds per batch are step time / nodes there.
-Jia, Saha, Bhimani, Mi, "Performance and consistency analysis for distributed deep learning applications", IPCCC 2020.
-Pani, Hand, Yalamanchili, "Performance analysis of distributed deep learning", CSE 812 report, Michigan State University, 2020.
+Graur, "Evaluating and improving large-scale machine learning frameworks", MSc thesis, TU Delft, 2019:
+chapters 3 (batch 32) and 4 (colocated parameter server).  Seconds per batch are step time / nodes there.
+Jia, Saha, Bhimani, Mi, "Performance and consistency analysis for distributed deep learning applications",
+IPCCC 2020. Pani, Hand, Yalamanchili, "Performance analysis of distributed deep learning", CSE 812 report,
+Michigan State University, 2020.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refsgd.laws import Law
-from refsgd.machine import Machine
-from refsgd.theory import collectives, communication, heterogeneous, idleness, iteration
-from refsgd.theory.exchange import Link
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.machine import Machine
+from refsgd.theory.phenomena import collectives, communication, heterogeneous, idleness, iteration
+from refsgd.theory.phenomena.exchange import Link
 from refsgd.theory.predict import predict
 
 RESNET50 = 4 * 25_557_032  # bytes
@@ -30,34 +32,30 @@ LINKS = {"Ethernet": 125e6, "InfiniBand": 7e9}  # bytes/s: 1 Gbps and FDR 56 Gbp
 ALONE = {
     ("F", "Ethernet", 8): 1.87, ("F", "Ethernet", 128): 4.2, ("F", "Ethernet", 256): 6.46,
     ("F", "InfiniBand", 8): 1.88, ("F", "InfiniBand", 256): 6.48,
-    ("F+B", "Ethernet", 32): 8.8, ("F+B", "Ethernet", 8): 4.35, ("F+B", "Ethernet", 128): 40.5, ("F+B", "Ethernet", 256): 256 / 5.3,
+    ("F+B", "Ethernet", 32): 8.8, ("F+B", "Ethernet", 8): 4.35, ("F+B", "Ethernet", 128): 40.5,
+    ("F+B", "Ethernet", 256): 256 / 5.3,
     ("F+B", "InfiniBand", 8): 4.2, ("F+B", "InfiniBand", 256): 56.0,
 }
 
 GRAUR, JIA, PANI = "Graur 2019", "Jia et al. 2020", "Pani et al. 2020"
-SUPERLINEAR = "two nodes took less than half of what one took: that one node was 1.6 times slower than the line through the other batches"
-CONGESTION = "throughput falls beyond 32 nodes: a step took 25 s longer than links and one node's time say, as it did over InfiniBand"
-CONSTANT = "a step took 74 to 80 s on 8, 16 and 32 nodes alike: 25 s beyond one node's, which do not grow with n and so are not the link's"
+SUPERLINEAR = (
+    "two nodes took less than half of what one took: that one node was 1.6 times slower than the line "
+    "through the other batches")
+CONGESTION = (
+    "throughput falls beyond 32 nodes: a step took 25 s longer than links and one node's time say, as it did "
+    "over InfiniBand")
+CONSTANT = (
+    "a step took 74 to 80 s on 8, 16 and 32 nodes alike: 25 s beyond one node's, which do not grow with n "
+    "and so are not the link's")
 BARRIER = "the barrier before computing was not there"
-FRAMEWORK = "beyond the link: at 56 Gbps the model is within 10 % of perfect scaling; computing itself took 1.3 to 1.4 times as long"
+FRAMEWORK = (
+    "beyond the link: at 56 Gbps the model is within 10 % of perfect scaling; computing itself took 1.3 to "
+    "1.4 times as long")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure of several nodes.
-
-    Parameters
-    ----------
-    source, what : str
-    quoted, predicted : float
-        In `unit`.
-    unit, model : str
-        Of the value; which formula.
-    reason : str
-        Why the prediction misses by more than a quarter; "" if it does not.
-    implemented : float or None
-        The prediction with what the implementation adds to its messages, see `implemented`.
-    """
+    """One published figure of several nodes."""
 
     source: str
     what: str
@@ -75,172 +73,72 @@ class Figure:
 
 
 def pulled(link: str, batch: int, nodes: int) -> float:
-    """Seconds per batch of forward passes whose model comes from a collocated server: C/n + (n-1)/n w.
-
-    Parameters
-    ----------
-    link : str
-        Name of the network.
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-
-    Returns
-    -------
-    float
-    """
-    wire = communication.pull(nodes, RESNET50, Link(0.0, LINKS[link]), collocated=True)
+    """Seconds per batch of forward passes whose model comes from a colocated server: C/n + (n-1)/n w."""
+    wire = communication.pull(nodes, RESNET50, Link(0.0, LINKS[link]), colocated=True)
     return (ALONE["F", link, batch] + wire.time.value) / nodes
 
 
 def served(link: str, batch: int, nodes: int, duplex: str) -> float:
-    """Seconds per batch of training through one collocated server: links full or half duplex, or a barrier (serial).
-
-    Parameters
-    ----------
-    link : str
-        Name of the network.
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-    duplex : {"full", "half", "serial"}
-        How links are used, see `refsgd.theory.iteration.bsp_duplex`.
-
-    Returns
-    -------
-    float
+    """Seconds per batch of training through one colocated server: links full or half duplex, or a barrier
+    (serial).
     """
-    law = Law("fixed", (ALONE["F+B", link, batch],))
-    return iteration.bsp_duplex([law] * nodes, duplex, transfer=RESNET50 / LINKS[link], collocated=True).value / nodes
+    time = Distribution("fixed", (ALONE["F+B", link, batch],))
+    return iteration.bsp_duplex([time] * nodes, duplex, transfer=RESNET50 / LINKS[link],
+                                colocated=True).value / nodes
 
 
 def ceiling(duplex: str, batch: int = 32, nodes: int = 10_000) -> float:
-    """Images per second of so many nodes through one server on Ethernet.
-
-    Parameters
-    ----------
-    duplex : {"full", "half", "serial"}
-        How links are used, see `refsgd.theory.iteration.bsp_duplex`.
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-
-    Returns
-    -------
-    float
-    """
+    """Images per second of so many nodes through one server on Ethernet."""
     return batch / served("Ethernet", batch, nodes, duplex)
 
 
 def ringed(batch: int, nodes: int) -> float:
-    """Seconds per batch of a ring allreduce after the backward pass, on Ethernet.
-
-    Parameters
-    ----------
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-
-    Returns
-    -------
-    float
-    """
+    """Seconds per batch of a ring allreduce after the backward pass, on Ethernet."""
     wire = collectives.ring(nodes, RESNET50, Link(0.0, LINKS["Ethernet"]))
     return (ALONE["F+B", "Ethernet", batch] + wire.time.value) / nodes
 
 
 def alone(pass_: str, batch: int) -> float:
-    """Seconds of a batch on one node: the line through the thesis' figures for the smallest and the largest batch.
+    """Seconds of a batch on one node: the line through the thesis' figures for the smallest and the largest
+    batch.
 
-    The thesis calls the time linear in the batch; its figure for training at batch 32 lies 2 % off that line, the
-    one at 128 (40.5 s) 58 % above it.
-
-    Parameters
-    ----------
-    pass_ : str
-        "F" or "F+B", as the thesis calls them.
-    batch : int
-        Images.
-
-    Returns
-    -------
-    float
-        Seconds.
+    The thesis calls the time linear in the batch; its figure for training at batch 32 lies 2 % off that line,
+    the one at 128 (40.5 s) 58 % above it.
     """
     known = {b: s for (p, link, b), s in ALONE.items() if p == pass_ and link == "Ethernet"}
     low, high = min(known), max(known)
     return known[low] + (batch - low) / (high - low) * (known[high] - known[low])
 
 
-#: how many times slower than the others one machine of the cluster was: by its figure alone, training with a batch of 128
+#: how many times slower than the others one machine of the cluster was: by its figure alone, training with a
+#: batch of 128
 SLOW = ALONE["F+B", "Ethernet", 128] / alone("F+B", 128)
-#: nodes beyond which a run has that machine: on InfiniBand a batch took hardly less on 24 nodes than on 16 (0.04 s; section 4.4.3)
+#: nodes beyond which a run has that machine: on InfiniBand a batch took hardly less on 24 nodes than on 16
+#: (0.04 s; section 4.4.3)
 WITHOUT_SLOW = 16
 
 
 def slowest(nodes: int) -> float:
-    """How many times longer than the others the slowest machine of a run computes.
-
-    Parameters
-    ----------
-    nodes : int
-
-    Returns
-    -------
-    float
-    """
+    """How many times longer than the others the slowest machine of a run computes."""
     return SLOW if nodes > WITHOUT_SLOW else 1.0
 
 
 def implemented(pass_: str, link: str, batch: int, nodes: int, slow: float | None = None) -> float:
-    """Seconds per batch through one collocated server, by its messages and three terms of the implementation.
+    """Seconds per batch through one colocated server, by its messages and three terms of the implementation.
 
-    One node's times lie on a line (`alone`); the server's link carries pushes or answers, not both at once (half duplex:
-    what meets the ceiling of 20 images/s); and in runs of more than 16 nodes the worker that is answered last computes
-    1.58 times as long as the others.
-
-    Parameters
-    ----------
-    pass_ : str
-        "F" or "F+B".
-    link : str
-        Name of the network.
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-    slow : float, optional
-        How many times as long the last worker computes; `slowest` of the nodes if not given.
-
-    Returns
-    -------
-    float
+    One node's times lie on a line (`alone`); the server's link carries pushes or answers, not both at once
+    (half duplex: what meets the ceiling of 20 images/s); and in runs of more than 16 nodes the worker that is
+    answered last computes 1.58 times as long as the others.
     """
     one, last, w = alone(pass_, batch), slowest(nodes) if slow is None else slow, RESNET50 / LINKS[link]
     if pass_ == "F":
         return (last * one + (nodes - 1) * w) / nodes
-    laws = [Law("fixed", (one,))] * (nodes - 1) + [Law("fixed", (last * one,))]
-    return iteration.bsp_duplex(laws, "half", transfer=w, collocated=True).value / nodes
+    times = [Distribution("fixed", (one,))] * (nodes - 1) + [Distribution("fixed", (last * one,))]
+    return iteration.bsp_duplex(times, "half", transfer=w, colocated=True).value / nodes
 
 
 def hidden(batch: int, nodes: int) -> float:
-    """Seconds per batch of a ring allreduce on Ethernet whose exchange goes on behind the backward pass.
-
-    Parameters
-    ----------
-    batch : int
-        Images of one batch.
-    nodes : int
-        n, each with a worker.
-
-    Returns
-    -------
-    float
-    """
+    """Seconds per batch of a ring allreduce on Ethernet whose exchange goes on behind the backward pass."""
     return slowest(nodes) * alone("F+B", batch) / nodes
 
 
@@ -250,61 +148,75 @@ def _forward() -> Iterator[Figure]:
               ("InfiniBand", 256): {16: 0.42, 40: 0.22}}
     for (link, batch), values in quoted.items():
         for nodes, value in values.items():
-            yield Figure(GRAUR, f"{link}, forward, batch {batch}, {nodes} nodes", value, pulled(link, batch, nodes), "s/batch",
+            yield Figure(GRAUR, f"{link}, forward, batch {batch}, {nodes} nodes", value,
+                         pulled(link, batch, nodes), "s/batch",
                          "C/n + (n-1)/n w", implemented=implemented("F", link, batch, nodes))
-    for link, nodes, value, reason in (("Ethernet", 16, 207, ""), ("Ethernet", 40, 247, ""), ("InfiniBand", 4, 158, ""),
-                                       ("InfiniBand", 16, 610.5, ""), ("InfiniBand", 32, 963.45, ""), ("InfiniBand", 40, 1128.4, FRAMEWORK)):
-        yield Figure(GRAUR, f"{link}, forward, batch 256, {nodes} nodes", value, 256 / pulled(link, 256, nodes), "images/s",
+    for link, nodes, value, reason in (("Ethernet", 16, 207, ""), ("Ethernet", 40, 247, ""),
+                                       ("InfiniBand", 4, 158, ""),
+                                       ("InfiniBand", 16, 610.5, ""), ("InfiniBand", 32, 963.45, ""),
+                                       ("InfiniBand", 40, 1128.4, FRAMEWORK)):
+        yield Figure(GRAUR, f"{link}, forward, batch 256, {nodes} nodes", value,
+                     256 / pulled(link, 256, nodes), "images/s",
                      "C/n + (n-1)/n w", reason, 256 / implemented("F", link, 256, nodes))
 
 
-DOUBLED = "full duplex carries pushes and answers at once: the cluster reached half of that, so its server's link did not"
+DOUBLED = (
+    "full duplex carries pushes and answers at once: the cluster reached half of that, so its server's link "
+    "did not")
 
 
 def _server() -> Iterator[Figure]:
     for duplex in ("full", "half", "serial"):
-        yield Figure(GRAUR, "Ethernet, training, batch 32: ceiling of a parameter server", 20, ceiling(duplex), "images/s", duplex,
+        yield Figure(GRAUR, "Ethernet, training, batch 32: ceiling of a parameter server", 20,
+                     ceiling(duplex), "images/s", duplex,
                      DOUBLED if duplex == "full" else "", 32 / implemented("F+B", "Ethernet", 32, 1000))
     for duplex in ("full", "half", "serial"):
-        yield Figure(GRAUR, "Ethernet, training, batch 32, 16 nodes", 1.5, served("Ethernet", 32, 16, duplex), "s/batch", duplex,
+        yield Figure(GRAUR, "Ethernet, training, batch 32, 16 nodes", 1.5, served("Ethernet", 32, 16, duplex),
+                     "s/batch", duplex,
                      BARRIER if duplex == "serial" else "", implemented("F+B", "Ethernet", 32, 16))
     for nodes, value in ((16, 50.7), (32, 111.5), (40, 95.1)):
         for duplex in ("full", "half", "serial"):
-            known = {16: CONSTANT, 32: "", 40: CONGESTION} if duplex != "serial" else {16: "", 32: BARRIER, 40: ""}
-            yield Figure(GRAUR, f"Ethernet, training, batch 256, {nodes} nodes", value, 256 / served("Ethernet", 256, nodes, duplex),
+            known = {16: CONSTANT, 32: "",
+                     40: CONGESTION} if duplex != "serial" else {16: "", 32: BARRIER, 40: ""}
+            yield Figure(GRAUR, f"Ethernet, training, batch 256, {nodes} nodes", value,
+                         256 / served("Ethernet", 256, nodes, duplex),
                          "images/s", duplex, known[nodes], 256 / implemented("F+B", "Ethernet", 256, nodes))
-    for batch, nodes, value, reason in ((8, 2, 2.56, ""), (128, 2, 13.0, SUPERLINEAR), (256, 8, 9.7, CONSTANT), (256, 16, 5.0, ""), (256, 32, 2.3, "")):
-        yield Figure(GRAUR, f"Ethernet, training, batch {batch}, {nodes} nodes", value, served("Ethernet", batch, nodes, "half"), "s/batch",
+    for batch, nodes, value, reason in ((8, 2, 2.56, ""), (128, 2, 13.0, SUPERLINEAR),
+                                        (256, 8, 9.7, CONSTANT), (256, 16, 5.0, ""), (256, 32, 2.3, "")):
+        yield Figure(GRAUR, f"Ethernet, training, batch {batch}, {nodes} nodes", value,
+                     served("Ethernet", batch, nodes, "half"), "s/batch",
                      "half", reason, implemented("F+B", "Ethernet", batch, nodes))
-    for batch, nodes, value, reason in ((8, 4, 1.1, ""), (256, 4, 11.7, ""), (8, 40, 0.14, ""), (256, 40, 1.93, FRAMEWORK)):
-        yield Figure(GRAUR, f"InfiniBand, training, batch {batch}, {nodes} nodes", value, served("InfiniBand", batch, nodes, "half"), "s/batch",
+    for batch, nodes, value, reason in ((8, 4, 1.1, ""), (256, 4, 11.7, ""), (8, 40, 0.14, ""),
+                                        (256, 40, 1.93, FRAMEWORK)):
+        yield Figure(GRAUR, f"InfiniBand, training, batch {batch}, {nodes} nodes", value,
+                     served("InfiniBand", batch, nodes, "half"), "s/batch",
                      "half", reason, implemented("F+B", "InfiniBand", batch, nodes))
 
 
 def _rest() -> Iterator[Figure]:
-    yield Figure(GRAUR, "Ethernet, training by ring allreduce, batch 32, 16 nodes", 0.55, ringed(32, 16), "s/batch", "C/n + ring/n",
+    yield Figure(GRAUR, "Ethernet, training by ring allreduce, batch 32, 16 nodes", 0.55, ringed(32, 16),
+                 "s/batch", "C/n + ring/n",
                  implemented=hidden(32, 16))
-    yield Figure(GRAUR, "Ethernet, training by ring allreduce, batch 32, 24 nodes", 61, 32 / ringed(32, 24), "images/s", "C/n + ring/n",
+    yield Figure(GRAUR, "Ethernet, training by ring allreduce, batch 32, 24 nodes", 61, 32 / ringed(32, 24),
+                 "images/s", "C/n + ring/n",
                  implemented=32 / hidden(32, 24))
-    machine = Machine(compute=Law("fixed", (1.0,)))
-    updates = [predict(name, machine, workers=8, servers=4, steps=931)["updates"].value for name in ("asp", "bsp")]
+    machine = Machine(compute=Distribution("fixed", (1.0,)))
+    updates = [predict(name, machine, workers=8, servers=4, steps=931)["updates"].value
+               for name in ("asp", "bsp")]
     for sync, async_ in ((931, 7448), (4067, 32536)):
-        yield Figure(JIA, f"weight updates of 8 workers, asynchronous / synchronous ({async_}/{sync})", async_ / sync, updates[0] / updates[1],
+        yield Figure(JIA, f"weight updates of 8 workers, asynchronous / synchronous ({async_}/{sync})",
+                     async_ / sync, updates[0] / updates[1],
                      "1", "updates of asp / bsp")
     yield Figure(JIA, "idle ratio at 200 ms latency, calibrated at 10 ms (10 %)", 0.72,
-                 idleness.latency_sweep(0.2, idleness.calibrated(0.01, 0.10)).value, "1", "k alpha/(T + k alpha)")
-    yield Figure(PANI, "share of the batch of a node 20 times slower", 1 / 21, heterogeneous.shares([20, 1])[1], "1", "s_i / sum s")
+                 idleness.latency_sweep(0.2, idleness.calibrated(0.01, 0.10)).value, "1",
+                 "k alpha/(T + k alpha)")
+    yield Figure(PANI, "share of the batch of a node 20 times slower", 1 / 21,
+                 heterogeneous.shares([20, 1])[1], "1", "s_i / sum s")
 
 
 def figures() -> list[Figure]:
     """Every published figure of several nodes that a formula addresses.
 
-    Returns
-    -------
-    list of Figure
-
-    Examples
-    --------
     >>> met = [f for f in figures() if abs(f.error) <= 0.25]
     >>> all(f.reason for f in figures() if f not in met)
     True
@@ -314,10 +226,13 @@ def figures() -> list[Figure]:
 
 #: published figures that no formula addresses, and why
 UNADDRESSED = (
-    (GRAUR, "Caffe2, all nodes and links", "nearly 20 times slower on two nodes than on one: processors busy with exchanging; images are smaller"),
-    (GRAUR, "Distributed Allreduce, both links", "falls with the number of nodes on both links, which no model of links does"),
+    (GRAUR, "Caffe2, all nodes and links",
+     "nearly 20 times slower on two nodes than on one: processors busy with exchanging; images are smaller"),
+    (GRAUR, "Distributed Allreduce, both links",
+     "falls with the number of nodes on both links, which no model of links does"),
     (GRAUR, "forward passes at batch 32 and 64", "no figure of one node to calibrate with"),
     (GRAUR, "memory and processor use", "dominated by the frameworks"),
-    (JIA, "times of pull, push and weight update", "of virtual machines that share one host; none of a single worker to calibrate with"),
+    (JIA, "times of pull, push and weight update",
+     "of virtual machines that share one host; none of a single worker to calibrate with"),
     (JIA, "accuracy", "no formula for it"),
 )

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from refsgd.algorithms import asp, bsp, sequential, ssp
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.server import asp, bsp, ssp
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -41,13 +42,15 @@ def test_ssp_without_slack_is_bsp_with_a_sum(seed):
     summed = final(bsp.bsp(exact, 4, 20, sgd, aggregation="sum"))
     assert np.array_equal(final(ssp.ssp(exact, 4, 20, sgd, staleness=0), seed), summed)
     rounded = quadratic(d=20, workers=4, noise=1.0)
-    a, b = final(ssp.ssp(rounded, 4, 20, SGD(0.05), staleness=0), seed), final(bsp.bsp(rounded, 4, 20, SGD(0.05), aggregation="sum"))
+    a, b = final(ssp.ssp(rounded, 4, 20, SGD(0.05), staleness=0),
+                 seed), final(bsp.bsp(rounded, 4, 20, SGD(0.05), aggregation="sum"))
     assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_ssp_with_slack_is_not_bsp():
     exact, sgd = integer_gradients(workers=4), SGD(0.25)
-    assert not np.array_equal(final(ssp.ssp(exact, 4, 20, sgd, staleness=1)), final(bsp.bsp(exact, 4, 20, sgd, aggregation="sum")))
+    assert not np.array_equal(final(ssp.ssp(exact, 4, 20, sgd, staleness=1)),
+                              final(bsp.bsp(exact, 4, 20, sgd, aggregation="sum")))
 
 
 @pytest.mark.parametrize("seed", range(5))

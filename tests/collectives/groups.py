@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node
-from refsgd.machine import Machine
 from refsgd.runtimes.simulator import simulate
 
 SIZES = range(1, 18)
@@ -22,13 +22,15 @@ def late(rank, program):
 def together(collective, xs, machine=None, seed=0, **options):
     """Run one collective on the vectors `xs`, a rank each, all starting at once."""
     peers = names(len(xs))
-    return simulate({p: Node(collective(i, peers, xs[i], **options)) for i, p in enumerate(peers)}, machine or Machine(), seed)
+    return simulate({p: Node(collective(i, peers, xs[i], **options)) for i, p in enumerate(peers)},
+                    machine or Machine(), seed)
 
 
 def staggered(collective, xs, machine, seed, **options):
     """As `together`, after a gradient on every rank."""
     peers = names(len(xs))
-    return simulate({p: Node(late(i, collective(i, peers, xs[i], **options))) for i, p in enumerate(peers)}, machine, seed)
+    return simulate({p: Node(late(i, collective(i, peers, xs[i], **options))) for i, p in enumerate(peers)},
+                    machine, seed)
 
 
 def sums(run):
@@ -37,11 +39,13 @@ def sums(run):
 
 
 def check_each_part_counts_once(collective, n, d, machine=None, seed=0, **options):
-    """Rank i hands in 8^i (or twice that): in base 8 every digit of every element of the sum is the count of a rank's part."""
+    """Rank i hands in 8^i (or twice that): in base 8 every digit of every element of the sum is the count
+    of a rank's part."""
     factor = 1 + np.arange(d) % 2  # neighbours differ, so that a chunk in the wrong place is seen
     xs = [factor * 8.0**i for i in range(n)]
     before = [x.copy() for x in xs]
-    run = staggered(collective, xs, machine, seed, **options) if machine else together(collective, xs, **options)
+    run = staggered(collective, xs, machine, seed,
+                    **options) if machine else together(collective, xs, **options)
     want = factor * float(sum(8**i for i in range(n)))
     for total in sums(run):
         assert total.shape == (d,) and total.dtype == np.float64
@@ -58,10 +62,12 @@ def check_chunks_are_in_place(collective, n, d, **options):
 
 
 def check_all_ranks_have_the_same_bits(collective, n, d=50, machine=None, seed=0, **options):
-    """float32 numbers of very different sizes, whose sum depends on the order; the same ones for every schedule."""
+    """float32 numbers of very different sizes, whose sum depends on the order; the same ones for every
+    schedule."""
     rng = np.random.default_rng([n, d])
     xs = [(rng.standard_normal(d) * 10.0 ** rng.integers(-4, 5, d)).astype(np.float32) for _ in range(n)]
-    run = staggered(collective, xs, machine, seed, **options) if machine else together(collective, xs, **options)
+    run = staggered(collective, xs, machine, seed,
+                    **options) if machine else together(collective, xs, **options)
     first = sums(run)[0]
     assert all(np.array_equal(first, other) for other in sums(run)[1:]), "ranks differ"
     exact = np.sum(xs, axis=0, dtype=np.float64)

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.cluster.machine import Machine
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, double_tree, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
 from refsgd.collectives.parts import BLOCK, add, chunks
 from refsgd.effects import Node, Send
-from refsgd.machine import Machine
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Computed, Sent
 from tests.collectives.groups import (
     SIZES,
     check_all_ranks_have_the_same_bits,
@@ -30,10 +31,14 @@ from tests.collectives.groups import (
 from tests.strategies import machines, seeds
 from tests.wrong import changed
 
-OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rings", {"count": 5}), ("recursive-doubling", {}),
-           ("halving-doubling", {}), ("tree", {}), ("double-tree", {"pieces": 1}), ("double-tree", {"pieces": 5}), ("root", {}),
-           ("pscpu", {}), ("pscpu", {"slices": 1}), ("pscpu", {"slices": 20}), ("hierarchical", {}), ("hierarchical", {"per_node": 1}),
-           ("hierarchical", {"per_node": 3}), ("hierarchical", {"per_node": 17}), ("torus", {}), ("torus", {"columns": 1})]
+OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rings", {"count": 5}),
+           ("recursive-doubling", {}),
+           ("halving-doubling", {}), ("tree", {}), ("double-tree", {"pieces": 1}),
+           ("double-tree", {"pieces": 5}), ("root", {}),
+           ("pscpu", {}), ("pscpu", {"slices": 1}), ("pscpu", {"slices": 20}), ("hierarchical", {}),
+           ("hierarchical", {"per_node": 1}),
+           ("hierarchical", {"per_node": 3}), ("hierarchical", {"per_node": 17}), ("torus", {}),
+           ("torus", {"columns": 1})]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in OPTIONS]
 UNEVEN = Machine(compute="exponential(1)", latency=0.1)  #: ranks take turns in being late
 every = pytest.mark.parametrize("name,options", OPTIONS, ids=IDS)
@@ -46,7 +51,8 @@ def test_adding_many_at_once_gives_the_bits_of_one_after_the_other(d):
     """Not those of another order, which the same test tells apart; the vectors stay as they are."""
     xs = list(np.random.default_rng(0).standard_normal((5, d)).astype(np.float32))
     before = [x.copy() for x in xs]
-    assert add(*xs).tobytes() == fold(np.add, xs).tobytes() and all((a == b).all() for a, b in zip(xs, before))
+    assert add(*xs).tobytes() == fold(np.add, xs).tobytes() and all((a == b).all()
+                                                                    for a, b in zip(xs, before))
     assert d < 1000 or add(*xs[::-1]).tobytes() != fold(np.add, xs).tobytes()
 
 
@@ -74,7 +80,8 @@ def test_all_ranks_have_the_same_bits(name, options):
 def test_the_bits_do_not_depend_on_the_schedule(machine, seed, choice, n):
     name, options = choice
     first = check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, **options)
-    assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, machine, seed, **options), first)
+    assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, machine, seed,
+                                                             **options), first)
 
 
 @every
@@ -82,22 +89,26 @@ def test_the_bits_do_not_depend_on_who_comes_first(name, options):
     for n in (4, 7, 12):
         first = check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, **options)
         for seed in range(3):
-            assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, UNEVEN, seed, **options), first)
+            assert np.array_equal(check_all_ranks_have_the_same_bits(ALLREDUCE[name], n, 50, UNEVEN, seed,
+                                                                     **options), first)
 
 
 def one_after_the_other(me, peers, x, plan):
     """Several collectives without a barrier between them."""
     results = []
     for name, options in plan:
-        results.append((yield from late(me, ALLREDUCE[name](me, peers, x * np.float32(len(results) + 1), **options))))
+        results.append(
+            (yield from late(me, ALLREDUCE[name](me, peers, x * np.float32(len(results) + 1), **options))))
     return np.stack(results)
 
 
-@given(machine=machines, seed=seeds, plan=st.lists(drawn, min_size=2, max_size=5), n=sizes, d=st.integers(0, 20))
+@given(machine=machines, seed=seeds, plan=st.lists(drawn, min_size=2, max_size=5), n=sizes,
+       d=st.integers(0, 20))
 def test_collectives_in_sequence_do_not_confuse_their_messages(machine, seed, plan, n, d):
     peers = names(n)
     xs = [np.arange(d, dtype=np.float32) + 100 * i for i in range(n)]
-    run = simulate({p: Node(one_after_the_other(i, peers, xs[i], plan)) for i, p in enumerate(peers)}, machine, seed)
+    run = simulate({p: Node(one_after_the_other(i, peers, xs[i], plan)) for i, p in enumerate(peers)},
+                   machine, seed)
     want = np.stack([np.sum(xs, axis=0) * (k + 1) for k in range(len(plan))])
     assert all(np.array_equal(total, want) for total in sums(run))
 
@@ -115,35 +126,40 @@ def test_a_sum_is_not_taken_from_a_broadcast_that_follows(name, options):
     """The first root is one that may have its sum long before the others have theirs."""
     for n, seed in product((5, 6), range(5)):
         xs = [np.arange(4, dtype=np.float32) + 100 * i for i in range(n)]
-        for roots, machine in product((range(1, n), range(n)[::-1]), (UNEVEN, replace(UNEVEN, bandwidth=100))):
-            run = together(partial(summed_and_spread, roots=roots, name=name, options=options), xs, machine, seed)
+        for roots, machine in product((range(1, n), range(n)[::-1]),
+                                      (UNEVEN, replace(UNEVEN, bandwidth=100))):
+            run = together(partial(summed_and_spread, roots=roots, name=name, options=options), xs, machine,
+                           seed)
             assert all(np.array_equal(found, [sum(xs), *(xs[root] for root in roots)]) for found in sums(run))
 
 
 @every
 def test_additions_are_reductions_to_the_machine(name, options):
     run = together(ALLREDUCE[name], [np.arange(40.0)] * 6, **options)
-    assert {e.data["work"] for e in run.trace.of("compute")} == {"reduction"}
+    assert {e.work for e in run.trace.of(Computed)} == {"reduction"}
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("rings", {"count": 2}), ("double-tree", {"pieces": 8}), ("pscpu", {"slices": 12}), ("hierarchical", {"per_node": 4}), ("torus", {"columns": 4})])
+    ("rings", {"count": 2}), ("double-tree", {"pieces": 8}), ("pscpu", {"slices": 12}),
+    ("hierarchical", {"per_node": 4}), ("torus", {"columns": 4})])
 def test_defaults_are_those_of_the_page(name, options):
-    """For 12 ranks: docs/collectives.md; the longer side of the rectangle that is nearest to a square comes first."""
+    """For 12 ranks: docs/collectives.md; the longer side of the rectangle that is nearest to a square
+    comes first."""
     xs = [np.arange(60.0)] * 12
     assert sent(together(ALLREDUCE[name], xs)) == sent(together(ALLREDUCE[name], xs, **options))
 
 
 def sent(run):
     """Who sent how many bytes to whom, in order."""
-    return [(e.node, e.data["to"], e.data["bytes"]) for e in run.trace.of("send")]
+    return [(e.node, e.to, e.nbytes) for e in run.trace.of(Sent)]
 
 
 def test_pscpu_speaks_to_its_roots_in_turn_from_the_next_rank_on():
     """Slices first, sums afterwards; no two ranks begin with the same root."""
     run = together(ALLREDUCE["pscpu"], [np.arange(5.0)] * 5)
     for i in range(5):
-        assert [to for node, to, _ in sent(run) if node == f"peer{i}"] == [f"peer{(i + j) % 5}" for j in range(1, 5)] * 2
+        assert [to for node, to, _ in sent(run)
+                if node == f"peer{i}"] == [f"peer{(i + j) % 5}" for j in range(1, 5)] * 2
 
 
 def test_root_and_pscpu_add_in_rank_order():
@@ -158,7 +174,8 @@ def test_reduce_scatter_and_all_gather(n):
     xs = [np.arange(2 * n + 1.0) * (i + 1) for i in range(n)]
     total = np.sum(xs, axis=0)
     parts = sums(together(reduce_scatter, xs))
-    assert all(np.array_equal(part, total[cut]) for part, cut in zip(parts, chunks(2 * n + 1, n), strict=True))
+    assert all(np.array_equal(part, total[cut])
+               for part, cut in zip(parts, chunks(2 * n + 1, n), strict=True))
     assert all(np.array_equal(whole, total) for whole in sums(together(all_gather, parts)))
 
 
@@ -177,7 +194,8 @@ def test_round_k_of_the_barrier_says_so_to_the_rank_at_distance_two_to_the_k(n):
     rounds = range((n - 1).bit_length())
     for me in range(n):
         sent = [effect for effect in barrier(me, names(n)) if isinstance(effect, Send)]
-        assert [(effect.to, effect.body.round) for effect in sent] == [(f"peer{(me + 2**k) % n}", k) for k in rounds]
+        assert [(effect.to, effect.body.round)
+                for effect in sent] == [(f"peer{(me + 2**k) % n}", k) for k in rounds]
 
 
 def through_a_barrier(me, peers, seen):
@@ -210,7 +228,8 @@ def test_a_rank_is_inside_one_of_the_two_trees_at_most(n):
 
 
 def hold_second_tree(places, n):
-    """The second tree is the first one with rank i at n - 1 - i (n even) or at i + 1 (n odd), as NCCL numbers them."""
+    """The second tree is the first one with rank i at n - 1 - i (n even) or at i + 1 (n odd), as NCCL
+    numbers them."""
     moved = [n - 1 - i if n % 2 == 0 else (i + 1) % n for i in range(n)]
     for i in range(n):
         first, second = places(i, n)[0], places(moved[i], n)[1]
@@ -227,7 +246,8 @@ def test_the_second_tree_is_mirrored_or_shifted():
 def test_a_second_tree_that_is_never_mirrored_or_never_shifted_is_caught(wrong):
     with pytest.raises(AssertionError):
         for n in SIZES:
-            hold_second_tree(changed(double_tree, "n - 1 - i if n % 2 == 0 else (i + 1) % n", wrong).places, n)
+            hold_second_tree(changed(double_tree, "n - 1 - i if n % 2 == 0 else (i + 1) % n", wrong).places,
+                             n)
 
 
 def test_every_collective_says_how_long_it_takes_or_what_it_is():
@@ -245,8 +265,10 @@ def test_long_vectors_on_a_slow_network_do_not_deadlock():
 @pytest.mark.parametrize("n, name, options, words", [
     (6, "torus", {"columns": 4}, "torus of 6 ranks in 4 columns; expected a divisor of 6"),
     (6, "torus", {"columns": 0}, "in 0 columns; expected a divisor"),
-    (6, "torus", {"columns": -2}, "in -2 columns; expected a divisor"), (4, "hierarchical", {"per_node": 0}, "per_node 0; expected at least 1"),
-    (4, "hierarchical", {"per_node": -1}, "per_node -1; expected at least 1"), (4, "pscpu", {"slices": 0}, "cut into 0 parts; expected at least 1"),
+    (6, "torus", {"columns": -2}, "in -2 columns; expected a divisor"),
+    (4, "hierarchical", {"per_node": 0}, "per_node 0; expected at least 1"),
+    (4, "hierarchical", {"per_node": -1}, "per_node -1; expected at least 1"),
+    (4, "pscpu", {"slices": 0}, "cut into 0 parts; expected at least 1"),
     (4, "pscpu", {"slices": -1}, "cut into -1 parts"), (4, "rings", {"count": 0}, "cut into 0 parts"),
     (4, "double-tree", {"pieces": 0}, "cut into 0 parts")])
 def test_a_division_that_is_none_is_refused_in_one_line(n, name, options, words):

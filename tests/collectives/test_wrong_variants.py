@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from refsgd.cluster.machine import Machine
 from refsgd.collectives.parts import Part, Total, chunks
 from refsgd.collectives.ring import all_gather, reduce_scatter
 from refsgd.collectives.tree import broadcast, children
 from refsgd.effects import Compute, Recv, Send
-from refsgd.machine import Machine
 from tests.collectives.groups import (
     check_all_ranks_have_the_same_bits,
     check_chunks_are_in_place,
@@ -39,7 +39,8 @@ def one_step_too_many(me, peers, x):
 
 
 def wrong_owner(me, peers, x):
-    """WRONG: the ring as in most figures, where rank i ends with chunk i + 1, joined as if it were chunk i."""
+    """WRONG: the ring as in most figures, where rank i ends with chunk i + 1, joined as if it were chunk
+    i."""
     n = len(peers)
     part = [x[chunk] for chunk in chunks(x.size, n)]
     for step in range(n - 1):
@@ -51,7 +52,8 @@ def wrong_owner(me, peers, x):
 
 
 def doubling_without_fold(me, peers, x):
-    """WRONG where n is no power of two: partners by addition instead of exclusive or, "so that any n will do"."""
+    """WRONG where n is no power of two: partners by addition instead of exclusive or, "so that any n will
+    do"."""
     n, distance = len(peers), 1
     while distance < n:
         yield Send(peers[(me + distance) % n], Part(x))
@@ -139,7 +141,8 @@ def test_a_sum_in_order_of_arrival_is_caught_by_a_second_schedule():
     """All ranks agree, and the inputs all count once; but another schedule gives other bits."""
     check_each_part_counts_once(tree_in_order_of_arrival, 8, 5)
     machine = Machine(compute="uniform(0.1,9)", latency=0.1)
-    bits = {check_all_ranks_have_the_same_bits(tree_in_order_of_arrival, 8, machine=machine, seed=seed).tobytes() for seed in range(8)}
+    bits = {check_all_ranks_have_the_same_bits(tree_in_order_of_arrival, 8, machine=machine,
+                                               seed=seed).tobytes() for seed in range(8)}
     assert len(bits) > 1
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from refsgd.runtimes.processes import run
+from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
 
 World = Callable[..., Any]
@@ -35,7 +35,7 @@ def world(request: pytest.FixtureRequest) -> World:
     if request.param == "simulator":
         return simulate
     if request.param == "mpi":
-        from refsgd.runtimes import mpi
+        from refsgd.runtimes.processes import mpi
 
         return partial(mpi.run, everywhere=True)
     if "fork" not in multiprocessing.get_all_start_methods():

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Poll, Recv, Send
-from refsgd.machine import Machine
+from refsgd.trace import Received, Sent
 
 
 class Number(NamedTuple):
@@ -55,7 +56,8 @@ def test_channels_are_first_in_first_out(world):
             got[src].append(value)
         return got
 
-    values = world(lambda: {"peer0": Node(sender()), "peer1": Node(sender()), "peer2": Node(receiver())}).values
+    values = world(lambda: {"peer0": Node(sender()), "peer1": Node(sender()),
+                            "peer2": Node(receiver())}).values
     assert values["peer2"] == {"peer0": list(range(200)), "peer1": list(range(200))}
 
 
@@ -75,8 +77,10 @@ def test_receive_is_selective_by_class_and_by_source(world):
         f = yield Recv(Number)
         return [(src, body.value) for src, body in (a, b, c, d, e, f)]
 
-    values = world(lambda: {"peer0": Node(sender(0)), "peer1": Node(sender(1)), "peer2": Node(receiver())}).values
-    assert values["peer2"] == [("peer1", 11), ("peer0", 10), ("peer1", 1), ("peer0", 0), ("peer1", 101), ("peer0", 100)]
+    values = world(lambda: {"peer0": Node(sender(0)), "peer1": Node(sender(1)),
+                            "peer2": Node(receiver())}).values
+    assert values["peer2"] == [("peer1", 11), ("peer0", 10), ("peer1", 1), ("peer0", 0), ("peer1", 101),
+                               ("peer0", 100)]
 
 
 def test_one_receive_may_name_several_classes(world):
@@ -139,10 +143,12 @@ def test_large_arrays_travel_whole(world, machine):
 
 def test_fields_keep_type_shape_and_value(world):
     """Empty arrays, no dimensions, transposed ones, every kind of field."""
-    arrays = [np.zeros(0, np.float32), np.zeros((3, 0, 2)), np.array(2.5, np.float32), np.arange(6).reshape(2, 3).T,
+    arrays = [np.zeros(0, np.float32), np.zeros((3, 0, 2)), np.array(2.5, np.float32),
+              np.arange(6).reshape(2, 3).T,
               np.arange(10, dtype=np.int32)[::2], np.array([True, False]), np.arange(4, dtype=np.uint8),
               np.arange(3, dtype=np.float16), np.broadcast_to(np.float32(3), (2, 3))]
-    body = Many(np.ones(2), np.float32(0.1), -5, 0.25, True, None, "wörker0", (1, -2), (np.arange(2), (3, None)))
+    body = Many(np.ones(2), np.float32(0.1), -5, 0.25, True, None, "wörker0", (1, -2),
+                (np.arange(2), (3, None)))
 
     def sender():
         for array in arrays:
@@ -163,7 +169,8 @@ def test_fields_keep_type_shape_and_value(world):
     for a, b in zip(arrays, got):
         assert type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
     assert np.array_equal(many[0], body.array) and type(many[1]) is np.float32 and many[1] == np.float32(0.1)
-    assert many[2:8] == body[2:8] and [type(v) for v in many[2:8]] == [int, float, bool, type(None), str, tuple]
+    assert many[2:8] == body[2:8] and [type(v)
+                                       for v in many[2:8]] == [int, float, bool, type(None), str, tuple]
     assert np.array_equal(many[8][0], np.arange(2)) and many[8][1] == (3, None)
     assert nothing == Nothing()
 
@@ -235,7 +242,8 @@ def test_arrays_are_read_only_on_both_sides(world):
 def test_bytes_count_arrays_and_numpy_scalars(world):
     """The same payload bytes at the sender, at the receiver, and in every world."""
     def sender():
-        yield Send("peer1", Many(np.zeros(10, np.float32), np.float32(1), 1, 1.0, True, None, "x", (1, 2), ()))
+        yield Send("peer1",
+                   Many(np.zeros(10, np.float32), np.float32(1), 1, 1.0, True, None, "x", (1, 2), ()))
         yield Send("peer1", Data(np.float64(1)))
         yield Send("peer1", Nothing())
 
@@ -244,8 +252,8 @@ def test_bytes_count_arrays_and_numpy_scalars(world):
             yield Recv(kind)
 
     trace = world(lambda: {"peer0": Node(sender()), "peer1": Node(receiver())}).trace
-    assert [e.data["bytes"] for e in trace.of("send")] == [44, 8, 0]
-    assert [e.data["bytes"] for e in trace.of("receive")] == [44, 8, 0]
+    assert [e.nbytes for e in trace.of(Sent)] == [44, 8, 0]
+    assert [e.nbytes for e in trace.of(Received)] == [44, 8, 0]
     assert trace.bytes_sent == {"peer0": 52, "peer1": 0}
     assert [t.number for t in trace.transits] == [0, 1, 2]
 
@@ -261,5 +269,6 @@ def test_what_cannot_travel_is_refused_where_it_travels(world, request):
     def receiver():
         yield Recv(Other)
 
-    with pytest.raises(RuntimeError, match=r"test_messages.py:\d+ in sender sends field Other.value is of type set"):
+    with pytest.raises(RuntimeError,
+                       match=r"test_messages.py:\d+ in sender sends field Other.value is of type set"):
         world(lambda: {"peer0": Node(sender()), "peer1": Node(receiver())})

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Mark, Node, Recv, RunEnded, Send
-from refsgd.machine import Machine
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.trace import Computed, Marked, Received
 
 
 class Push(NamedTuple):
@@ -70,15 +71,15 @@ def bsp(n=3, k=1, d=101, steps=8):
     """A parameter server in two programs."""
     workers, servers = [f"worker{i}" for i in range(n)], [f"server{j}" for j in range(k)]
     xs = np.array_split(np.zeros(d, np.float32), k)
-    return ({s: Node(server(workers, x, steps)) for s, x in zip(servers, xs)}
+    return ({s: Node(server(workers, x, steps), role="server") for s, x in zip(servers, xs)}
             | {w: Node(worker(i, servers, xs, steps)) for i, w in enumerate(workers)})
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("collocated", [False, True])
-def test_every_world_and_every_number_of_servers_gives_the_same_bits(world, servers, collocated):
+@pytest.mark.parametrize("colocated", [False, True])
+def test_every_world_and_every_number_of_servers_gives_the_same_bits(world, servers, colocated):
     """Sums are in the order of workers and slices joined in the order of servers."""
-    machine = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=1e7, collocated=collocated)
+    machine = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=1e7, colocated=colocated)
     expected = simulate(bsp).values["worker0"]
     values = world(lambda: bsp(k=servers), machine).values
     assert values["worker0"].tobytes() == expected.tobytes()
@@ -86,17 +87,16 @@ def test_every_world_and_every_number_of_servers_gives_the_same_bits(world, serv
 
 
 def test_the_same_events_in_every_world(world):
-    """Kinds, programs, data keys and counts of events agree with the simulator's, node by node."""
+    """Kinds, programs, values of marks and counts of events agree with the simulator's, node by node."""
     machine = Machine(compute="exponential(0.004)", update=0.001, latency=0.001, bandwidth=1e6)
     expected, trace = simulate(bsp, machine, 5).trace, world(bsp, machine, 5).trace
-    optional = {"late"}
     for node in trace.nodes:
-        ours = [(e.program, e.kind, sorted(set(e.data) - optional)) for e in trace.events if e.node == node]
-        theirs = [(e.program, e.kind, sorted(set(e.data) - optional)) for e in expected.events if e.node == node]
+        ours, theirs = ([(e.program, type(e), sorted(e.values) if isinstance(e, Marked) else [])
+                         for e in one.events if e.node == node] for one in (trace, expected))
         assert ours == theirs
     assert trace.bytes_sent == expected.bytes_sent and trace.nodes == expected.nodes
     slipped = trace.lateness.get("worker1", {}).get("slipped", 0.0)
-    drawn = [sum(e.time - e.data["start"] for e in one.of("compute", "worker1")) for one in (trace, expected)]
+    drawn = [sum(e.time - e.start for e in one.of(Computed, "worker1")) for one in (trace, expected)]
     assert drawn[0] == pytest.approx(drawn[1] + slipped)
 
 
@@ -116,7 +116,7 @@ def test_choices_are_the_same_in_every_world(world):
     assert values == simulate(build, None, 7).values and values["peer0"] != values["peer1"]
 
 
-def test_responders_are_closed_when_nothing_is_under_way(world):
+def test_handlers_are_closed_when_nothing_is_under_way(world):
     """All that was sent is handled first; a responder may catch RunEnded and return."""
     def main(replica, others):
         for other in others:
@@ -142,7 +142,8 @@ def test_responders_are_closed_when_nothing_is_under_way(world):
         return out
 
     values = world(build).values
-    assert {name: (box.total, box.closed) for name, box in values.items()} == {f"peer{i}": (870, True) for i in range(3)}
+    assert {name: (box.total, box.closed)
+            for name, box in values.items()} == {f"peer{i}": (870, True) for i in range(3)}
 
 
 class Box:
@@ -192,20 +193,23 @@ def test_two_programs_of_a_node_work_at_the_same_time(world):
         yield Recv(Answer)
 
     trace = world(lambda: {"peer0": Node(main(), [respond()]), "peer1": Node(asks())}, machine).trace
-    (answered,) = trace.of("receive", "peer1")
+    (answered,) = trace.of(Received, "peer1")
     assert answered.time < 0.05 and trace.seconds >= 0.06
 
 
 def test_one_core_is_shared_by_the_programs_of_a_node(world):
-    """With cores=1 two Computes that begin together take twice as long; a later one of half the work slows the first down meanwhile."""
+    """With cores=1 two Computes that begin together take twice as long; a later one of half the work
+    slows the first down meanwhile."""
     def main(rest, work):
         yield Compute(abs, -1, kind=rest)
         yield Compute(abs, -1, kind=work)
 
     machine = Machine(compute="fixed(0.06)", update="fixed(0.03)", cores=1)
     trace = world(lambda: {"peer0": Node(main("none", "gradient"), [main("none", "gradient")]),
-                           "peer1": Node(main("none", "gradient"), [main("update", "update")])}, machine).trace
-    found = {(e.node, e.program, e.data["work"]): (e.data["start"], e.time) for e in trace.of("compute") if e.data["work"] != "none"}
+                           "peer1": Node(main("none", "gradient"), [main("update", "update")])},
+                           machine).trace
+    found = {(e.node, e.program, e.work): (e.start, e.time) for e in trace.of(Computed)
+             if e.work != "none"}
     both = pytest.approx((0.0, 0.12), abs=0.01)
     assert found["peer0", 0, "gradient"] == both and found["peer0", 1, "gradient"] == both
     assert found["peer1", 0, "gradient"] == both  # 0.06 beside two updates of 0.03
@@ -220,8 +224,9 @@ def test_programs_that_take_no_time(world):
         return "done"
 
     run = world(lambda: {"worker0": Node(marks()), "worker1": Node(marks())}, Machine(compute="fixed(0.01)"))
-    assert run.values == {"worker0": "done", "worker1": "done"} and run.trace.seconds == pytest.approx(0.0, abs=1e-3)
-    assert [e.data["t"] for e in run.trace.marks("clock") if e.node == "worker1"] == [0, 1, 2]
+    assert run.values == {"worker0": "done",
+                          "worker1": "done"} and run.trace.seconds == pytest.approx(0.0, abs=1e-3)
+    assert [e.values["t"] for e in run.trace.marks("clock") if e.node == "worker1"] == [0, 1, 2]
 
 
 def test_a_node_may_return_at_once(world):
@@ -235,7 +240,8 @@ def test_a_node_may_return_at_once(world):
         yield Send("peer0", Ask(np.zeros(100_000)))
         return 2
 
-    assert world(lambda: {"peer0": Node(returns()), "peer1": Node(sends())}).values == {"peer0": 1, "peer1": 2}
+    assert world(lambda: {"peer0": Node(returns()), "peer1": Node(sends())}).values == {
+        "peer0": 1, "peer1": 2}
 
 
 def test_a_single_node_is_a_run(world):
@@ -248,7 +254,8 @@ def test_a_single_node_is_a_run(world):
         src, (x,) = yield Recv(Model)
         return src, float(x.sum())
 
-    assert world(lambda: {"worker0": Node(alone())}).values == simulate(lambda: {"worker0": Node(alone())}).values
+    assert world(lambda: {"worker0": Node(alone())}).values == simulate(
+        lambda: {"worker0": Node(alone())}).values
 
 
 def test_kinds_without_a_law_take_no_nominal_time(world):
@@ -260,13 +267,13 @@ def test_kinds_without_a_law_take_no_nominal_time(world):
 
     trace = world(lambda: {"worker0": Node(main())}, Machine(compute="fixed(0.01)")).trace
     slipped = trace.lateness.get("worker0", {}).get("slipped", 0.0)  # a Compute that the machine ended late
-    updates = [e.time - e.data["start"] for e in trace.of("compute") if e.data["work"] == "update"]
+    updates = [e.time - e.start for e in trace.of(Computed) if e.work == "update"]
     assert updates == [0.0] * 5 and trace.seconds == pytest.approx(0.05 + slipped)
 
 
 def test_links_are_shared_by_the_nodes_of_a_host(world):
     """Two servers beside one worker send through one link; what they say to it never enters the network."""
-    machine = Machine(compute="fixed(0.01)", bandwidth=1e6, latency=0.002, collocated=True)
+    machine = Machine(compute="fixed(0.01)", bandwidth=1e6, latency=0.002, colocated=True)
 
     def sends(*to):
         for node in to:
@@ -277,13 +284,13 @@ def test_links_are_shared_by_the_nodes_of_a_host(world):
             yield Recv(Model)
 
     def build():
-        return {"server0": Node(sends("worker0", "worker1")), "server1": Node(sends("worker1")),
+        return {"server0": Node(sends("worker0", "worker1"), role="server"), "server1": Node(sends("worker1"), role="server"),
                 "worker0": Node(receives(1)), "worker1": Node(receives(2))}
 
     trace = world(build, machine).trace
     # server0 lives with worker0 and server1 with worker1: only server0's second message crosses.
-    local = [e for e in trace.of("receive") if e.data["src"][-1] == e.node[-1]]
-    (across,) = [e for e in trace.of("receive") if e not in local]
+    local = [e for e in trace.of(Received) if e.src[-1] == e.node[-1]]
+    (across,) = [e for e in trace.of(Received) if e not in local]
     assert [e.time for e in local] == pytest.approx([0.0, 0.0], abs=1e-9)
     assert across.time == pytest.approx(0.022, abs=1e-6)
 
@@ -309,7 +316,8 @@ def test_exceptions_reach_the_caller_with_the_programs_line(world, where):
         world(lambda: {"worker0": Node(main()), "worker1": Node(waits())})
     error = caught.value if isinstance(caught.value, ValueError) else caught.value.__cause__
     assert isinstance(error, ValueError)
-    text = "\n".join([str(error.__cause__ or ""), getattr(caught.value, "traceback", ""), *error.__notes__, *map(str, _lines(error))])
+    text = "\n".join([str(error.__cause__ or ""), getattr(caught.value, "traceback", ""), *error.__notes__,
+                      *map(str, _lines(error))])
     assert "worker0" in text and "test_programs.py" in text and "in main" in text
 
 
@@ -343,14 +351,16 @@ def test_a_forgotten_yield_is_named(world):
     def other():
         yield Recv(Answer)
 
-    with pytest.raises(ForgottenYield, match=r"2 effects were built before .*test_programs.py:\d+ in forgets"):
+    with pytest.raises(ForgottenYield,
+                       match=r"2 effects were built before .*test_programs.py:\d+ in forgets"):
         world(lambda: {"peer0": Node(forgets()), "peer1": Node(other())})
 
     def forgets_the_last():
         yield Compute(abs, -1)
         Send("peer1", Answer(1))
 
-    with pytest.raises(ForgottenYield, match="1 effect was built before the end of forgets_the_last and none was yielded"):
+    with pytest.raises(ForgottenYield,
+                       match="1 effect was built before the end of forgets_the_last and none was yielded"):
         world(lambda: {"peer0": Node(forgets_the_last()), "peer1": Node(other())})
 
 
@@ -359,7 +369,8 @@ def test_sending_to_nobody_is_named(world):
     def sends():
         yield Send("peer9", Answer(1))
 
-    with pytest.raises((ValueError, RuntimeError), match=r"in sends sends to 'peer9'; expected one of peer0, peer1"):
+    with pytest.raises((ValueError, RuntimeError),
+                       match=r"in sends sends to 'peer9'; expected one of peer0, peer1"):
         world(lambda: {"peer0": Node(sends()), "peer1": Node(sends())})
 
 
@@ -370,4 +381,4 @@ def test_at_most_64_evenly_spaced_models_are_kept(world):
     trace = world(lambda: bsp(steps=200, d=7)).trace
     thin(trace.events)
     marks = trace.marks("update")
-    assert len(marks) == 200 and [e.data["version"] for e in marks if "x" in e.data] == list(range(0, 200, 4))
+    assert len(marks) == 200 and [e.values["version"] for e in marks if "x" in e.values] == list(range(0, 200, 4))

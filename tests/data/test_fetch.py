@@ -8,8 +8,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from refsgd import data
-from refsgd.data import published, sets
+from refsgd.problems import data
+from refsgd.problems.data import published, sets
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -27,7 +27,8 @@ def server(tmp_path, monkeypatch):
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{httpd.server_port}/"
-    monkeypatch.setattr(published, "ADDRESSES", {"mnist": (address + "gone/", address), "cifar10": (address,)})
+    monkeypatch.setattr(published, "ADDRESSES",
+                        {"mnist": (address + "gone/", address), "cifar10": (address,)})
     yield folder
     httpd.shutdown()
     httpd.server_close()
@@ -62,7 +63,8 @@ def test_wrong_bytes_are_refused_in_one_line(server, monkeypatch, tmp_path):
 
 
 def archive(folder, inside):
-    """An archive of the published files of CIFAR-10, in a folder inside it, with things that are not wanted."""
+    """An archive of the published files of CIFAR-10, in a folder inside it, with things that are not
+    wanted."""
     source = folder / "source"
     source.mkdir()
     for file in [*sets.files("cifar10"), "readme.html", "._test_batch.bin"]:
@@ -74,7 +76,8 @@ def archive(folder, inside):
 
 def test_an_archive_gives_its_published_files_and_no_others(server, monkeypatch, tmp_path):
     pytest.importorskip("pooch")
-    served(server, "cifar10", {"cifar-10-binary.tar.gz": archive(tmp_path, "cifar-10-batches-bin")}, monkeypatch)
+    served(server, "cifar10", {"cifar-10-binary.tar.gz": archive(tmp_path, "cifar-10-batches-bin")},
+           monkeypatch)
     folder = data.fetch("cifar10")
     assert (folder / "test_batch.bin").read_bytes() == b"test_batch.bin"
     assert not (folder / "readme.html").exists()
@@ -87,7 +90,8 @@ def test_a_mirror_may_pack_the_same_files_in_its_own_way(server, monkeypatch, tm
     address = published.ADDRESSES["cifar10"][0]
     monkeypatch.setitem(published.ADDRESSES, "cifar10", (address + "gone/", address))
     with pytest.raises(data.DataError, match="cannot fetch cifar-10-binary"):
-        data.fetch("cifar10")  # another archive than the published one, from an address that is not known to have its own
+        # another archive than the published one, from an address that is not known to have its own
+        data.fetch("cifar10")
     monkeypatch.setitem(published.REPACKED, address, f"sha1:{hashlib.sha1(packed).hexdigest()}")
     folder = data.fetch("cifar10")
     assert (folder / "test_batch.bin").read_bytes() == b"test_batch.bin"
@@ -100,7 +104,8 @@ def test_every_set_has_a_mirror():
 
 
 def test_what_cannot_be_fetched_is_said(monkeypatch):
-    with pytest.raises(data.DataError, match="expected one that can be fetched: mnist, fashion-mnist, cifar10"):
+    with pytest.raises(data.DataError,
+                       match="expected one that can be fetched: mnist, fashion-mnist, cifar10"):
         data.fetch("digits")
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(data.DataError, match="fetching needs pooch"):

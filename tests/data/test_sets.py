@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from refsgd import data
-from refsgd.data import formats, sets
+from refsgd.problems import data
+from refsgd.problems.data import formats, sets
 
 
 def idx(array, magic=None):
@@ -57,7 +57,7 @@ def test_digits_are_those_of_scikit_learn():
 
 
 def test_digits_load_without_importing_scikit_learn():
-    code = "import sys; from refsgd import data; data.load('digits'); print('sklearn' in sys.modules)"
+    code = "import sys; from refsgd.problems import data; data.load('digits'); print('sklearn' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
 
@@ -127,7 +127,9 @@ def test_nan_is_refused():
         data.Dataset("drawn", images, np.zeros(2, int), images[:0], np.zeros(0, int), 10)
 
 
-@pytest.mark.parametrize("text", ["1,2,3\n", "spam\n", ",".join(["17"] * 65) + "\n", ",".join(["nan"] * 65) + "\n", ""])
+@pytest.mark.parametrize("text",
+                         ["1,2,3\n", "spam\n", ",".join(["17"] * 65) + "\n", ",".join(["nan"] * 65) + "\n",
+                          ""])
 @pytest.mark.filterwarnings("ignore:loadtxt")
 def test_digits_of_another_form_are_refused(tmp_path, text):
     path = tmp_path / "digits.csv.gz"
@@ -137,7 +139,8 @@ def test_digits_of_another_form_are_refused(tmp_path, text):
 
 
 def test_unknown_name():
-    assert message("imagenet") == "data set is 'imagenet', expected one of digits, mnist, fashion-mnist, cifar10, synthetic"
+    assert message(
+        "imagenet") == "data set is 'imagenet', expected one of digits, mnist, fashion-mnist, cifar10, synthetic"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.data import Shards
+from refsgd.problems.data import Shards
 
 
 def visits(shards, epoch):
@@ -65,7 +65,8 @@ def test_more_workers_than_images_leave_some_with_nothing():
 def test_by_label_gives_each_worker_few_classes():
     labels = np.repeat(np.arange(10), 30)
     shards = Shards(300, 5, 10, 0, labels, by_label=True)
-    seen = [set(labels[shards.share(worker, step)]) for worker in range(5) for step in range(shards.steps_per_epoch)]
+    seen = [set(labels[shards.share(worker, step)]) for worker in range(5)
+            for step in range(shards.steps_per_epoch)]
     assert max(map(len, seen)) == 2
     assert shards.share(0, 0).tolist() != shards.share(0, shards.steps_per_epoch).tolist()
 

@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from refsgd.algorithms import asp, bsp, ssp
+from refsgd.algorithms.server import asp, bsp, ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
+from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients, quadratic
-from refsgd.result import final_parameters, parameters_sha256
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.world import Stuck, World
 from refsgd.testing import ledger, server_lead
+from tests.marks import mostly_slow
 
 
 class Note(NamedTuple):
@@ -44,16 +45,20 @@ def heard(run):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_two_senders_to_one_receiver_interleave_in_binomially_many_ways(count):
-    report = explore(lambda: {"a": Node(talker(count)), "b": Node(talker(count)), "server0": Node(listener(2 * count))}, observe=heard)
+    report = explore(lambda: {"a": Node(talker(count)), "b": Node(talker(count)),
+                              "server0": Node(listener(2 * count), role="server")}, observe=heard)
     assert len(report.finals) == comb(2 * count, count) and report.complete
-    assert all([n for s, n in order if s == "a"] == list(range(count)) for order in report.finals), "first-in first-out"
+    assert all([n for s, n in order if s == "a"] == list(range(count))
+               for order in report.finals), "first-in first-out"
 
 
 def test_n_senders_arrive_in_n_factorial_orders():
     deploy = {1: lambda: None}
     for n in (2, 3, 4):
         deploy = {f"p{i}": n for i in range(n)}
-        report = explore(lambda: {p: Node(talker(1)) for p in deploy} | {"server0": Node(listener(len(deploy)))}, observe=heard)
+        report = explore(
+            lambda: {p: Node(talker(1)) for p in deploy} | {"server0": Node(listener(len(deploy)), role="server")},
+            observe=heard)
         assert len(report.finals) == factorial(n)
 
 
@@ -68,7 +73,7 @@ def test_what_nothing_can_race_with_is_not_branched():
             yield Recv(Note, src="a")
             yield Send("a", Note(i))
 
-    assert explore(lambda: {"a": Node(asker()), "server0": Node(answerer())}).runs == 1
+    assert explore(lambda: {"a": Node(asker()), "server0": Node(answerer(), role="server")}).runs == 1
 
 
 def test_a_poll_sees_the_message_or_not():
@@ -76,7 +81,7 @@ def test_a_poll_sees_the_message_or_not():
         hit = yield Poll(Note)
         return hit is not None
 
-    report = explore(lambda: {"a": Node(talker(1)), "server0": Node(polling())}, observe=heard)
+    report = explore(lambda: {"a": Node(talker(1)), "server0": Node(polling(), role="server")}, observe=heard)
     assert set(report.finals) == {True, False}
 
 
@@ -86,7 +91,7 @@ def test_every_choice_is_taken():
         second = yield Choose("ab", p=(0.5, 0.5))
         return first, second
 
-    report = explore(lambda: {"server0": Node(choosing())}, observe=heard)
+    report = explore(lambda: {"server0": Node(choosing(), role="server")}, observe=heard)
     assert len(report.finals) == 6 == report.runs
 
 
@@ -100,7 +105,7 @@ def test_programs_of_one_node_interleave_at_every_yield():
 
     def deploy():
         shared = SimpleNamespace(x=0)
-        return {"server0": Node(increment(shared, 0), [increment(shared, 1)])}
+        return {"server0": Node(increment(shared, 0), [increment(shared, 1)], role="server")}
 
     report = explore(deploy, observe=lambda run: run.values["server0"].x)
     assert set(report.finals) == {1, 2}
@@ -116,7 +121,8 @@ def test_a_selective_receive_leaves_others_in_the_inbox():
         _, other = yield Recv(Other)
         return note.number, other.number
 
-    assert set(explore(lambda: {"a": Node(mixed()), "server0": Node(selective())}, observe=heard).finals) == {(2, 1)}
+    assert set(explore(lambda: {"a": Node(mixed()), "server0": Node(selective(), role="server")}, observe=heard).finals) == {
+        (2, 1)}
 
 
 @pytest.mark.parametrize(("workers", "steps", "runs"), [(2, 2, 4), (3, 2, 36), (3, 1, 6)])
@@ -134,14 +140,15 @@ def test_asp_keeps_the_identity_of_staleness_in_every_schedule(workers):
 
     def identity(run):
         ledger(run)
-        total = sum(tau for _, tau in run.trace.staleness) + run.trace.outstanding_age()
+        total = sum(tau for _, tau in run.trace.staleness) + run.trace.outstanding_age
         assert total == (workers - 1) * workers * 2
 
     assert explore(lambda: asp.asp(problem, workers, 2, SGD(0.25)), identity).complete
 
 
-@pytest.mark.parametrize("refresh", ["fresh", "lazy", "eager"])
-@pytest.mark.parametrize("slack", [0, 1])
+@pytest.mark.parametrize(("slack", "refresh"), mostly_slow(
+    [(slack, refresh) for slack in (0, 1) for refresh in ("fresh", "lazy", "eager")],
+    (0, "fresh"), (0, "lazy"), (0, "eager"), (1, "fresh"), (1, "lazy")))
 def test_the_lead_under_ssp_takes_every_value_up_to_slack_plus_one(slack, refresh):
     leads = set()
 
@@ -151,7 +158,8 @@ def test_the_lead_under_ssp_takes_every_value_up_to_slack_plus_one(slack, refres
         assert server_lead(run) <= slack + 1
 
     problem = integer_gradients(d=2, workers=2)
-    assert explore(lambda: ssp.ssp(problem, 2, 3, SGD(0.25), staleness=slack, refresh=refresh), bound).complete
+    assert explore(lambda: ssp.ssp(problem, 2, 3, SGD(0.25), staleness=slack, refresh=refresh),
+                   bound).complete
     assert leads == set(range(1, slack + 2))
 
 
@@ -176,7 +184,9 @@ def crossed(first, second):
 
 
 def test_a_deadlock_is_found_and_named():
-    with pytest.raises(Counterexample, match=r"deadlock: a at .*test_explorer.py:\d+ in crossed waits for Recv\(Other from b\)") as found:
+    with pytest.raises(Counterexample,
+                       match=r"deadlock: a at .*test_explorer.py:\d+ in crossed waits for Recv\(Other from "
+                             r"b\)") as found:
         explore(lambda: {"a": Node(crossed("a", "b")), "b": Node(crossed("b", "a"))})
     assert isinstance(found.value.error, Stuck)
 
@@ -187,7 +197,8 @@ def test_random_walks_find_what_some_schedules_break():
 
     deploy = {"a": 4, "b": 4}
     with pytest.raises(Counterexample, match="b came last"):
-        walk(lambda: {p: Node(talker(k)) for p, k in deploy.items()} | {"server0": Node(listener(8))}, last_is_a, runs=50, seed=1)
+        walk(lambda: {p: Node(talker(k)) for p, k in deploy.items()} | {"server0": Node(listener(8), role="server")},
+             last_is_a, runs=50, seed=1)
 
 
 def test_an_exception_in_a_program_is_a_counterexample():
@@ -200,11 +211,11 @@ def test_an_exception_in_a_program_is_a_counterexample():
             raise ZeroDivisionError("a came second")
 
     with pytest.raises(Counterexample, match="ZeroDivisionError: a came second"):
-        explore(lambda: {"b": Node(talker(1)), "a": Node(talker(1)), "server0": Node(fragile())})
+        explore(lambda: {"b": Node(talker(1)), "a": Node(talker(1)), "server0": Node(fragile(), role="server")})
 
 
 def test_a_world_is_driven_by_hand():
-    world = World(lambda: {"a": Node(talker(2)), "server0": Node(listener(2))})
+    world = World(lambda: {"a": Node(talker(2)), "server0": Node(listener(2), role="server")})
     assert [str(a) for a in world.enabled()] == ["deliver a -> server0"]
     world.perform(0)
     world.perform(0)

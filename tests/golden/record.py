@@ -1,9 +1,11 @@
-"""The behaviour of the whole catalogue as data: hashes, counts and predictions that a change of structure must keep.
+"""The behaviour of the whole catalogue as data: hashes, counts and predictions that a change of structure
+must keep.
 
     python -m tests.golden.record          # compares with golden.json and lists every difference
     python -m tests.golden.record --write  # records anew; the commit says which entries changed, and why
 
-Entries of the simulator, the explorer and `predict` are the same on every processor: gradients are of small integers or elementwise.
+Entries of the simulator, the explorer and `predict` are the same on every processor: gradients are of small
+integers or elementwise.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from typing import Any
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import prepare
+from refsgd.experiment.prepare import prepare
+from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
-from refsgd.result import final_parameters, parameters_sha256
 from refsgd.runtimes.explorer import explore
 
 FILE = Path(__file__).with_name("golden.json")
-SKEWED = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e5, speeds=(1, 1, 0.5, 2), update="fixed(0.001)")
+SKEWED = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e5, speeds=(1, 1, 0.5, 2),
+                        update="fixed(0.001)")
 EVEN = refsgd.Machine(compute="lognormal(0.02,0.5)", latency=0.002, bandwidth=1e7)
 QUICK = refsgd.Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=2e7)
 
@@ -42,7 +45,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dynsgd": [{"staleness": 1}],
     "dssp": [{"lower": 1, "upper": 3}],
     "approximate": [{"threshold": 0.1}],
-    "allreduce": [{"collective": name} for name in ("rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root", "pscpu",
+    "allreduce": [{"collective": name}
+                  for name in ("rings", "recursive-doubling", "halving-doubling", "tree", "double-tree",
+                               "root", "pscpu",
                                                     "hierarchical", "torus")],
     "dgc": [{"ratio": 0.3}, {"ratio": 0.3, "masking": False}],
     "gosgd": [{"p": 0.5}],
@@ -79,7 +84,8 @@ def _seen(algorithm: str, **arguments: Any) -> dict[str, Any]:
     except ValueError as error:
         return {"refused": str(error)}
     m = result.measured
-    return clip({"parameters": result.parameters_sha256[:16], "schedule": result.schedule_sha256[:16], "seconds": m["seconds"],
+    return clip({"parameters": result.parameters_sha256[:16], "schedule": result.schedule_sha256[:16],
+                 "seconds": m["seconds"],
                  "updates": m["updates"], "messages": m["messages"], "bytes": sum(m["bytes_sent"].values()),
                  "staleness": m["staleness"]["mean"], "idle": m["idle_ratio"]})
 
@@ -88,9 +94,12 @@ def simulated(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
     """Virtual time: machines, servers, update rules, and a worker's death under each policy."""
     death = {"machine": EVEN, "faults": ["kill worker 1 at step 4"], "seed": 4}
     return {"skewed": _seen(algorithm, machine=SKEWED, seed=1, **options),
-            "two servers": _seen(algorithm, machine=EVEN, seed=2, servers=2, schedule="step(5,0.5)", **options),
-            "colocated": _seen(algorithm, machine=EVEN.with_(collocated=True), seed=3, servers=4, momentum=0.5, weight_decay=0.01, **options),
-            **{f"death, {policy}": _seen(algorithm, on_death=policy, **death, **options) for policy in ("continue", "shrink", "restart")}}
+            "two servers": _seen(algorithm, machine=EVEN, seed=2, servers=2, schedule="step(5,0.5)",
+                                 **options),
+            "colocated": _seen(algorithm, machine=EVEN.with_(colocated=True), seed=3, servers=4,
+                               momentum=0.5, weight_decay=0.01, **options),
+            **{f"death, {policy}": _seen(algorithm, on_death=policy, **death, **options)
+               for policy in ("continue", "shrink", "restart")}}
 
 
 def predicted(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -103,39 +112,54 @@ def predicted(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def explored(algorithm: str, options: dict[str, Any], max_runs: int = 150) -> dict[str, Any]:
-    """The first schedules of 2 workers and 2 steps, all where there are no more: their number, states and results."""
-    experiment = prepare(algorithm, integer_gradients(d=3, workers=1 if algorithm == "sequential" else 2), workers=2, steps=2, lr=0.125, **options)
-    report = explore(experiment.deploy, observe=lambda run: parameters_sha256(final_parameters(run)), max_runs=max_runs)
+    """The first schedules of 2 workers and 2 steps, all where there are no more: their number, states and
+    results."""
+    experiment = prepare(algorithm, integer_gradients(d=3, workers=1 if algorithm == "sequential" else 2),
+                         workers=2, steps=2, lr=0.125, **options)
+    report = explore(experiment.deploy, observe=lambda run: parameters_sha256(final_parameters(run)),
+                     max_runs=max_runs)
     finals = hashlib.sha256("".join(sorted(report.finals)).encode()).hexdigest()[:16]
-    return {"runs": report.runs, "states": report.states, "complete": report.complete, "results": len(report.finals), "finals": finals}
+    return {"runs": report.runs, "states": report.states, "complete": report.complete,
+            "results": len(report.finals), "finals": finals}
 
 
 def real(algorithm: str, options: dict[str, Any], runtime: str) -> dict[str, Any]:
-    """What a run as OS processes has in common with every other: counts, and the parameters where no schedule changes them."""
+    """What a run as OS processes has in common with every other: counts, and the parameters where no
+    schedule changes them."""
     common = {"data": "integers", "workers": 4, "steps": 6, "lr": 0.25, **options}
     finals = {refsgd.run(algorithm, machine=machine, seed=seed, **common).parameters_sha256
-              for machine, seed in ((QUICK, 0), (QUICK, 1), (QUICK.with_(speeds=(1,) if algorithm == "sequential" else (1, 0.2, 5, 1)), 2))}
+              for machine, seed in ((QUICK, 0), (QUICK, 1),
+                                    (
+                                        QUICK.with_(speeds=(1,) if algorithm == "sequential"
+                                                    else (1, 0.2, 5, 1)), 2))}
     result = refsgd.run(algorithm, machine=QUICK, runtime=runtime, **common)
-    return {"updates": result.measured["updates"]} | ({"parameters": result.parameters_sha256[:16]} if len(finals) == 1 else {})
+    return {"updates": result.measured["updates"]} | ({"parameters": result.parameters_sha256[:16]}
+                                                      if len(finals) == 1 else {})
 
 
 def collect() -> dict[str, Any]:
     """Everything that is recorded, by case."""
-    return {name: {"simulated": simulated(algorithm, options), "predicted": predicted(algorithm, options), "explored": explored(algorithm, options)}
+    return {name: {"simulated": simulated(algorithm, options), "predicted": predicted(algorithm, options),
+                   "explored": explored(algorithm, options)}
             for name, algorithm, options in cases()}
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Each place where two recordings differ, numbers by more than one in a thousand million, as ``path: old -> new``."""
+    """Each place where two recordings differ, numbers by more than one in a thousand million, as ``path:
+    old -> new``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return [text for key in dict.fromkeys([*old, *new]) for text in differences(old.get(key), new.get(key), f"{path} / {key}" if path else key)]
-    close = isinstance(old, float) and isinstance(new, float | int) and math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12)
+        return [text for key in dict.fromkeys([*old, *new])
+                for text in differences(old.get(key), new.get(key), f"{path} / {key}" if path else key)]
+    close = isinstance(old, float) and isinstance(new,
+                                                  float | int) and math.isclose(
+                                                      old, new, rel_tol=1e-9, abs_tol=1e-12)
     return [] if old == new or close else [f"{path}: {old} -> {new}"]
 
 
 def main() -> int:
     """Compare or record; 1 where something differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="record anew")
     write, new = parser.parse_args().write, collect()
     found = differences(json.loads(FILE.read_text()), new) if FILE.exists() else ["no recording"]

@@ -21,18 +21,21 @@ def test_every_case_is_recorded_and_no_other(golden):
 def test_a_changed_number_is_a_difference():
     old = {"a": {"value": 1.0, "kind": "exact"}, "b": 2}
     assert differences(old, {"a": {"value": 1.0 + 1e-12, "kind": "exact"}, "b": 2}) == []
-    assert differences(old, {"a": {"value": 1.00001, "kind": "bound"}}) == ["a / value: 1.0 -> 1.00001", "a / kind: exact -> bound", "b: 2 -> None"]
+    assert differences(old, {"a": {"value": 1.00001, "kind": "bound"}}) == [
+        "a / value: 1.0 -> 1.00001", "a / kind: exact -> bound", "b: 2 -> None"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "algorithm", "options"), CASES)
 def test_simulator_explorer_and_predictions_are_as_recorded(golden, name, algorithm, options):
-    new = {"simulated": simulated(algorithm, options), "predicted": predicted(algorithm, options), "explored": explored(algorithm, options)}
+    new = {"simulated": simulated(algorithm, options), "predicted": predicted(algorithm, options),
+           "explored": explored(algorithm, options)}
     assert differences(golden[name], new) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["processes", "tcp"])
 @pytest.mark.parametrize(("name", "algorithm", "options"), CASES)
-def test_processes_agree_with_the_simulator_where_no_schedule_changes_the_result(name, algorithm, options, runtime):
+def test_processes_agree_with_the_simulator_where_no_schedule_changes_the_result(
+    name, algorithm, options, runtime):
     assert real(algorithm, options, runtime) == real(algorithm, options, "simulator")

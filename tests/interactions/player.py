@@ -12,11 +12,11 @@ from typing import Any
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
-from refsgd.result import final_parameters
-from refsgd.runtimes.diagram import diagram
 from refsgd.runtimes.programs import describe
 from refsgd.runtimes.world import World
+from refsgd.trace.diagram import diagram
 
 
 def _deployment(words: list[str]) -> Callable[[], Deployment]:
@@ -37,7 +37,8 @@ def _deployment(words: list[str]) -> Callable[[], Deployment]:
 def play(text: str) -> str:
     """Run an interaction file and return it with the outputs that its commands really give.
 
-    A file opens with prose; then blocks follow: a command, a line ``----``, its output, an empty line.  Commands:
+    A file opens with prose; then blocks follow: a command, a line ``----``, its output, an empty line.
+    Commands:
 
     ========================== =========================================================================
     deploy ALGORITHM key=value a fresh world of `refsgd.runtimes.world`; says what may happen next
@@ -51,7 +52,9 @@ def play(text: str) -> str:
     """
     head, *blocks = text.split("\n\ndeploy ", 1)
     if not blocks:
-        raise ValueError("interaction file without a `deploy` command; expected prose, an empty line, then deploy ALGORITHM ...")
+        raise ValueError(
+            "interaction file without a `deploy` command; expected prose, an empty line, then deploy "
+            "ALGORITHM ...")
     out, world, seen = [head.rstrip()], None, 0
     for block in ("deploy " + blocks[0]).strip().split("\n\n"):
         command = block.split("\n----")[0].strip()
@@ -63,14 +66,16 @@ def play(text: str) -> str:
             assert world is not None
             _act(world, words)
             if words[0] == "state":
-                shown = "\n".join(f"{t.node}: {'returned' if t.effect is None else _waits(t.effect)}" for t in world.all_tasks())
+                shown = "\n".join(f"{t.node}: {'returned' if t.effect is None else _waits(t.effect)}"
+                                  for t in world.all_tasks)
             elif words[0] == "parameters":
                 shown = str(final_parameters(world.run()).tolist())
             else:
                 enabled = world.enabled()
                 events, seen = world.events[seen:], len(world.events)
                 shown = diagram(events, world.nodes) if events else ""
-                shown += ("\n" if shown else "") + "next: " + (", ".join(map(str, enabled)) or "nothing, the run is over")
+                shown += ("\n" if shown else "") + "next: " + (", ".join(map(str, enabled))
+                                                               or "nothing, the run is over")
         except AssertionError as error:
             shown = f"{type(error).__name__}: " + str(error).split(": ", 1)[0]
         out.append(f"{command}\n----\n{shown}")
@@ -94,4 +99,6 @@ def _act(world: World, words: list[str]) -> None:
         if said == words or (words[0] == "go" and said[0] in ("go", "poll") and said[1:] == words[1:]):
             world.perform(i)
             return
-    raise ValueError(f"command {' '.join(words)!r}: not possible now; expected one of {', '.join(map(str, world.enabled()))}")
+    raise ValueError(
+        f"command {' '.join(words)!r}: not possible now; expected one of "
+        f"{', '.join(map(str, world.enabled()))}")

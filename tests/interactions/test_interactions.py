@@ -1,4 +1,5 @@
-"""Stories: commands and the traces that they give.  `pytest --rewrite` writes the files anew; review the difference."""
+"""Stories: commands and the traces that they give.  `pytest --rewrite` writes the files anew; review the
+difference."""
 
 from pathlib import Path
 
@@ -25,5 +26,7 @@ def test_a_story_that_is_no_longer_true_is_caught():
 
 
 def test_an_impossible_command_is_named():
-    with pytest.raises(ValueError, match="deliver server0 worker0.*not possible now; expected one of deliver worker0 -> server0"):
+    with pytest.raises(ValueError,
+                       match="deliver server0 worker0.*not possible now; expected one of deliver worker0 -> "
+                             "server0"):
         play("Prose.\n\ndeploy asp workers=2 steps=1\n\ndeliver server0 worker0\n")

@@ -1,21 +1,23 @@
 """Parameters at which rounding cannot change the piece of a piecewise smooth net that a batch lies on.
 
-A net with relu and max-pooling is smooth but for the places where the input of a relu is 0 or two pixels of a window tie. Among some hundred thousand
-units one lies within rounding of such a place, float32 takes it for its neighbour, and batch norm spreads what that changes over the whole gradient:
-two right implementations then differ by per cent. Here biases are moved until every unit is far from 0.
+A net with relu and max-pooling is smooth but for the places where the input of a relu is 0 or two pixels of a
+window tie. Among some hundred thousand units one lies within rounding of such a place, float32 takes it for
+its neighbour, and batch norm spreads what that changes over the whole gradient: two right implementations
+then differ by per cent. Here biases are moved until every unit is far from 0.
 """
 import numpy as np
 
-from refsgd.nn.branches import Concat, Residual
-from refsgd.nn.layers import MaxPool, Relu, _windows
+from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layers import MaxPool, Relu, _windows
 
-# The last gain of a residual branch: at 1, some ten blocks amplify rounding tenfold; small values are how such nets are initialised
-# (Goyal et al. 2017, section 5.1).
+# The last gain of a residual branch: at 1, some ten blocks amplify rounding tenfold; small values are how
+# such nets are initialised (Goyal et al. 2017, section 5.1).
 _BRANCH_GAIN = 0.25
 
 
 def apart(net, seed, images):
-    """Parameters near ``net.init(seed)``, float32, and how far these images keep every unit from a kink: from relus, from ties."""
+    """Parameters near ``net.init(seed)``, float32, and how far these images keep every unit from a kink:
+    from relus, from ties."""
     x = net.init(seed).astype(np.float64)
     margins = {"relu": np.inf, "pool": np.inf}
     _walk(net.layers, net.unflatten(x), images.astype(np.float64), margins)
@@ -28,7 +30,8 @@ def _walk(layers, p, h, margins):
         if isinstance(layer, MaxPool):
             windows = np.sort(_windows(h, layer, -np.inf).reshape(-1, layer.kernel**2), axis=-1)
             first, second = windows[:, -1], windows[:, -2]
-            # Equal values are one pixel that an earlier pool put into both places, or zeros that pass no gradient.
+            # Equal values are one pixel that an earlier pool put into both places, or zeros that pass no
+            # gradient.
             gap = (first - second)[(first > 0) & (first > second)]
             margins["pool"] = min(margins["pool"], gap.min())
         if isinstance(layer, Residual):
@@ -48,7 +51,8 @@ def _walk(layers, p, h, margins):
 
 
 def _largest_gap(h):
-    """For each channel: middle and half width of the largest gap between neighbouring values, of those near 0."""
+    """For each channel: middle and half width of the largest gap between neighbouring values, of those
+    near 0."""
     values = np.sort(h.reshape(-1, h.shape[-1]), axis=0)
     middle, half = (values[1:] + values[:-1]) / 2, (values[1:] - values[:-1]) / 2
     near = np.abs(middle) < 0.5 * values.std(axis=0)

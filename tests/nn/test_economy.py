@@ -9,19 +9,21 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from refsgd.nn import nets
+from refsgd.problems.nn import nets
 
 
 def batch(net, b, seed=0):
     random = np.random.default_rng(seed)
-    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(0, net.classes, b)
+    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(
+        0, net.classes, b)
 
 
 def peak(task, warm=False):
-    """Result of a call, and bytes that it had allocated at the worst moment; ``warm``: beyond what the call before it left.
+    """Result of a call, and bytes that it had allocated at the worst moment; ``warm``: beyond what the call
+    before it left.
 
-    A call that replaces numbers it keeps (addresses, views) allocates the new ones before it frees the old: unless the old ones are
-    traced too, they look like memory that was added.
+    A call that replaces numbers it keeps (addresses, views) allocates the new ones before it frees the old:
+    unless the old ones are traced too, they look like memory that was added.
     """
     gc.collect()
     tracemalloc.start()
@@ -36,7 +38,8 @@ def peak(task, warm=False):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["tiny", "shallow", "lenet5", "mlp", "resnet18:16", "inception:16", "vgg16:16"])
+@pytest.mark.parametrize("name",
+                         ["tiny", "shallow", "lenet5", "mlp", "resnet18:16", "inception:16", "vgg16:16"])
 def test_a_step_allocates_its_gradient_and_nothing_else(name):
     net = nets.build(name)
     x = net.init(0)
@@ -44,12 +47,13 @@ def test_a_step_allocates_its_gradient_and_nothing_else(name):
     net.gradient(x, images, labels)
     net.loss_and_accuracy(x, images, labels)
 
-    def least(task):  # Python itself may allocate now and then
-        return min(peak(task, warm=True)[1] for _ in range(3))
+    def below(most, task):  # in one of three attempts: Python itself may allocate now and then
+        return any(peak(task, warm=True)[1] < most for _ in range(3))
 
-    assert least(lambda: net.gradient(x, images, labels)) - x.nbytes < 4_000  # Python's own numbers and views
-    assert least(lambda: net.gradient(x, images[:5], labels[:5])) - x.nbytes < 4_000
-    assert least(lambda: net.loss_and_accuracy(x, images, labels)) < 4_000
+    own = 4_000  # Python's numbers and views
+    assert below(x.nbytes + own, lambda: net.gradient(x, images, labels))
+    assert below(x.nbytes + own, lambda: net.gradient(x, images[:5], labels[:5]))
+    assert below(own, lambda: net.loss_and_accuracy(x, images, labels))
 
 
 def test_the_count_notices_an_allocation():
@@ -62,7 +66,8 @@ PYTHON = 100_000  # bytes: the objects of a plan, which are no numbers
 @pytest.mark.parametrize(
     "name, batches",
     [
-        ("tiny", (1, 16, 64, 256)), ("shallow", (1, 16, 64, 256)), ("resnet18:16", (1, 16, 64, 256)), ("inception:16", (1, 64)), ("vgg16:16", (1, 16)),
+        ("tiny", (1, 16, 64, 256)), ("shallow", (1, 16, 64, 256)), ("resnet18:16", (1, 16, 64, 256)),
+        ("inception:16", (1, 64)), ("vgg16:16", (1, 16)),
         ("resnet18", (1, 16)), ("vgg16", (1,)), ("inception", (1,)),
     ],
 )
@@ -113,7 +118,8 @@ def _train(name, seconds, answers):
     while time.perf_counter() - start < seconds:
         net.gradient(x, images, labels)
         count += 1
-    answers.put((count / (time.perf_counter() - start), (time.process_time() - own) / (time.perf_counter() - start)))
+    answers.put((count / (time.perf_counter() - start),
+                 (time.process_time() - own) / (time.perf_counter() - start)))
 
 
 def _rates(n, seconds=0.5):

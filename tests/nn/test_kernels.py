@@ -1,26 +1,38 @@
-"""The kernels against the definitions: random small nets of every form that a plan knows, and random batches."""
+"""The kernels against the definitions: random small nets of every form that a plan knows, and random
+batches."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refsgd.nn import elementwise, kernels
-from refsgd.nn.branches import Concat, Residual
-from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
-from refsgd.nn.net import Net
+from refsgd.problems.nn import elementwise, kernels
+from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+)
+from refsgd.problems.nn.net import Net
 
-# Relative to what was added up. A float32 sum of K numbers errs by some sqrt(K) half units in the last place; the longest here is that of a filter's
-# gradient over 9 images of 15 x 15 positions, and what it sums is itself such a sum.
+# Relative to what was added up. A float32 sum of K numbers errs by some sqrt(K) half units in the last place;
+# the longest here is that of a filter's gradient over 9 images of 15 x 15 positions, and what it sums is
+# itself such a sum.
 TOLERANCE = 2 * np.sqrt(9 * 15 * 15) * np.finfo(np.float32).eps / 2  # 5.4e-6
 
 
 def disagreement(net, b, seed):
     """Largest error of loss and gradient relative to the definition in float64.
 
-    Parameters and pixels are multiples of small powers of two, so that the forward pass up to the scores is exact in
-    float32: both sides agree on the sign of every unit and on the winner of every pool, and ties do occur.
-    The gradient's error is relative to the sum of the images' gradients without their signs: two images of different labels
-    may cancel all but rounding.
+    Parameters and pixels are multiples of small powers of two, so that the forward pass up to the scores is
+    exact in float32: both sides agree on the sign of every unit and on the winner of every pool, and ties do
+    occur. The gradient's error is relative to the sum of the images' gradients without their signs: two
+    images of different labels may cancel all but rounding.
     """
     random = np.random.default_rng(seed)
     x = random.integers(-2, 3, net.parameters).astype(np.float32) / 16
@@ -29,7 +41,8 @@ def disagreement(net, b, seed):
     labels = random.integers(0, net.classes, b)
     loss, g = net.gradient(x, images, labels)
     assert g.dtype == np.float32 and g.shape == (net.parameters,)
-    each = [net.reference_gradient(x.astype(np.float64), images[n : n + 1], labels[n : n + 1]) for n in range(b)]
+    each = [net.reference_gradient(x.astype(np.float64), images[n : n + 1], labels[n : n + 1])
+            for n in range(b)]
     wanted_loss, wanted = np.mean([loss for loss, _ in each]), np.mean([g for _, g in each], axis=0)
     added = np.mean([np.abs(g) for _, g in each], axis=0)
     return max(abs(loss - wanted_loss) / max(1.0, wanted_loss), np.abs(g - wanted).max() / added.max())
@@ -41,7 +54,8 @@ def small_nets(draw):
     shape = (height, width, draw(st.sampled_from([1, 2, 3, 5])))
     kernel = draw(st.sampled_from([1, 3, 5]))
     channels = st.sampled_from([1, 3, 8, 10, 16, 17, 20, 33, 50])
-    first = Conv(draw(channels), kernel, draw(st.integers(1, 3)), draw(st.integers(0, kernel // 2)), draw(st.booleans()))
+    first = Conv(draw(channels), kernel, draw(st.integers(1, 3)), draw(st.integers(0, kernel // 2)),
+                 draw(st.booleans()))
     layers = [first] + draw(st.sampled_from([[], [Relu()]]))
     height, width, _ = first.output_shape(shape)
     kernel = draw(st.sampled_from([k for k in (1, 3, 5) if k <= min(height, width)]))
@@ -74,7 +88,8 @@ def larger_nets(draw):
         return [conv, *draw(st.sampled_from([[], [BatchNorm()]])), *([Relu()] if relu else [])]
 
     for _ in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(["identity", "projection", "concat", "pool", "average", "before", "nested"]))
+        kind = draw(
+            st.sampled_from(["identity", "projection", "concat", "pool", "average", "before", "nested"]))
         if kind == "identity":
             layers += [Residual((*unit(draw(channels)), *unit(c, relu=draw(st.booleans()))))]
         elif kind == "projection":
@@ -83,7 +98,8 @@ def larger_nets(draw):
         elif kind == "concat":
             parts = [draw(channels), draw(channels), c, c]
             layers += [
-                Concat((tuple(unit(parts[0], 1)), tuple(unit(parts[1])), (MaxPool(3, 1, 1),), ())[: draw(st.integers(1, 4))])
+                Concat((tuple(unit(parts[0], 1)), tuple(unit(parts[1])), (MaxPool(3, 1, 1),),
+                        ())[: draw(st.integers(1, 4))])
             ]
             c = sum(parts[: len(layers[-1].branches)])
         elif kind == "before":  # norm and relu before the convolution: the branch works on a copy
@@ -92,17 +108,20 @@ def larger_nets(draw):
             inner = Residual((Conv(c, 3, pad=1, bias=False), BatchNorm()))
             layers += [Residual((inner,)), Residual((Conv(c, 1), inner), (Residual((Conv(c, 1),)),))]
         else:
-            layers += [draw(st.sampled_from([MaxPool(), MaxPool(3, 2, 1), MaxPool(2, 1)])) if kind == "pool" else AvgPool()]
+            layers += [draw(st.sampled_from([MaxPool(), MaxPool(3, 2, 1), MaxPool(2, 1)])) if kind == "pool"
+                       else AvgPool()]
         layers += draw(st.sampled_from([[], [Relu()]]))
     end = draw(st.sampled_from([[Flatten()], [GlobalAverage()]]))
-    return Net("drawn", [*layers, *end, Linear(5)], (draw(st.integers(10, 17)), draw(st.sampled_from([10, 12, 15])), 2))
+    return Net("drawn", [*layers, *end, Linear(5)],
+               (draw(st.integers(10, 17)), draw(st.sampled_from([10, 12, 15])), 2))
 
 
 @settings(max_examples=60, deadline=None)
 @given(larger_nets(), st.sampled_from([2, 3, 5]), st.integers(0, 1000))
 def test_kernels_of_larger_nets(net, b, seed):
-    """With batch norm nothing is exact, and a relu next to 0 may flip: one of three batches must agree closely."""
-    assert min(distance(net, b, seed + k) for k in range(3)) < 2e-5
+    """With batch norm nothing is exact, and a relu next to 0 may flip: one of three batches must agree
+    closely."""
+    assert any(distance(net, b, seed + k) < 2e-5 for k in range(3))
 
 
 def distance(net, b, seed):
@@ -123,7 +142,8 @@ def distance(net, b, seed):
 
 
 def test_batch_norm_of_features():
-    """Over some hundred images: over two, normalised features are +-1 and rounding is all that is left of the gradient."""
+    """Over some hundred images: over two, normalised features are +-1 and rounding is all that is left of
+    the gradient."""
     net = Net("features", [Flatten(), Linear(20), BatchNorm(), Relu(), Linear(4)], (5, 5, 1))
     random = np.random.default_rng(0)
     x, images = net.init(0), random.standard_normal((300, 5, 5, 1)).astype(np.float32)
@@ -136,8 +156,10 @@ def test_batch_norm_of_features():
 
 DROPPING = {
     "features": [Flatten(), Linear(70), Relu(), Dropout(0.3)],
-    "images": [Dropout(0.2), Conv(9, 3, pad=1), Relu(), Dropout(0.3), Conv(20, 3, pad=1), Relu(), MaxPool(), Dropout(0.1), Flatten()],
-    "branches": [Conv(6, 3, pad=1), Residual((Dropout(0.3), Conv(6, 3, pad=1), Dropout(0.2))), Relu(), Dropout(0.5), BatchNorm(), GlobalAverage()],
+    "images": [Dropout(0.2), Conv(9, 3, pad=1), Relu(), Dropout(0.3), Conv(20, 3, pad=1), Relu(), MaxPool(),
+               Dropout(0.1), Flatten()],
+    "branches": [Conv(6, 3, pad=1), Residual((Dropout(0.3), Conv(6, 3, pad=1), Dropout(0.2))), Relu(),
+                 Dropout(0.5), BatchNorm(), GlobalAverage()],
 }
 
 

@@ -2,11 +2,22 @@
 import numpy as np
 import pytest
 
-from refsgd.nn import nets
-from refsgd.nn.branches import Concat, Residual
-from refsgd.nn.layer import backward, forward
-from refsgd.nn.layers import AvgPool, BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu, softmax_cross_entropy
-from refsgd.nn.net import Net
+from refsgd.problems.nn import nets
+from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layer import backward, forward
+from refsgd.problems.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+    softmax_cross_entropy,
+)
+from refsgd.problems.nn.net import Net
 
 CASES = [
     (Conv(3, 3), (5, 6, 2)),
@@ -30,7 +41,8 @@ CASES = [
 ]
 
 
-NETS = [("tiny", None), ("shallow", None), ("lenet5", None), ("mlp", None), ("softmax", None), ("resnet18:2", (8, 8, 1))]
+NETS = [("tiny", None), ("shallow", None), ("lenet5", None), ("mlp", None), ("softmax", None),
+        ("resnet18:2", (8, 8, 1))]
 NETS += [("resnet50:1", (24, 24, 3)), ("inception:4", (8, 8, 3)), ("vgg16:2", None)]
 
 

@@ -7,15 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from refsgd import data
-from refsgd.nn import nets
-from refsgd.nn.layers import Conv, Flatten, Linear, MaxPool
-from refsgd.nn.net import Net
+from refsgd.problems import data
+from refsgd.problems.nn import nets
+from refsgd.problems.nn.layers import Conv, Flatten, Linear, MaxPool
+from refsgd.problems.nn.net import Net
 
 
 def batch(net, b, seed=0):
     random = np.random.default_rng(seed)
-    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(0, net.classes, b)
+    return random.standard_normal((b, *net.input_shape)).astype(np.float32), random.integers(
+        0, net.classes, b)
 
 
 KNOWN = [
@@ -35,7 +36,9 @@ def test_number_of_parameters(name, shape, classes, parameters):
     assert net.parameters == parameters
     assert sum(row.parameters for row in net.describe()) == parameters
     bounds = [(part.start, part.stop) for part, _ in net.segments.values()]
-    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])] and bounds[-1][1] == parameters
+    assert [start for start, _ in bounds] == [0,
+                                              *(stop for _, stop in bounds[:-1])] and bounds[-1][
+                                                  1] == parameters
 
 
 def test_description_of_shallow():
@@ -47,11 +50,13 @@ def test_description_of_shallow():
 
 
 def test_operations_of_the_large_nets():
-    """Multiplications and additions of convolutions and linear layers, as published in their papers (10**9, halved)."""
+    """Multiplications and additions of convolutions and linear layers, as published in their papers
+    (10**9, halved)."""
     for name, known in (("resnet18", 1.8), ("resnet50", 3.8), ("vgg16", 15.3)):
         rows = nets.build(name, (224, 224, 3), 1000).describe()
         products = sum(row.flops for row in rows if row.name.startswith(("conv", "linear"))) / 2e9
-        assert products == pytest.approx(known, rel=0.09)  # the papers' ResNet-50 strides in the 1x1 convolutions
+        # the papers' ResNet-50 strides in the 1x1 convolutions
+        assert products == pytest.approx(known, rel=0.09)
 
 
 def test_widths_and_shapes():
@@ -116,7 +121,7 @@ def test_a_gradient_is_a_new_array_and_x_may_be_read_only():
 
 
 def test_kernels_are_compiled_for_one_kind_of_argument():
-    from refsgd.nn import elementwise
+    from refsgd.problems.nn import elementwise
 
     net = nets.build("tiny")
     images, labels = batch(net, 2)
@@ -180,10 +185,12 @@ def test_evaluation_takes_the_statistics_of_a_sample():
     net = nets.build("resnet18:2", (8, 8, 1))
     x = net.init(0)
     images, labels = batch(net, 40)
-    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(net.gradient(x, images, labels)[0], rel=1e-6)
+    assert net.loss_and_accuracy(x, images,
+                                 labels)[0] == pytest.approx(net.gradient(x, images, labels)[0], rel=1e-6)
     sample, _ = batch(net, 64, seed=1)
     whole = net.loss_and_accuracy(x, images, labels, sample)[0]
-    parts = [net.loss_and_accuracy(x, images[k : k + 10], labels[k : k + 10], sample)[0] for k in range(0, 40, 10)]
+    parts = [net.loss_and_accuracy(x, images[k : k + 10], labels[k : k + 10], sample)[0]
+             for k in range(0, 40, 10)]
     assert whole == pytest.approx(np.mean(parts), rel=1e-6)
     assert whole != net.loss_and_accuracy(x, images, labels)[0]
 
@@ -253,7 +260,8 @@ def test_layers_that_do_not_fit_are_named():
         Net("wrong", [Flatten(), Conv(4, 3)], (8, 8, 1))
     with pytest.raises(ValueError, match=r"linear1 .* does not take an input of shape \(8, 8, 1\)"):
         Net("wrong", [Linear(4)], (8, 8, 1))
-    with pytest.raises(ValueError, match=r"MaxPool\(kernel=2, stride=2, pad=2\): windows lie outside the image"):
+    with pytest.raises(ValueError,
+                       match=r"MaxPool\(kernel=2, stride=2, pad=2\): windows lie outside the image"):
         MaxPool(2, 2, 2)
     with pytest.raises(ValueError, match="expected one score per class"):
         Net("wrong", [Conv(4, 5)], (8, 8, 1))
@@ -263,9 +271,28 @@ def test_layers_that_do_not_fit_are_named():
 
 
 def test_importing_the_nets_does_not_load_numba():
-    code = "import sys; from refsgd.nn import nets; nets.build('tiny').init(0); print('numba' in sys.modules)"
+    code = (
+        "import sys; from refsgd.problems.nn import nets; nets.build('tiny').init(0); print('numba' in "
+        "sys.modules)")
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["tiny", "resnet18:4"])
+def test_without_numba_a_net_computes_with_its_definitions(name, monkeypatch):
+    net, other = nets.build(name), nets.build(name)
+    random = np.random.default_rng(3)
+    images, labels = random.standard_normal((9, *net.input_shape), np.float32), random.integers(0, 10, 9)
+    x = net.init(0)
+    fast, tested = net.gradient(x, images, labels), net.loss_and_accuracy(x, images, labels, images[:5])
+    monkeypatch.setattr(nets.reference, "has_kernels", lambda: False)
+    loss, g = other.gradient(x, images, labels)
+    assert g.dtype == np.float32 and loss == pytest.approx(fast[0], rel=1e-5)
+    np.testing.assert_allclose(g, fast[1], atol=1e-4 * np.abs(g).max())
+    assert other.loss_and_accuracy(x, images, labels, images[:5]) == pytest.approx(tested, rel=1e-4)
+    loss, parts = other.backward_by_layer(x, images, labels)
+    np.testing.assert_array_equal(np.concatenate([part.gradient for part in parts][::-1]), g)
+    assert not nets.needs_compiling()
 
 
 def test_compiled_kernels_are_found_again():
@@ -316,7 +343,8 @@ def test_shallow_learns_mnist(epochs, least):
 
 @pytest.mark.long
 def test_resnet18_learns_cifar10():
-    """On 10,000 images it learns them by heart, and still tells 55 % of others rightly; four minutes in one thread of a quiet machine."""
+    """On 10,000 images it learns them by heart, and still tells 55 % of others rightly; four minutes in
+    one thread of a quiet machine."""
     net, cifar = nets.build("resnet18:16"), loaded("cifar10")
     images, labels = cifar.train_images[:10_000], cifar.train_labels[:10_000]
     start = time.process_time()

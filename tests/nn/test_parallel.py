@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from refsgd.nn import nets
-from refsgd.nn.parallel import Parallel
+from benchmarks.parallel import Parallel
+from refsgd.problems.nn import nets
 
 
 @pytest.fixture

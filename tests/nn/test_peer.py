@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from benchmarks import torch_twin
-from refsgd.nn import nets
+from refsgd.problems.nn import nets
 from tests.nn.margins import apart
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refsgd[peers]'")
@@ -46,7 +46,8 @@ def test_the_kernels_agree_with_pytorch(name, b):
     assert np.abs(g - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
-# Name, image shape, batch, seed. Seeds were sought for which pooled pixels do not tie within rounding, which no bias can prevent.
+# Name, image shape, batch, seed. Seeds were sought for which pooled pixels do not tie within rounding, which
+# no bias can prevent.
 SMOOTH = [
     ("resnet18:16", (16, 16, 3), 16, 0),
     ("resnet18:4", (8, 8, 3), 16, 0),
@@ -56,7 +57,8 @@ SMOOTH = [
 
 
 def smooth(name, shape, b, seed):
-    """A net, parameters, images and labels at which no relu's input is near 0 and no two pixels of a pool are nearly equal."""
+    """A net, parameters, images and labels at which no relu's input is near 0 and no two pixels of a pool
+    are nearly equal."""
     net = nets.build(name, shape)
     random = np.random.default_rng(seed)
     images = random.standard_normal((b, *net.input_shape)).astype(np.float32)
@@ -69,7 +71,8 @@ def distance(net, g, wanted):
     """Relative error of a gradient, and the largest relative error of one parameter array."""
     norm = np.linalg.norm
     parts = [part for part, _ in net.segments.values()]
-    return norm(g - wanted) / norm(wanted), max(norm(g[part] - wanted[part]) / norm(wanted[part]) for part in parts)
+    return norm(g - wanted) / norm(wanted), max(norm(g[part] - wanted[part]) / norm(wanted[part])
+                                                for part in parts)
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
@@ -81,7 +84,8 @@ def test_the_kernels_agree_with_pytorch_on_nets_with_batch_norm(case, dtype):
     if dtype == "float32":
         off, _ = distance(net, wanted, autograd(net, x, images, labels, torch.float64)[1])
         if off > 1e-3:  # seen on a processor without AVX-512
-            pytest.skip(f"PyTorch's own gradients in float32 and in float64 are {off:.0%} apart on this processor")
+            pytest.skip(
+                f"PyTorch's own gradients in float32 and in float64 are {off:.0%} apart on this processor")
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     whole, worst = distance(net, g, wanted)
     assert whole < 1e-5

@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import allreduce, bsp, sequential
+from refsgd.algorithms.allreduce import allreduce
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.collectives import ALLREDUCE
 from refsgd.effects import Compute, Mark, Node
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 
@@ -26,7 +28,9 @@ def ragged(problem: Problem) -> Problem:
     def images(rank, t):
         return (rank + t) % 4
 
-    return Problem(problem.x0, lambda x, rank, t: problem.gradient(x, rank, t) * np.float32(images(rank, t) > 0), problem.loss,
+    return Problem(problem.x0,
+                   lambda x, rank, t: problem.gradient(x, rank, t) * np.float32(images(rank, t) > 0),
+                   problem.loss,
                    images=images)
 
 
@@ -35,14 +39,16 @@ def replicas(run):
 
 
 @given(machine=machines, seed=seeds, collective=drawn, workers=st.integers(1, 6), steps=st.integers(0, 6))
-def test_all_peers_hold_the_same_bits_after_every_step_whatever_the_schedule(machine, seed, collective, workers, steps):
+def test_all_peers_hold_the_same_bits_after_every_step_whatever_the_schedule(
+    machine, seed, collective, workers, steps):
     problem = ragged(quadratic(d=11, workers=workers, noise=1.0))
-    run = simulate(allreduce.allreduce(problem, workers, steps, MOMENTUM, collective=collective), machine, seed)
+    run = simulate(allreduce.allreduce(problem, workers, steps, MOMENTUM, collective=collective), machine,
+                   seed)
     calm = simulate(allreduce.allreduce(problem, workers, steps, MOMENTUM, collective=collective), CALM)
     assert all(np.array_equal(x, replicas(calm)[0]) for x in replicas(run))
     by_step = {}
     for mark in run.trace.marks("update"):
-        by_step.setdefault(mark.data["t"], set()).add(mark.data["x"].tobytes())
+        by_step.setdefault(mark.values["t"], set()).add(mark.values["x"].tobytes())
     assert len(by_step) == steps and all(len(seen) == 1 for seen in by_step.values())
     assert run.trace.clock_gap == 0 and run.trace.lead <= 1
     assert all(tau == 0 for _, tau in run.trace.staleness) and len(run.trace.staleness) == workers * steps
@@ -53,9 +59,11 @@ def test_all_peers_hold_the_same_bits_after_every_step_whatever_the_schedule(mac
 def test_it_is_bsp_to_rounding_and_bit_for_bit_on_integers(collective, workers):
     """Section 3 of Goyal et al.: the mean over the whole minibatch, which is what a server would compute."""
     integers, rule = integer_gradients(d=9, workers=workers), SGD(0.25)
-    for problem, sgd, exact in ((integers, rule, True), (ragged(quadratic(d=9, workers=workers, noise=1.0)), MOMENTUM, False)):
+    for problem, sgd, exact in ((integers, rule, True),
+                                (ragged(quadratic(d=9, workers=workers, noise=1.0)), MOMENTUM, False)):
         server = final_parameters(simulate(bsp.bsp(problem, workers, 12, sgd), CALM))
-        ours = final_parameters(simulate(allreduce.allreduce(problem, workers, 12, sgd, collective=collective), CALM))
+        ours = final_parameters(
+            simulate(allreduce.allreduce(problem, workers, 12, sgd, collective=collective), CALM))
         assert np.array_equal(ours, server) if exact else np.allclose(ours, server, rtol=1e-4, atol=1e-5)
 
 
@@ -72,30 +80,36 @@ def test_what_adds_in_rank_order_is_bsp_bit_for_bit(collective, workers):
 def test_one_peer_is_sequential_sgd_and_sends_nothing(collective):
     problem = quadratic(d=9, workers=1, noise=1.0)
     run = simulate(allreduce.allreduce(problem, 1, 10, MOMENTUM, collective=collective))
-    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 10, MOMENTUM))))
+    assert np.array_equal(final_parameters(run),
+                          final_parameters(simulate(sequential.sequential(problem, 1, 10, MOMENTUM))))
     assert run.trace.messages == 0
 
 
 def test_the_mean_weighs_images_not_peers():
-    """Peer 0 has 1 image of gradient 0, peer 1 has 3 of gradient 4, peer 2 has none: the mean is 3, not 4/3 or 2."""
+    """Peer 0 has 1 image of gradient 0, peer 1 has 3 of gradient 4, peer 2 has none: the mean is 3, not
+    4/3 or 2."""
     images = [1, 3, 0]
-    problem = Problem(np.zeros(2, np.float32), lambda x, rank, t: np.full(2, 4.0 * (rank == 1), np.float32), lambda x: 0.0,
+    problem = Problem(np.zeros(2, np.float32), lambda x, rank, t: np.full(2, 4.0 * (rank == 1), np.float32),
+                      lambda x: 0.0,
                       images=lambda rank, t: images[rank])
     for x in replicas(simulate(allreduce.allreduce(problem, 3, 1, SGD(1.0)))):
         assert np.array_equal(x, [-3.0, -3.0])
 
 
 def test_a_step_without_images_changes_nothing():
-    problem = Problem(np.ones(2, np.float32), lambda x, rank, t: np.zeros(2, np.float32), lambda x: 0.0, images=lambda rank, t: 0)
-    assert np.array_equal(final_parameters(simulate(allreduce.allreduce(problem, 3, 4, SGD(1.0)))), problem.x0)
+    problem = Problem(np.ones(2, np.float32), lambda x, rank, t: np.zeros(2, np.float32), lambda x: 0.0,
+                      images=lambda rank, t: 0)
+    assert np.array_equal(final_parameters(simulate(allreduce.allreduce(problem, 3, 4, SGD(1.0)))),
+                          problem.x0)
 
 
 def test_momentum_is_replicated():
     """Section 3: v = 0.5 v + g everywhere; from gradients of 1: steps of 1, 1.5, 1.75."""
-    problem = Problem(np.zeros(1, np.float32), lambda x, rank, t: np.full(1, float(2 * rank), np.float32), lambda x: 0.0)
+    problem = Problem(np.zeros(1, np.float32), lambda x, rank, t: np.full(1, float(2 * rank), np.float32),
+                      lambda x: 0.0)
     run = simulate(allreduce.allreduce(problem, 2, 3, SGD(1.0, momentum=0.5)))
     for peer in run.trace.nodes:
-        steps = [float(mark.data["x"][0]) for mark in run.trace.marks("update") if mark.node == peer]
+        steps = [float(mark.values["x"][0]) for mark in run.trace.marks("update") if mark.node == peer]
         assert steps == [-1.0, -2.5, -4.25]
 
 
@@ -113,14 +127,17 @@ def test_an_iteration_of_equal_peers_is_computing_ring_and_update():
     n, d, steps = 4, 16, 6
     machine = Machine(compute="fixed(10)", latency=0.5, bandwidth=100, update="fixed(0.25)", reduction=0.01)
     trace = simulate(allreduce.allreduce(quadratic(d=d, workers=n), n, steps, SGD(0.1)), machine).trace
-    assert trace.seconds == pytest.approx(steps * (10 + 6 * (0.5 + 16 / 100) + 3 * 16 * 0.01 + 0.25), rel=1e-12)
+    assert trace.seconds == pytest.approx(steps * (10 + 6 * (0.5 + 16 / 100) + 3 * 16 * 0.01 + 0.25),
+                                          rel=1e-12)
 
 
 def period(collective, n, alpha, w, gamma):
-    """Seconds of an iteration after the first twenty; T = 1, a vector takes w seconds on a link and gamma to reduce."""
+    """Seconds of an iteration after the first twenty; T = 1, a vector takes w seconds on a link and gamma
+    to reduce."""
     d = 16 * n
     machine = Machine(compute="fixed(1)", latency=alpha, bandwidth=4 * d / w, reduction=gamma / (4 * d))
-    trace = simulate(allreduce.allreduce(quadratic(d=d, workers=n), n, 40, SGD(0.0), collective=collective), machine, observe=1).trace
+    trace = simulate(allreduce.allreduce(quadratic(d=d, workers=n), n, 40, SGD(0.0), collective=collective),
+                     machine, observe=1).trace
     times = [e.time for e in trace.marks("update") if e.node == "peer0"]
     return (times[-1] - times[19]) / 20
 
@@ -128,22 +145,27 @@ def period(collective, n, alpha, w, gamma):
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("alpha", [0.01, 0.3])
 def test_collectives_that_release_all_at_once_keep_the_peers_in_step(n, alpha):
-    """Then every iteration is as the first one; a root's answers leave one by one, so pushes come back staggered, as in BSP."""
+    """Then every iteration is as the first one; a root's answers leave one by one, so pushes come back
+    staggered, as in BSP."""
     w, c, share = 1.0, 0.25, (n - 1) / n
     assert period("ring", n, alpha, w, c) == pytest.approx(1 + 2 * (n - 1) * (alpha + w / n) + share * c)
     assert period("pscpu", n, alpha, w, c) == pytest.approx(1 + 2 * alpha + share * (2 * w + c))
     if n & (n - 1) == 0:
         rounds = n.bit_length() - 1
         assert period("recursive-doubling", n, alpha, w, c) == pytest.approx(1 + rounds * (alpha + w + c))
-        assert period("halving-doubling", n, alpha, w, c) == pytest.approx(1 + 2 * rounds * alpha + share * (2 * w + c))
+        assert period("halving-doubling", n, alpha, w,
+                      c) == pytest.approx(1 + 2 * rounds * alpha + share * (2 * w + c))
     assert period("root", n, alpha, w, c) == pytest.approx(1 + 2 * alpha + n * w + (n - 1) * c)
 
 
 def test_an_iteration_waits_for_the_slowest_of_n():
     """E[max of 4 exponentials] = 25/12, within four standard errors."""
     steps = 3000
-    run = simulate(allreduce.allreduce(integer_gradients(d=4), 4, steps, SGD(0.0)), Machine(compute="exponential(1)"), seed=1, observe=1)
-    assert run.trace.seconds / steps == pytest.approx(25 / 12, abs=4 * np.sqrt(sum(1 / k**2 for k in range(1, 5)) / steps))
+    run = simulate(allreduce.allreduce(integer_gradients(d=4), 4, steps, SGD(0.0)),
+                   Machine(compute="exponential(1)"), seed=1, observe=1)
+    assert run.trace.seconds / steps == pytest.approx(25 / 12,
+                                                      abs=4
+                                                      * np.sqrt(sum(1 / k**2 for k in range(1, 5)) / steps))
 
 
 def mean_of_means(rank, group, problem, steps, sgd):
@@ -159,8 +181,10 @@ def mean_of_means(rank, group, problem, steps, sgd):
 
 def test_a_mean_of_means_is_caught_by_ragged_shares_and_by_nothing_else():
     group = ["peer0", "peer1", "peer2", "peer3"]
-    for problem, caught in ((integer_gradients(workers=4), False), (ragged(integer_gradients(workers=4)), True)):
-        wrong = simulate({p: Node(mean_of_means(i, group, problem, 8, SGD(0.25))) for i, p in enumerate(group)})
+    for problem, caught in ((integer_gradients(workers=4), False),
+                            (ragged(integer_gradients(workers=4)), True)):
+        wrong = simulate(
+            {p: Node(mean_of_means(i, group, problem, 8, SGD(0.25))) for i, p in enumerate(group)})
         right = simulate(bsp.bsp(problem, 4, 8, SGD(0.25)))
         assert np.allclose(final_parameters(wrong), final_parameters(right)) != caught
 

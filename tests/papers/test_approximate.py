@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import approximate, asp, sequential
-from refsgd.algorithms.approximate import Significant
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.server import approximate, asp
+from refsgd.algorithms.server.approximate import Significant
 from refsgd.algorithms.sgd import SGD, StepDecay
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Returned, Sent
 from tests.strategies import machines, seeds
 from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
 from tests.wrong import wrong_deployment
@@ -25,7 +27,8 @@ def sent(deployment, machine=RANDOM, seed=0):
     """(sender, message) of everything that crosses between the data centres."""
     out = []
     for _ in moments(deployment, lambda node, effect, answer: out.append((node, effect.body))
-                     if isinstance(effect, Send) and isinstance(effect.body, Significant) else None, machine, seed):
+                     if isinstance(effect, Send) and isinstance(effect.body, Significant) else None, machine,
+                     seed):
         pass
     return out
 
@@ -34,15 +37,18 @@ def sent(deployment, machine=RANDOM, seed=0):
 def test_after_the_last_flush_both_copies_hold_every_gradient(machine, seed, workers, steps, threshold):
     """Integers and a power of two, so exact; half of the result is read from each copy."""
     problem, seen = recorded(integer_gradients(d=5, workers=workers))
-    run = simulate(approximate.approximate(problem, workers, steps, SGD(0.25), threshold=threshold), machine, seed)
-    assert np.array_equal(final_parameters(run), problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
+    run = simulate(approximate.approximate(problem, workers, steps, SGD(0.25), threshold=threshold), machine,
+                   seed)
+    assert np.array_equal(final_parameters(run),
+                          problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
     assert len(seen) == workers * steps
     taus = [tau for _, tau in run.trace.staleness]
     assert len(taus) == len(seen) * min(2, workers) and min(taus, default=0) >= 0
 
 
 def ledger_error(deployment, workers, machine, seed):
-    """Largest |unsent + sent - own changes| of a server, and |copy - x0 - own changes - received|, over all moments."""
+    """Largest |unsent + sent - own changes| of a server, and |copy - x0 - own changes - received|, over
+    all moments."""
     own, out, into, worst = {}, {}, {}, 0.0
 
     def told(node, effect, answer):
@@ -62,21 +68,25 @@ def ledger_error(deployment, workers, machine, seed):
     return worst
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(2, 5), threshold=thresholds, momentum=st.sampled_from([0.0, 0.9]))
+@given(machine=machines, seed=seeds, workers=st.integers(2, 5), threshold=thresholds,
+       momentum=st.sampled_from([0.0, 0.9]))
 def test_sent_and_unsent_are_all_own_changes_at_every_moment(machine, seed, workers, threshold, momentum):
     """And a copy is its own changes and what it has received."""
     problem = curved(workers=workers, dtype=np.float64)
-    assert ledger_error(approximate.approximate(problem, workers, 5, SGD(0.1, momentum), threshold=threshold), workers, machine, seed) < 1e-12
+    assert ledger_error(approximate.approximate(problem, workers, 5, SGD(0.1, momentum), threshold=threshold),
+                        workers, machine, seed) < 1e-12
 
 
 def with_filter(monkeypatch, wrong):
     right = approximate.filtered
-    monkeypatch.setattr("refsgd.algorithms.approximate.filtered", lambda x, unsent, limit: wrong(right, x, unsent, limit))
+    monkeypatch.setattr("refsgd.algorithms.server.approximate.filtered",
+                        lambda x, unsent, limit: wrong(right, x, unsent, limit))
 
 
 def test_a_filter_that_forgets_is_caught(monkeypatch):
     """WRONG: what is not significant is not worth keeping."""
-    with_filter(monkeypatch, lambda right, x, unsent, limit: (right(x, unsent, limit)[0], np.zeros_like(unsent)))
+    with_filter(monkeypatch,
+                lambda right, x, unsent, limit: (right(x, unsent, limit)[0], np.zeros_like(unsent)))
     problem = curved(workers=3, dtype=np.float64)
     assert ledger_error(approximate.approximate(problem, 3, 5, SGD(0.1), threshold=0.3), 3, RANDOM, 0) > 1e-3
 
@@ -88,7 +98,8 @@ def test_an_entry_is_significant_by_its_own_value_and_any_change_of_a_zero_is():
     assert np.array_equal(rest, np.array([0.5, 0, 0, 0, 0], np.float32))
 
 
-@given(st.lists(st.tuples(st.floats(-3, 3, width=32), st.floats(-3, 3, width=32)), max_size=8), st.sampled_from([0.0, 0.01, 1.0, 1e6]))
+@given(st.lists(st.tuples(st.floats(-3, 3, width=32), st.floats(-3, 3, width=32)), max_size=8),
+       st.sampled_from([0.0, 0.01, 1.0, 1e6]))
 def test_what_stays_is_small_and_what_goes_is_whole(pairs, limit):
     """|unsent| <= limit |x| after each scan."""
     x, unsent = (np.array([p[i] for p in pairs], np.float32) for i in (0, 1))
@@ -100,7 +111,8 @@ def test_what_stays_is_small_and_what_goes_is_whole(pairs, limit):
 
 
 def hold_filter(deploy, threshold, workers=5, steps=5):
-    """What is sent after own push number p (from 0) of a centre of m workers: entries that have changed by more than v / sqrt(1 + p // m), at last all."""
+    """What is sent after own push number p (from 0) of a centre of m workers: entries that have changed
+    by more than v / sqrt(1 + p // m), at last all."""
     x, old, unsent, done = {}, {}, {}, {}
     members = {"server0": workers // 2, "server1": workers - workers // 2}
 
@@ -113,7 +125,8 @@ def hold_filter(deploy, threshold, workers=5, steps=5):
             waits = unsent.get(node, np.zeros(6, np.float32)) + (x[node] - old[node])
             limit = 0.0 if push == m * steps - 1 else threshold / np.sqrt(1 + push // m)
             goes = np.abs(waits) > np.float32(limit) * np.abs(x[node])
-            assert effect.body.entries.tolist() == np.flatnonzero(goes).tolist() and np.array_equal(effect.body.change, waits[goes])
+            assert effect.body.entries.tolist() == np.flatnonzero(goes).tolist() and np.array_equal(
+                effect.body.change, waits[goes])
             unsent[node] = np.where(goes, np.float32(0), waits)
 
     problem = Problem(np.full(6, 2, np.float32), curved(workers=workers).gradient, lambda x: 0.0)
@@ -128,8 +141,10 @@ def test_what_is_sent_are_the_entries_above_the_limit_of_that_iteration(threshol
 
 
 @pytest.mark.parametrize("right, wrong", [
-    ("(done - 1) // per_iteration", "done // per_iteration"), ("(done - 1) // per_iteration", "version // per_iteration"), ("** 0.5 if", "if"),
-    ("filtered(x, unsent, limit)", "filtered(old, unsent, limit)"), ("unsent = rest", "pass"), ("if done < pushes else", "if done <= pushes else"),
+    ("(done - 1) // per_iteration", "done // per_iteration"),
+    ("(done - 1) // per_iteration", "version // per_iteration"), ("** 0.5 if", "if"),
+    ("filtered(x, unsent, limit)", "filtered(old, unsent, limit)"), ("unsent = rest", "pass"),
+    ("if done < pushes else", "if done <= pushes else"),
 ])
 def test_another_filter_is_caught(right, wrong):
     with pytest.raises(AssertionError):
@@ -138,21 +153,25 @@ def test_another_filter_is_caught(right, wrong):
 
 
 def test_small_changes_add_up_until_they_are_significant():
-    """Each step moves 8 by 1/8, 1.6 %: with a limit of 5 % / sqrt(t) it takes several pushes, not for ever."""
+    """Each step moves 8 by 1/8, 1.6 %: with a limit of 5 % / sqrt(t) it takes several pushes, not for
+    ever."""
     problem = constant(lambda rank, t: -1.0, d=2)
-    deployment = approximate.approximate(type(problem)(np.full(2, 8, np.float32), problem.gradient, problem.loss), 2, 12, SGD(0.125), threshold=0.05)
+    deployment = approximate.approximate(type(problem)(np.full(2, 8, np.float32), problem.gradient,
+                                                       problem.loss), 2, 12, SGD(0.125), threshold=0.05)
     sizes = [len(body.entries) for node, body in sent(deployment) if node == "server0"]
     assert sizes[0] == 0 and sizes[-1] == 2 and 1 < sum(map(bool, sizes)) < 12
 
 
 def test_the_threshold_falls_as_one_over_the_root_of_the_iteration():
-    """Of a value of about 1, 0.9 % is kept at the first iteration and sent at the second, where the limit is 1 % / sqrt(2).
+    """Of a value of about 1, 0.9 % is kept at the first iteration and sent at the second, where the limit is
+    1 % / sqrt(2).
 
     Iterations are counted, not pushes: the second worker's push of the first iteration sends nothing.
     """
     changes = [0.009, 0.0, -0.0025, 0.0, 0.0]  # the second one is below 1 % / sqrt(5) until the flush
     problem = constant(lambda rank, t: -changes[t] if rank == 0 else 0.0, d=1)
-    deployment = approximate.approximate(type(problem)(np.ones(1, np.float32), problem.gradient, problem.loss), 4, 5, SGD(1.0), threshold=0.01)
+    deployment = approximate.approximate(type(problem)(np.ones(1, np.float32), problem.gradient,
+                                                       problem.loss), 4, 5, SGD(1.0), threshold=0.01)
     sizes = [len(body.entries) for node, body in sent(deployment, LOCKSTEP) if node == "server0"]
     assert sizes == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
 
@@ -163,7 +182,8 @@ def test_threshold_zero_sends_every_change_and_a_huge_one_only_the_flush(workers
     everything = sent(approximate.approximate(problem, workers, 6, SGD(0.1), threshold=0.0))
     assert all(len(body.entries) == 6 for _, body in everything) and len(everything) == workers * 6
     nonzero = type(problem)(np.ones(6, np.float32), problem.gradient, problem.loss)
-    isolated = [len(body.entries) for _, body in sent(approximate.approximate(nonzero, workers, 6, SGD(0.1), threshold=1e9))]
+    isolated = [len(body.entries)
+                for _, body in sent(approximate.approximate(nonzero, workers, 6, SGD(0.1), threshold=1e9))]
     assert sum(isolated) == 2 * 6, "each server once, at its last push"
 
 
@@ -171,24 +191,29 @@ def test_bytes_are_8_an_entry_and_fall_with_the_threshold():
     problem = curved(d=50)
     crossing = []
     for threshold in (0.0, 0.01, 0.1, 1.0):
-        trace = simulate(approximate.approximate(problem, 4, 30, SGD(0.02), threshold=threshold), RANDOM).trace
-        between = [e.data["bytes"] for e in trace.of("send") if e.data["message"] == "Significant"]
+        trace = simulate(approximate.approximate(problem, 4, 30, SGD(0.02), threshold=threshold),
+                         RANDOM).trace
+        between = [e.nbytes for e in trace.of(Sent) if e.message == "Significant"]
         crossing.append(sum(between))
         assert all(b % 8 == 0 for b in between) and len(between) == 4 * 30
         assert sum(trace.bytes_sent.values()) == 2 * 4 * 30 * 200 + crossing[-1]
-    assert crossing == sorted(crossing, reverse=True) and crossing[0] == 4 * 30 * 400 and crossing[-1] < 0.5 * crossing[0]
+    assert crossing == sorted(crossing,
+                              reverse=True) and crossing[0] == 4 * 30 * 400 and crossing[-1] < 0.5 * crossing[
+                                  0]
 
 
 @given(machine=machines, seed=seeds, steps=st.integers(0, 6), threshold=thresholds)
 def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, threshold):
     problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
-    assert np.array_equal(final(approximate.approximate(problem, 1, steps, sgd, threshold=threshold), machine, seed),
+    assert np.array_equal(final(approximate.approximate(problem, 1, steps, sgd, threshold=threshold), machine,
+                                seed),
                           final(sequential.sequential(problem, 1, steps, sgd)))
 
 
 def test_a_server_steps_by_its_own_schedule():
     """It counts own pushes: 1 + 1 + 1/2 + 1/2 at each, whatever has come from the other."""
-    run = simulate(approximate.approximate(constant(lambda rank, t: 1.0), 2, 4, SGD(0.5, schedule=StepDecay(2, 0.5)), threshold=0.0), RANDOM)
+    run = simulate(approximate.approximate(constant(lambda rank, t: 1.0), 2, 4,
+                                           SGD(0.5, schedule=StepDecay(2, 0.5)), threshold=0.0), RANDOM)
     assert np.array_equal(final_parameters(run), np.full(2, -0.5 * 2 * 3, np.float32))
 
 
@@ -196,13 +221,15 @@ def test_a_worker_never_waits_for_the_other_data_centre():
     """Its server answers before the other one has heard: the other's link may be as slow as it likes."""
     slow = Machine(compute="fixed(1)", speeds=(1, 1, 0.001, 0.001))
     trace = simulate(approximate.approximate(curved(), 4, 10, SGD(0.1)), slow).trace
-    ends = {e.node: e.time for e in trace.of("return")}
+    ends = {e.node: e.time for e in trace.of(Returned)}
     assert ends["worker0"] == ends["worker1"] == 10 and ends["worker2"] == 10_000
 
 
 def test_staleness_counts_the_pushes_that_a_reader_did_not_know_of():
-    """A copy's version counts own and remote pushes; equal fixed times give n - 1, as ASP, once all have come."""
-    run = simulate(approximate.approximate(curved(), 4, 8, SGD(0.1), threshold=0.0), Machine(compute="fixed(1)"))
+    """A copy's version counts own and remote pushes; equal fixed times give n - 1, as ASP, once all have
+    come."""
+    run = simulate(approximate.approximate(curved(), 4, 8, SGD(0.1), threshold=0.0),
+                   Machine(compute="fixed(1)"))
     plain = simulate(asp.asp(curved(), 4, 8, SGD(0.1)), Machine(compute="fixed(1)"))
     assert max(tau for _, tau in run.trace.staleness) <= 2 * max(tau for _, tau in plain.trace.staleness)
     assert np.mean([tau for _, tau in run.trace.staleness]) == pytest.approx(3, abs=1)

@@ -4,22 +4,26 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from refsgd.algorithms import asp
+from refsgd.algorithms.server import asp
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Returned
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 4,
+                                     pytest.param(8, marks=pytest.mark.slow)])
 def test_staleness_is_geometric_for_equal_memoryless_workers(workers):
-    """P(tau = j) = (1/n)(1 - 1/n)^j: the next update is anybody's, so each one is the reader's with probability 1/n.
+    """P(tau = j) = (1/n)(1 - 1/n)^j: the next update is anybody's, so each one is the reader's with
+    probability 1/n.
 
     Staleness of neighbouring gradients is dependent; every 5n-th is tested, at the 0.1 % level.
     """
-    run = simulate(asp.asp(PROBLEM, workers, 40_000 // workers, SGD(0.0)), Machine(compute="exponential(1)"), seed=5, observe=1)
+    run = simulate(asp.asp(PROBLEM, workers, 40_000 // workers, SGD(0.0)), Machine(compute="exponential(1)"),
+                   seed=5, observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[20 * workers: -20 * workers: 5 * workers]
     top = int(4 * workers)
     observed = np.bincount(np.minimum(taus, top), minlength=top + 1)
@@ -33,7 +37,8 @@ def test_staleness_is_geometric_for_equal_memoryless_workers(workers):
 
 
 def test_the_goodness_of_fit_rejects_another_law():
-    run = simulate(asp.asp(PROBLEM, 4, 5000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5, observe=1)
+    run = simulate(asp.asp(PROBLEM, 4, 5000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
+                   observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[100:-100:20]
     observed = np.bincount(np.minimum(taus, 9), minlength=10)
     p = 0.25 * 0.75 ** np.arange(9)
@@ -47,9 +52,10 @@ def test_equal_fixed_times_give_n_minus_one_after_the_first_round():
 
 
 def test_the_mean_is_n_minus_one_at_any_speeds_and_the_slow_one_has_the_old_gradients():
-    run = simulate(asp.asp(PROBLEM, 4, 3000, SGD(0.0)), Machine(compute="exponential(1)", speeds=(1, 1, 1, 4)), observe=1)
-    end = min(e.time for e in run.trace.of("return"))  # while all four still work
-    while_all = [(e.data["reads"][0][0], e.data["version"] - e.data["reads"][0][1])
+    run = simulate(asp.asp(PROBLEM, 4, 3000, SGD(0.0)),
+                   Machine(compute="exponential(1)", speeds=(1, 1, 1, 4)), observe=1)
+    end = min(e.time for e in run.trace.of(Returned))  # while all four still work
+    while_all = [(e.values["reads"][0][0], e.values["version"] - e.values["reads"][0][1])
                  for e in run.trace.marks("update") if e.time < end]
     assert np.mean([tau for _, tau in while_all]) == pytest.approx(3, rel=0.01)
     for worker, rate in [("worker0", 1), ("worker3", 4)]:
@@ -63,10 +69,12 @@ def test_asp_updates_n_times_as_often_as_bsp():
 
 
 def test_a_fast_server_link_decides_the_throughput():
-    """Incoming link, processor and outgoing link are stations in series: fixed T gives X = min(n/R, 1/w, 1/u)."""
+    """Incoming link, processor and outgoing link are stations in series: fixed T gives X = min(n/R, 1/w,
+    1/u)."""
     w, n = 16 / 10, 4
     machine = Machine(compute="fixed(1)", latency=0.5, bandwidth=10)
     trace = simulate(asp.asp(PROBLEM, n, 50, SGD(0.0)), machine).trace
     times = [e.time for e in trace.marks("update")]
     round_trip = 1 + 2 * 0.5 + 2 * w
-    assert (times[-1] - times[40]) / (len(times) - 41) == pytest.approx(1 / min(n / round_trip, 1 / w), rel=1e-9)
+    assert (times[-1] - times[40]) / (len(times) - 41) == pytest.approx(
+        1 / min(n / round_trip, 1 / w), rel=1e-9)

@@ -1,8 +1,10 @@
 """What is claimed of compressed gradients: the ledger of each residual, unbiased rounding, and the bytes.
 
-Lin et al., ICLR 2018 (deep gradient compression); Seide et al., Interspeech 2014 (1 bit); Alistarh et al., NIPS 2017 (QSGD).
+Lin et al., ICLR 2018 (deep gradient compression); Seide et al., Interspeech 2014 (1 bit); Alistarh et al.,
+NIPS 2017 (QSGD).
 """
 
+import functools
 import math
 
 import numpy as np
@@ -27,14 +29,16 @@ from refsgd.algorithms.compression import (
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import payload_bytes
 
-#: Multiples of 1/8 up to 64: with momentum 1/2 all sums of a few steps are exact in float64, so ledgers are equalities.
+#: Multiples of 1/8 up to 64: with momentum 1/2 all sums of a few steps are exact in float64, so ledgers are
+#: equalities.
 eighths = st.integers(-512, 512).map(lambda k: k / 8)
 
 
 def gradients(entries, lowest=1, steps=6, **shape):
     """A few gradients of one length, (steps, d)."""
     return st.integers(lowest, 12).flatmap(
-        lambda d: st.lists(st.lists(entries, min_size=d, max_size=d), min_size=1, max_size=steps)).map(np.array)
+        lambda d: st.lists(st.lists(entries, min_size=d, max_size=d), min_size=1, max_size=steps)).map(
+            np.array)
 
 
 reals = st.floats(-1e3, 1e3, width=32)
@@ -44,9 +48,11 @@ reals = st.floats(-1e3, 1e3, width=32)
 
 
 def hold_dgc_ledger(compress, gs, momentum, ratio, masking):
-    """Run a compressor over gradients (steps, d): sum sent + r = sum u after every step, entries sent are zeroed, k are sent."""
+    """Run a compressor over gradients (steps, d): sum sent + r = sum u after every step, entries sent are
+    zeroed, k are sent."""
     d = gs.shape[1]
-    state, sent_so_far, filtered, u = Residual(np.zeros(d), np.zeros(d)), np.zeros(d), np.zeros(d), np.zeros(d)
+    state, sent_so_far, filtered, u = Residual(np.zeros(d),
+                                               np.zeros(d)), np.zeros(d), np.zeros(d), np.zeros(d)
     exact = np.zeros(d)  # the momentum-filtered gradient of plain SGD
     for g in gs:
         sent, after = compress(state, g, momentum, ratio, masking)
@@ -54,19 +60,24 @@ def hold_dgc_ledger(compress, gs, momentum, ratio, masking):
         exact = momentum * exact + g
         filtered = filtered + u
         sent_so_far = sent_so_far + sum_of_sparse([sent], g)
-        assert np.array_equal(sent_so_far + after.r, filtered), "what is sent and what is kept sum to all of u"
+        assert np.array_equal(sent_so_far + after.r,
+                              filtered), "what is sent and what is kept sum to all of u"
         assert len(sent.values) == len(sent.indices) == kept(d, ratio), "k entries"
         assert not np.any(after.r[sent.indices]), "entries sent are forgotten"
-        assert np.array_equal(after.u, np.where(np.isin(np.arange(d), sent.indices) & masking, 0, u)), "masked where sent, else kept"
+        assert np.array_equal(after.u,
+                              np.where(np.isin(np.arange(d), sent.indices) & masking, 0,
+                                       u)), "masked where sent, else kept"
         if not masking:
             assert np.array_equal(u, exact), "without masking u is momentum's velocity"
         state = after
     return state
 
 
-@given(gs=gradients(eighths), momentum=st.sampled_from([0.0, 0.5]), ratio=st.sampled_from([0.01, 0.25, 0.5, 1.0]), masking=st.booleans())
+@given(gs=gradients(eighths), momentum=st.sampled_from([0.0, 0.5]),
+       ratio=st.sampled_from([0.01, 0.25, 0.5, 1.0]), masking=st.booleans())
 def test_dgc_what_is_sent_and_what_is_kept_sum_to_what_came_in(gs, momentum, ratio, masking):
-    """Lin et al. 2018, section 3.2: u = m u + g, r = r + u, and the residual keeps whatever is not sent; masking changes only u."""
+    """Lin et al. 2018, section 3.2: u = m u + g, r = r + u, and the residual keeps whatever is not sent;
+    masking changes only u."""
     hold_dgc_ledger(deep_gradient, gs, momentum, ratio, masking)
 
 
@@ -107,7 +118,8 @@ def everything_sent(masking):
 @given(gs=gradients(eighths))
 @example(gs=np.array([[1.0], [1.0]]))
 def test_dgc_with_all_entries_sent_is_momentum_sgd_without_masking_and_sgd_without_momentum_with_it(gs):
-    """The trap: masking clears u in every step, and the momentum is gone; implementations go dense at ratio 1."""
+    """The trap: masking clears u in every step, and the momentum is gone; implementations go dense at
+    ratio 1."""
     x, v, momentum = np.zeros(gs.shape[1]), np.zeros(gs.shape[1]), []
     for t, g in enumerate(gs):
         x, v = SGD(0.25, 0.5).step(x, v, g, t)
@@ -171,8 +183,10 @@ def everything_above_a_threshold(state, g, momentum, ratio, masking):
 
 
 @pytest.mark.parametrize("wrong, broken", [
-    (clears_before_sending, "sum to all"), (clears_everything, "sum to all"), (keeps_what_it_sent, "sum to all"),
-    (masks_always, "masked where sent"), (momentum_after_summing, "sum to all"), (everything_above_a_threshold, "k entries")])
+    (clears_before_sending, "sum to all"), (clears_everything, "sum to all"),
+    (keeps_what_it_sent, "sum to all"),
+    (masks_always, "masked where sent"), (momentum_after_summing, "sum to all"),
+    (everything_above_a_threshold, "k entries")])
 def test_dgc_wrong_variants_are_caught(wrong, broken):
     gs = np.array([[1, 2, 2, -4], [1, 1, 1, 1], [3, 0, 0, 0.5]])
     hold_dgc_ledger(deep_gradient, gs, 0.5, 0.5, False)
@@ -181,7 +195,8 @@ def test_dgc_wrong_variants_are_caught(wrong, broken):
 
 
 def test_dgc_counts_eight_bytes_an_entry():
-    sent, _ = deep_gradient(Residual(np.zeros(1000, np.float32), np.zeros(1000, np.float32)), np.ones(1000, np.float32), 0.9, 0.01)
+    sent, _ = deep_gradient(Residual(np.zeros(1000, np.float32), np.zeros(1000, np.float32)),
+                            np.ones(1000, np.float32), 0.9, 0.01)
     assert payload_bytes(sent) == 8 * 10 and sent.values.dtype == np.float32
 
 
@@ -200,16 +215,19 @@ def two_bit_vector(e, g):
 
 
 def hold_feedback_ledger(quantise, gs):
-    """q + e_new = g + e_old in every step, to the rounding of the two operations; and so sum q + e = sum g."""
+    """q + e_new = g + e_old in every step, to the rounding of the two operations; and so sum q + e = sum
+    g."""
     e, sent = 0 * gs[0], np.zeros(gs.shape[1])
     for t, g in enumerate(gs):
         q, after = quantise(e, g)
         s = g + e
         # s - q and q + (s - q) are rounded once each, of numbers not above 2 max(|s|, |q|).
-        assert np.all(np.abs(q + after - s) <= 2 * np.spacing(np.maximum(np.abs(s), np.abs(q)))), "q + e_new = g + e_old"
+        assert np.all(np.abs(q + after - s) <= 2
+                      * np.spacing(np.maximum(np.abs(s), np.abs(q)))), "q + e_new = g + e_old"
         sent, e = sent + q, after
         # e is below twice the largest s so far; each step adds its two roundings once more.
-        assert np.allclose(sent + e, gs[: t + 1].sum(axis=0, dtype=float), rtol=0, atol=1e-5 * (1 + np.abs(gs).sum())), "sum q + e = sum g"
+        assert np.allclose(sent + e, gs[: t + 1].sum(axis=0, dtype=float), rtol=0,
+                           atol=1e-5 * (1 + np.abs(gs).sum())), "sum q + e = sum g"
     return sent, e
 
 
@@ -236,14 +254,17 @@ def test_one_bit_has_two_values_per_column_the_means_of_its_sides(a):
         for side in (column > 0, column <= 0):
             if side.any():
                 assert quantised[side] == pytest.approx(column[side].mean(dtype=float), rel=1e-5, abs=1e-30)
-    assert message.bits.nbytes == math.ceil(a.size / 8) and payload_bytes(message) == math.ceil(a.size / 8) + 8 * 3
+    assert message.bits.nbytes == math.ceil(a.size / 8) and payload_bytes(message) == math.ceil(
+        a.size / 8) + 8 * 3
 
 
 @given(g=st.lists(reals, max_size=12).map(np.float32), threshold=st.sampled_from([0.25, 1.0, 100.0]))
 def test_two_bit_sends_the_threshold_where_it_is_reached(g, threshold):
     message, e = two_bit(np.zeros_like(g), g, threshold)
     q = two_bit_decode(message)
-    assert np.array_equal(q, np.where(np.abs(g) >= threshold, threshold * np.sign(g), 0)) and np.array_equal(e, g - q)
+    assert np.array_equal(q,
+                          np.where(np.abs(g) >= threshold, threshold * np.sign(g), 0)) and np.array_equal(
+                              e, g - q)
     assert payload_bytes(message) == math.ceil(g.size / 4)
 
 
@@ -274,7 +295,8 @@ def test_wrong_feedback_is_caught(wrong):
 
 @pytest.mark.parametrize("quantise, converges", [(one_bit_vector, True), (no_feedback, False)])
 def test_without_feedback_small_entries_are_never_heard(quantise, converges):
-    """One entry is a thousand times the others, always: with feedback the mean of what is sent is the gradient."""
+    """One entry is a thousand times the others, always: with feedback the mean of what is sent is the
+    gradient."""
     g = np.array([-1000, 1, 2, 3], np.float32)
     e, sent = 0 * g, np.zeros(4)
     for _ in range(4000):
@@ -290,6 +312,7 @@ VECTOR = np.random.default_rng(7).standard_normal(40)
 DRAWS = 3000
 
 
+@functools.cache
 def moments(compress, s):
     """Mean over draws, and mean squared error relative to |v|^2."""
     draws = np.array([qsgd_decode(compress(VECTOR, s, (0, 0, t), 64)) for t in range(DRAWS)])
@@ -299,8 +322,9 @@ def moments(compress, s):
 def hold_unbiased(compress, s):
     """The mean of each entry is its value: to five standard errors.
 
-    One entry's rounding has a standard deviation of at most norm / (2 s): a Bernoulli step of norm / s.  Of 40 entries
-    at five standard errors a false alarm has probability 40 x 6e-7; the draws are seeded, so that it never recurs.
+    One entry's rounding has a standard deviation of at most norm / (2 s): a Bernoulli step of norm / s.  Of
+    40 entries at five standard errors a false alarm has probability 40 x 6e-7; the draws are seeded, so that
+    it never recurs.
     """
     mean, _ = moments(compress, s)
     tolerance = 5 * np.linalg.norm(VECTOR) / (2 * s) / np.sqrt(DRAWS)
@@ -314,7 +338,8 @@ def test_qsgd_is_unbiased_with_bounded_variance(s):
     d = VECTOR.size
     assert moments(qsgd, s)[1] <= min(d / s**2, math.sqrt(d) / s)
     a = s * np.abs(VECTOR) / np.linalg.norm(VECTOR) % 1
-    assert moments(qsgd, s)[1] == pytest.approx(np.sum(a * (1 - a)) / s**2, rel=0.1), "the variance of its Bernoulli draws"
+    assert moments(qsgd, s)[1] == pytest.approx(np.sum(a * (1 - a)) / s**2,
+                                                rel=0.1), "the variance of its Bernoulli draws"
 
 
 def rounds_to_nearest(v, s, key, bucket):
@@ -325,7 +350,9 @@ def rounds_to_nearest(v, s, key, bucket):
 def rounds_by_a_coin(v, s, key, bucket):
     """WRONG: up or down with probability 1/2, wherever between two levels the entry is."""
     up = np.random.default_rng(key).random(v.size) < 0.5
-    return qsgd(v, s, key, bucket)._replace(levels=(np.sign(v) * (np.floor(s * np.abs(v) / np.linalg.norm(v)) + up)).astype(np.int8))
+    return qsgd(v, s, key,
+                bucket)._replace(
+                    levels=(np.sign(v) * (np.floor(s * np.abs(v) / np.linalg.norm(v)) + up)).astype(np.int8))
 
 
 @pytest.mark.parametrize("wrong", [rounds_to_nearest, rounds_by_a_coin])
@@ -334,10 +361,12 @@ def test_wrong_rounding_is_biased(wrong):
         hold_unbiased(wrong, 4)
 
 
-@given(v=st.lists(reals, max_size=20).map(np.float32), s=st.sampled_from([1, 4, 127, 1000, 2**20]), bucket=st.integers(1, 25),
+@given(v=st.lists(reals, max_size=20).map(np.float32), s=st.sampled_from([1, 4, 127, 1000, 2**20]),
+       bucket=st.integers(1, 25),
        key=st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)))
 def test_qsgd_levels_are_next_to_the_entry_in_their_bucket_and_a_function_of_the_key(v, s, bucket, key):
-    """Section 3.1: xi is one of the two levels around |v_j| / |v|, within [0, 1]; signs are kept; zero stays zero."""
+    """Section 3.1: xi is one of the two levels around |v_j| / |v|, within [0, 1]; signs are kept; zero
+    stays zero."""
     message = qsgd(v, s, key, bucket)
     again = qsgd(v, s, key, bucket)
     assert np.array_equal(message.levels, again.levels) and np.array_equal(message.norms, again.norms)
@@ -365,7 +394,8 @@ def test_qsgd_of_a_bucket_of_zeros_is_zeros_and_divides_by_nothing():
     v = np.float32([0, 0, 0, 0, 1, -2, 2, 0])
     with np.errstate(all="raise"):
         message = qsgd(v, 3, (0, 0, 0), 4)
-        assert np.array_equal(message.levels, [0, 0, 0, 0, 1, -2, 2, 0]) and np.array_equal(message.norms, [0, 3])
+        assert np.array_equal(message.levels,
+                              [0, 0, 0, 0, 1, -2, 2, 0]) and np.array_equal(message.norms, [0, 3])
         assert np.array_equal(qsgd_decode(message), v)
 
 

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import bsp, consgd, dynsgd, sequential, ssp
-from refsgd.algorithms.parameter_server import Model, Push
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.parts import Model, Push
+from refsgd.algorithms.server import bsp, consgd, dynsgd, ssp
 from refsgd.algorithms.sgd import SGD, StepDecay
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
@@ -27,18 +28,21 @@ sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st
 def test_they_run_under_the_gate_of_ssp(deploy, machine, seed, slack, workers, servers, steps):
     """Same worker, same answers: the schedule, the bytes and the staleness are those of SSP."""
     problem = integer_gradients(d=5, workers=workers)
-    run, plain = (simulate(f(problem, workers, steps, SGD(0.25), servers, staleness=slack), machine, seed) for f in (deploy, ssp.ssp))
+    run, plain = (simulate(f(problem, workers, steps, SGD(0.25), servers, staleness=slack), machine, seed)
+                  for f in (deploy, ssp.ssp))
     assert run.trace.seconds == plain.trace.seconds and run.trace.staleness == plain.trace.staleness
     assert run.trace.bytes_sent == plain.trace.bytes_sent
     assert run.trace.clock_gap <= slack and run.trace.lead <= slack + 1
-    assert [e.data["worker"] for e in run.trace.marks("block")] == [e.data["worker"] for e in plain.trace.marks("block")]
+    assert [e.values["worker"] for e in run.trace.marks("block")] == [e.values["worker"]
+                                                                    for e in plain.trace.marks("block")]
 
 
 @BOTH
 @given(machine=machines, seed=seeds, steps=st.integers(0, 6), servers=st.integers(1, 3))
 def test_one_worker_is_sequential_sgd_bit_for_bit(deploy, machine, seed, steps, servers):
     problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
-    assert np.array_equal(final(deploy(problem, 1, steps, sgd, servers), machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
+    assert np.array_equal(final(deploy(problem, 1, steps, sgd, servers), machine, seed),
+                          final(sequential.sequential(problem, 1, steps, sgd)))
 
 
 @given(machine=machines, seed=seeds, slack=slack, workers=st.sampled_from([1, 2, 4]), steps=st.integers(0, 6))
@@ -46,7 +50,9 @@ def test_consgd_adds_each_update_times_1_over_n(machine, seed, slack, workers, s
     """x = x0 + (1/n) sum of u; 1/n a power of two, so exact."""
     problem, seen = recorded(integer_gradients(d=5, workers=workers))
     x = final(consgd.consgd(problem, workers, steps, SGD(0.25), staleness=slack), machine, seed)
-    assert np.array_equal(x, problem.x0 - np.float32(0.25 / workers) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
+    assert np.array_equal(x,
+                          problem.x0
+                          - np.float32(0.25 / workers) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
 
 
 @BOTH
@@ -55,13 +61,16 @@ def test_consgd_adds_each_update_times_1_over_n(machine, seed, slack, workers, s
 def test_without_slack_both_are_bsp_with_a_mean(deploy, workers, seed):
     """All updates of a clock are complete before the next one begins, in whatever order they came."""
     problem, sgd = curved(workers=workers, dtype=np.float64), SGD(0.25)
-    assert np.allclose(final(deploy(problem, workers, 12, sgd, staleness=0), RANDOM, seed), final(bsp.bsp(problem, workers, 12, sgd)), rtol=1e-9)
-    assert not np.allclose(final(deploy(problem, workers, 12, sgd, staleness=2), RANDOM, seed), final(bsp.bsp(problem, workers, 12, sgd)), rtol=1e-4)
+    assert np.allclose(final(deploy(problem, workers, 12, sgd, staleness=0), RANDOM, seed),
+                       final(bsp.bsp(problem, workers, 12, sgd)), rtol=1e-9)
+    assert not np.allclose(final(deploy(problem, workers, 12, sgd, staleness=2), RANDOM, seed),
+                           final(bsp.bsp(problem, workers, 12, sgd)), rtol=1e-4)
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5))
 def test_a_complete_clock_of_dynsgd_is_the_mean_over_images(machine, seed, workers):
-    """As BSP at slack 0 also for unequal and empty shares, with a schedule by clocks; a mean of means would differ."""
+    """As BSP at slack 0 also for unequal and empty shares, with a schedule by clocks; a mean of means
+    would differ."""
     problem, sgd = ragged(workers, np.float64), SGD(0.25, schedule=StepDecay(2, 0.5))
     x = final(dynsgd.dynsgd(problem, workers, 6, sgd, staleness=0), machine, seed)
     assert np.allclose(x, final(bsp.bsp(problem, workers, 6, sgd)), rtol=1e-9)
@@ -69,11 +78,12 @@ def test_a_complete_clock_of_dynsgd_is_the_mean_over_images(machine, seed, worke
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5), slack=st.sampled_from([0, 2, float("inf")]))
 def test_the_weights_of_a_clock_always_sum_to_one(machine, seed, workers, slack):
-    """The d-th arrival takes 1/d and shrinks the earlier ones: with g(rank, t) = 1 at t = c only, x moves by 1 at once and stays."""
+    """The d-th arrival takes 1/d and shrinks the earlier ones: with g(rank, t) = 1 at t = c only, x moves
+    by 1 at once and stays."""
     for c in range(3):
         only = constant(lambda rank, t, c=c: float(t == c))
         run = simulate(dynsgd.dynsgd(only, workers, 3, SGD(1.0), staleness=slack), machine, seed)
-        assert {round(float(-e.data["x"][0]), 5) for e in run.trace.marks("update")} <= {0.0, 1.0}
+        assert {round(float(-e.values["x"][0]), 5) for e in run.trace.marks("update")} <= {0.0, 1.0}
         assert np.allclose(final_parameters(run), -1)
 
 
@@ -81,10 +91,11 @@ def test_the_first_counts_in_full_and_the_late_correct_it():
     """Three workers, gradients 6, 0 and 3 for one clock: 6, then 3, then 3."""
     problem = constant(lambda rank, t: [6.0, 0.0, 3.0][rank])
     run = simulate(dynsgd.dynsgd(problem, 3, 1, SGD(1.0)), Machine(compute="fixed(1)", speeds=(3, 2, 1)))
-    assert [float(-e.data["x"][0]) for e in run.trace.marks("update")] == [6, 3, 3]
+    assert [float(-e.values["x"][0]) for e in run.trace.marks("update")] == [6, 3, 3]
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 4), slack=st.sampled_from([1, float("inf")]), steps=st.integers(0, 5))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), slack=st.sampled_from([1, float("inf")]),
+       steps=st.integers(0, 5))
 def test_the_model_is_the_sum_of_the_clocks_means_whatever_the_order(machine, seed, workers, slack, steps):
     problem, seen = recorded(curved(workers=workers, dtype=np.float64))
     x = final(dynsgd.dynsgd(problem, workers, steps, SGD(0.25), staleness=slack), machine, seed)
@@ -92,19 +103,22 @@ def test_the_model_is_the_sum_of_the_clocks_means_whatever_the_order(machine, se
 
 
 def staleness_server(x, pushes, sgd):
-    """WRONG, yet called DynSGD elsewhere: each push divided by its staleness + 1; the weights of a clock sum to nothing fixed."""
+    """WRONG, yet called DynSGD elsewhere: each push divided by its staleness + 1; the weights of a clock
+    sum to nothing fixed."""
     v = sgd.start(x)
     for version in range(pushes):
         w, push = yield Recv(Push)
-        x, v = yield Compute(sgd.step, x, v, push.grad / np.float32(version - push.version + 1), version, kind="update")
-        yield Mark("update", slice=0, version=version, reads=((w, push.version),), x=x)
+        x, v = yield Compute(sgd.step, x, v, push.grad / np.float32(version - push.version + 1), version,
+                             kind="update")
+        yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
         yield Send(w, Model(x, version + 1))
     return x
 
 
 def test_a_rate_by_staleness_is_caught():
     only = constant(lambda rank, t: float(t == 1))
-    wrong = dict(dynsgd.dynsgd(only, 3, 3, SGD(1.0), staleness=float("inf"))) | {"server0": Node(staleness_server(only.x0, 9, SGD(1.0)))}
+    wrong = dict(dynsgd.dynsgd(only, 3, 3, SGD(1.0), staleness=float("inf"))) | {
+        "server0": Node(staleness_server(only.x0, 9, SGD(1.0)), role="server")}
     assert not np.allclose(final(wrong), -1)
 
 
@@ -122,12 +136,13 @@ def test_every_schedule_of_a_small_case_ends_at_the_sum_of_means(deploy, workers
 
 
 def test_stragglers_harm_less_than_in_ssp():
-    """A worker ten times slower whose data differ: SSP's full updates throw the model about, DYNSGD's means less, CONSGD's least."""
+    """A worker ten times slower whose data differ: SSP's full updates throw the model about, DYNSGD's
+    means less, CONSGD's least."""
     problem, machine = curved(workers=4), Machine(compute="fixed(1)", speeds=(10, 10, 10, 1))
     losses = []
     for deploy in (consgd.consgd, dynsgd.dynsgd, ssp.ssp):
         trace = simulate(deploy(problem, 4, 60, SGD(0.5), staleness=8), machine, observe=1000).trace
-        losses.append(np.mean([problem.loss(e.data["x"]) for e in trace.marks("update")[40:]]))
+        losses.append(np.mean([problem.loss(e.values["x"]) for e in trace.marks("update")[40:]]))
     assert losses == sorted(losses)
 
 

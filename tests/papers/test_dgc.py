@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import allreduce, dgc, sequential
+from refsgd.algorithms.allreduce import allreduce, dgc
+from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.compression import Residual, deep_gradient, kept
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
@@ -20,7 +21,8 @@ from tests.strategies import machines, seeds
 def ragged(workers, seed=0):
     """A non-quadratic problem in float64 whose shares differ in size from peer to peer and step to step."""
     base = quadratic(d=6, workers=workers, noise=1.0, seed=seed, dtype=np.float64)
-    return Problem(base.x0, lambda x, rank, t: base.gradient(np.tanh(x), rank, t), base.loss, images=lambda rank, t: 1 + (3 * rank + t) % 4)
+    return Problem(base.x0, lambda x, rank, t: base.gradient(np.tanh(x), rank, t), base.loss,
+                   images=lambda rank, t: 1 + (3 * rank + t) % 4)
 
 
 def all_equal(run):
@@ -29,11 +31,14 @@ def all_equal(run):
     return values[0]
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6), ratio=st.sampled_from([0.01, 0.3, 1.0]),
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6),
+       ratio=st.sampled_from([0.01, 0.3, 1.0]),
        masking=st.booleans())
-def test_replicas_are_identical_and_eight_bytes_an_entry_are_sent_whatever_the_schedule(machine, seed, workers, steps, ratio, masking):
+def test_replicas_are_identical_and_eight_bytes_an_entry_are_sent_whatever_the_schedule(
+    machine, seed, workers, steps, ratio, masking):
     def deploy():
-        return dgc.dgc(quadratic(d=10, workers=workers, noise=1.0), workers, steps, SGD(0.1, 0.9, 0.01), ratio=ratio, masking=masking)
+        return dgc.dgc(quadratic(d=10, workers=workers, noise=1.0), workers, steps, SGD(0.1, 0.9, 0.01),
+                       ratio=ratio, masking=masking)
 
     run = simulate(deploy(), machine, seed)
     assert np.array_equal(all_equal(run), all_equal(simulate(deploy())))
@@ -44,13 +49,15 @@ def test_replicas_are_identical_and_eight_bytes_an_entry_are_sent_whatever_the_s
 
 def test_every_schedule_of_two_peers_ends_with_the_same_bits():
     finals = set()
-    report = explore(lambda: dgc.dgc(integer_gradients(d=3, workers=2), 2, 2, SGD(0.125, 0.5)), lambda run: finals.add(all_equal(run).tobytes()))
+    report = explore(lambda: dgc.dgc(integer_gradients(d=3, workers=2), 2, 2, SGD(0.125, 0.5)),
+                     lambda run: finals.add(all_equal(run).tobytes()))
     assert report.complete and len(finals) == 1
 
 
 @given(workers=st.integers(1, 5), momentum=st.sampled_from([0.0, 0.9]))
 def test_at_ratio_1_without_masking_it_is_allreduce_sgd_with_momentum(workers, momentum):
-    """To the rounding of sums in another order, also where shares are ragged: each gradient is weighed before it accumulates."""
+    """To the rounding of sums in another order, also where shares are ragged: each gradient is weighed
+    before it accumulates."""
     sgd = SGD(0.1, momentum, 0.01)
     dense = simulate(allreduce.allreduce(ragged(workers), workers, 12, sgd)).values["peer0"]
     sent = simulate(dgc.dgc(ragged(workers), workers, 12, sgd, ratio=1.0, masking=False)).values["peer0"]
@@ -62,7 +69,8 @@ def test_at_ratio_1_without_masking_it_is_allreduce_sgd_with_momentum(workers, m
 def test_and_bit_for_bit_where_sums_are_exact(workers):
     problem, sgd = integer_gradients(workers=workers), SGD(0.25, 0.5)
     dense = all_equal(simulate(allreduce.allreduce(problem, workers, 8, sgd)))
-    assert np.array_equal(all_equal(simulate(dgc.dgc(problem, workers, 8, sgd, ratio=1.0, masking=False))), dense)
+    assert np.array_equal(all_equal(simulate(dgc.dgc(problem, workers, 8, sgd, ratio=1.0, masking=False))),
+                          dense)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -71,18 +79,21 @@ def test_at_ratio_1_with_masking_the_momentum_is_gone(workers):
     problem = integer_gradients(workers=workers)
     masked = all_equal(simulate(dgc.dgc(problem, workers, 8, SGD(0.25, 0.5), ratio=1.0)))
     assert np.array_equal(masked, all_equal(simulate(allreduce.allreduce(problem, workers, 8, SGD(0.25)))))
-    assert not np.array_equal(masked, all_equal(simulate(allreduce.allreduce(problem, workers, 8, SGD(0.25, 0.5)))))
+    assert not np.array_equal(masked,
+                              all_equal(simulate(allreduce.allreduce(problem, workers, 8, SGD(0.25, 0.5)))))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_one_peer_with_everything_sent_is_sequential_sgd_bit_for_bit(momentum):
     problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, momentum, 0.01)
     reference = final_parameters(simulate(sequential.sequential(problem, 1, 12, sgd)))
-    assert np.array_equal(final_parameters(simulate(dgc.dgc(problem, 1, 12, sgd, ratio=1.0, masking=False))), reference)
+    assert np.array_equal(final_parameters(simulate(dgc.dgc(problem, 1, 12, sgd, ratio=1.0, masking=False))),
+                          reference)
 
 
 def hold_ledger(problem, workers, steps, ratio, compress=deep_gradient):
-    """Without momentum: x_0 - x_T is the rate times what was sent; with the residuals it is the sum of all gradients."""
+    """Without momentum: x_0 - x_T is the rate times what was sent; with the residuals it is the sum of
+    all gradients."""
     computed, read = [], problem.gradient
 
     def gradient(x, rank, t):
@@ -102,7 +113,8 @@ def hold_ledger(problem, workers, steps, ratio, compress=deep_gradient):
         run = simulate(dgc.dgc(watched, workers, steps, SGD(0.25), ratio=ratio))
     moved = (problem.x0 - all_equal(run)) / 0.25
     owed = sum(residuals[-workers:])  # in virtual time all peers compress step t before any compresses t + 1
-    assert np.array_equal(moved + owed, sum(computed) / workers), "what moved x and what is still owed sum to all gradients"
+    assert np.array_equal(moved + owed,
+                          sum(computed) / workers), "what moved x and what is still owed sum to all gradients"
 
 
 def test_every_gradient_is_applied_or_in_a_residual():
@@ -149,7 +161,8 @@ def test_adding_in_the_order_of_arrival_is_caught(monkeypatch):
 
 
 def test_a_residual_that_is_thrown_away_is_caught():
-    """WRONG: entries that are not sent are dropped; it converges all the same, on the largest entries first."""
+    """WRONG: entries that are not sent are dropped; it converges all the same, on the largest entries
+    first."""
     def forgetful(state, g, *options):
         sent, after = deep_gradient(state, g, *options)
         return sent, Residual(after.u, 0 * after.r)

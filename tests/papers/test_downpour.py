@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import asp, downpour, sequential
-from refsgd.algorithms.downpour import Accrued
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.server import asp, downpour
+from refsgd.algorithms.server.downpour import Accrued
 from refsgd.algorithms.sgd import SGD, StepDecay
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Node, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
+from tests.marks import mostly_slow
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
 from tests.wrong import wrong_deployment
@@ -24,16 +26,21 @@ periods = {"push_every": st.integers(1, 4), "fetch_every": st.integers(1, 4)}
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_periods_of_one_are_asp_bit_for_bit(seed, momentum):
-    """A fetch right behind its push reads what ASP's answer holds; where bytes take no time nothing comes between the two."""
-    problem, sgd, machine = curved(), SGD(0.1, momentum, 0.01), Machine(compute="exponential(1)", latency=0.2, update="fixed(0.1)")
-    pulled, answered = (simulate(deploy(problem, 4, 15, sgd), machine, seed) for deploy in (downpour.downpour, asp.asp))
+    """A fetch right behind its push reads what ASP's answer holds; where bytes take no time nothing comes
+    between the two."""
+    problem, sgd, machine = curved(), SGD(0.1, momentum,
+                                          0.01), Machine(compute="exponential(1)", latency=0.2,
+                                                         update="fixed(0.1)")
+    pulled, answered = (simulate(deploy(problem, 4, 15, sgd), machine, seed)
+                        for deploy in (downpour.downpour, asp.asp))
     assert np.array_equal(final_parameters(pulled), final_parameters(answered))
     assert pulled.trace.staleness == answered.trace.staleness
 
 
 def test_longer_periods_are_not_asp():
     for options in ({"push_every": 2}, {"fetch_every": 2}):
-        assert not np.array_equal(final(downpour.downpour(curved(), 4, 15, SGD(0.1), **options)), final(asp.asp(curved(), 4, 15, SGD(0.1))))
+        assert not np.array_equal(final(downpour.downpour(curved(), 4, 15, SGD(0.1), **options)),
+                                  final(asp.asp(curved(), 4, 15, SGD(0.1))))
 
 
 @given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 8))
@@ -54,7 +61,8 @@ def windows(problem, steps, push_every):
 
 
 def test_the_first_window_has_one_gradient_and_the_last_what_is_left():
-    """The client pushes when step mod n_push = 0, so at step 0.  Off by one, and wrong: windows of 4, 4, 2."""
+    """The client pushes when step mod n_push = 0, so at step 0.  Off by one, and wrong: windows of 4, 4,
+    2."""
     unit = constant(lambda rank, t: 1.0)
     assert windows(unit, 10, 4) == [1, 4, 4, 1]
     assert windows(unit, 9, 4) == [1, 4, 4]
@@ -62,15 +70,19 @@ def test_the_first_window_has_one_gradient_and_the_last_what_is_left():
     assert windows(unit, 1, 5) == [1]
 
 
-@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 9), workers=st.integers(1, 4), **periods)
-def test_every_gradient_reaches_the_servers_once(machine, seed, servers, steps, workers, push_every, fetch_every):
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 9),
+       workers=st.integers(1, 4), **periods)
+def test_every_gradient_reaches_the_servers_once(machine, seed, servers, steps, workers, push_every,
+                                                 fetch_every):
     """Sum of pushed = sum of computed; integers, so exact in any order."""
     problem, seen = recorded(integer_gradients(d=5, workers=workers))
-    deployment = downpour.downpour(problem, workers, steps, SGD(0.25), servers, push_every=push_every, fetch_every=fetch_every)
+    deployment = downpour.downpour(problem, workers, steps, SGD(0.25), servers, push_every=push_every,
+                                   fetch_every=fetch_every)
     run = simulate(deployment, machine, seed)
     assert len(seen) == workers * steps and len(run.trace.staleness) == servers * len(seen)
     assert min((tau for _, tau in run.trace.staleness), default=0) >= 0
-    assert np.array_equal(final_parameters(run), problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
+    assert np.array_equal(final_parameters(run),
+                          problem.x0 - np.float32(0.25) * sum((g for *_, g in seen), np.zeros(5, np.float32)))
 
 
 def forgetful(program):
@@ -96,7 +108,8 @@ def test_a_lost_accrual_is_caught():
 
 @given(machine=machines, seed=seeds, fetch_every=st.integers(1, 4))
 def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
-    """x = fetched - lr sum of local gradients since; the schedule counts the servers' updates, n for each push."""
+    """x = fetched - lr sum of local gradients since; the schedule counts the servers' updates, n for each
+    push."""
     problem, seen = recorded(curved())
     sgd = SGD(0.1, schedule=StepDecay(12, 0.5))
     simulate(downpour.downpour(problem, 4, 9, sgd, 2, push_every=2, fetch_every=fetch_every), machine, seed)
@@ -109,13 +122,16 @@ def test_between_fetches_the_local_copy_steps_alone(machine, seed, fetch_every):
 
 @pytest.mark.parametrize("push_every", [1, 2, 3, 5])
 def test_the_local_copy_and_the_servers_step_at_one_rate(push_every):
-    """Dean et al., algorithm 7.1: one alpha.  A lone worker's own steps are those of the servers, whatever the schedule."""
-    run = simulate(downpour.downpour(curved(workers=1), 1, 11, SGD(0.1, schedule=StepDecay(1, 0.7)), push_every=push_every, fetch_every=100))
+    """Dean et al., algorithm 7.1: one alpha.  A lone worker's own steps are those of the servers,
+    whatever the schedule."""
+    run = simulate(downpour.downpour(curved(workers=1), 1, 11, SGD(0.1, schedule=StepDecay(1, 0.7)),
+                                     push_every=push_every, fetch_every=100))
     assert np.allclose(run.values["worker0"], run.values["server0"], rtol=1e-5)
 
 
 def test_adagrad_divides_by_the_root_of_all_squares():
-    """Rate of an entry: lr / sqrt(sum of its squared pushes); an entry that never moved stays, without 0/0."""
+    """Rate of an entry: lr / sqrt(sum of its squared pushes); an entry that never moved stays, without
+    0/0."""
     sgd, x, squares = SGD(0.5), np.zeros(3, np.float32), np.zeros(3, np.float32)
     x, squares = downpour.adagrad_step(sgd, x, squares, np.array([3, -4, 0], np.float32), 0)
     assert np.array_equal(x, np.array([-0.5, 0.5, 0], np.float32))  # the first step is lr, whatever the scale
@@ -124,7 +140,8 @@ def test_adagrad_divides_by_the_root_of_all_squares():
 
 
 def adagrad_with_decay(deploy, steps=6, lr=0.1, decay=0.3):
-    """One worker, and the rule in float64: what is decayed is part of the gradient, so its squares count as well."""
+    """One worker, and the rule in float64: what is decayed is part of the gradient, so its squares count
+    as well."""
     x, squares, problem = np.zeros(6), np.zeros(6), curved(workers=1)
     for t in range(steps):
         a = np.float64(problem.gradient(np.float32(x), 0, t)) + decay * x
@@ -140,7 +157,8 @@ def test_adagrad_decays_weights_as_part_of_the_gradient():
 
 @pytest.mark.parametrize("wrong", ["a", "a + np.float32(sgd.weight_decay)"])
 def test_adagrad_with_another_decay_is_caught(wrong):
-    found, expected = adagrad_with_decay(wrong_deployment(downpour.downpour, "a = a + np.float32(sgd.weight_decay) * x", f"a = {wrong}"))
+    found, expected = adagrad_with_decay(
+        wrong_deployment(downpour.downpour, "a = a + np.float32(sgd.weight_decay) * x", f"a = {wrong}"))
     assert not np.allclose(found, expected, rtol=0, atol=1e-3)
 
 
@@ -148,24 +166,30 @@ def test_adagrad_with_another_decay_is_caught(wrong):
 def test_adagrad_lives_with_the_slices(machine, seed, servers):
     problem = curved(workers=1)
     whole = final(downpour.downpour(problem, 1, 8, SGD(0.1), adagrad=True), LOCKSTEP)
-    assert np.array_equal(final(downpour.downpour(problem, 1, 8, SGD(0.1), servers, adagrad=True), machine, seed), whole)
+    assert np.array_equal(final(downpour.downpour(problem, 1, 8, SGD(0.1), servers, adagrad=True), machine,
+                                seed), whole)
 
 
-@pytest.mark.parametrize("workers, servers, steps, push, fetch", [(1, 1, 5, 1, 1), (4, 3, 10, 4, 3), (3, 9, 7, 2, 5), (2, 1, 0, 3, 2)])
+@pytest.mark.parametrize("workers, servers, steps, push, fetch",
+                         [(1, 1, 5, 1, 1), (4, 3, 10, 4, 3), (3, 9, 7, 2, 5), (2, 1, 0, 3, 2)])
 def test_bytes_are_a_model_per_push_and_per_fetch(workers, servers, steps, push, fetch):
-    pushes = -(-steps // push) + (steps > 1 and (steps - 1) % push > 0)  # windows that end at 0, push, ...; the rest
+    # windows that end at 0, push, ...; the rest
+    pushes = -(-steps // push) + (steps > 1 and (steps - 1) % push > 0)
     fetches = -(-steps // fetch)
-    trace = simulate(downpour.downpour(curved(workers=workers), workers, steps, SGD(0.1), servers, push_every=push, fetch_every=fetch), RANDOM).trace
+    trace = simulate(downpour.downpour(curved(workers=workers), workers, steps, SGD(0.1), servers,
+                                       push_every=push, fetch_every=fetch), RANDOM).trace
     assert sum(trace.bytes_sent.values()) == workers * 24 * (pushes + fetches)
     assert trace.messages == workers * servers * (pushes + 2 * fetches)
     assert all(count == workers * pushes for count in trace.updates.values())
 
 
-@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("every", mostly_slow([1, 2, 4], 2))
 def test_staleness_grows_with_the_period_of_fetching(every):
-    """Mean (n - 1)(f + 1)/2 + (f - 1)/2 pushes, own ones counted, for equal workers; within 4 % at 12,000 pushes."""
+    """Mean (n - 1)(f + 1)/2 + (f - 1)/2 pushes, own ones counted, for equal workers; within 4 % at 12,000
+    pushes."""
     n = 4
-    run = simulate(downpour.downpour(integer_gradients(d=1), n, 3000, SGD(0.0), fetch_every=every), FREE, observe=1)
+    run = simulate(downpour.downpour(integer_gradients(d=1), n, 3000, SGD(0.0), fetch_every=every), FREE,
+                   observe=1)
     taus = [tau for _, tau in run.trace.staleness]
     assert np.mean(taus) == pytest.approx((n - 1) * (every + 1) / 2 + (every - 1) / 2, rel=0.04)
 
@@ -180,7 +204,8 @@ def test_every_schedule_of_two_workers_loses_nothing():
         assert explore(lambda: downpour.downpour(problem, 2, 2, SGD(0.25), **options), check).complete
 
 
-@pytest.mark.parametrize("momentum, options", [(0, {"push_every": 0}), (0, {"fetch_every": 0}), (0.9, {"adagrad": True})])
+@pytest.mark.parametrize("momentum, options",
+                         [(0, {"push_every": 0}), (0, {"fetch_every": 0}), (0.9, {"adagrad": True})])
 def test_wrong_options_are_named(momentum, options):
     with pytest.raises(ValueError, match="expected"):
         downpour.downpour(curved(), 4, 1, SGD(0.1, momentum), **options)

@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import bsp, dpsgd, independent, sequential
-from refsgd.algorithms.dpsgd import Model, mix
-from refsgd.algorithms.independent import graph_of, peers
+from refsgd.algorithms.baselines import independent, sequential
+from refsgd.algorithms.baselines.independent import graph_of, peers
+from refsgd.algorithms.gossip import dpsgd
+from refsgd.algorithms.gossip.dpsgd import Model, mix
+from refsgd.algorithms.gossip.graphs import contraction, metropolis
+from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Send
-from refsgd.graphs import contraction, metropolis
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 
@@ -31,7 +33,8 @@ def curved(workers):
 
 def replicas(run):
     """x of every peer after each iteration, shape (steps, n, d); for at most 64 steps."""
-    xs = {name: [e.data["x"] for e in run.trace.marks("update") if e.node == name] for name in run.trace.nodes}
+    xs = {name: [e.values["x"] for e in run.trace.marks("update") if e.node == name]
+          for name in run.trace.nodes}
     return np.array(list(xs.values())).swapaxes(0, 1)
 
 
@@ -39,7 +42,9 @@ def rows(workers, W, order, problem, steps, sgd):
     """Deploy with any matrix."""
     program = dpsgd.combine_then_adapt if order == "cta" else dpsgd.adapt_then_combine
     names = peers(workers)
-    return {me: Node(program(i, names, {j: float(W[i][j]) for j in range(workers) if W[i][j] or i == j}, problem, steps, sgd))
+    return {
+        me: Node(program(i, names, {j: float(W[i][j]) for j in range(workers) if W[i][j] or i == j}, problem,
+                         steps, sgd))
             for i, me in enumerate(names)}
 
 
@@ -63,26 +68,32 @@ def test_the_gradient_is_of_the_own_replica_and_is_applied_to_the_average():
 def test_a_replica_reads_itself_as_it_was_after_the_iteration_before(order):
     trace = simulate(dpsgd.dpsgd(quadratic(workers=3), 3, 4, SGD(0.1), order=order), MACHINE).trace
     for name in trace.nodes:
-        found = [(e.data["version"], e.data["reads"], e.data["t"]) for e in trace.marks("update") if e.node == name]
+        found = [(e.values["version"], e.values["reads"], e.values["t"]) for e in trace.marks("update")
+                 if e.node == name]
         assert found == [(t, ((name, t),), t) for t in range(4)]
 
 
 def test_combining_first_hides_the_network_behind_the_gradient():
     """An iteration takes max(compute, latency) with cta, and their sum with atc."""
     problem, machine = integer_gradients(workers=4), Machine(compute="fixed(1)", latency=0.75)
-    seconds = [simulate(dpsgd.dpsgd(problem, 4, 8, SGD(0.1), order=order), machine).trace.seconds for order in ("cta", "atc")]
+    seconds = [simulate(dpsgd.dpsgd(problem, 4, 8, SGD(0.1), order=order), machine).trace.seconds
+               for order in ("cta", "atc")]
     assert seconds == [8.0, 14.0]
 
 
 @pytest.mark.parametrize("order, gap", [("cta", 3), ("atc", 2)])
 def test_a_straggler_is_felt_as_far_as_the_graph_is_wide(order, gap):
-    """On a ring of 6 the farthest peer is 3 away; cta sends before it computes, so each hop may be one iteration."""
+    """On a ring of 6 the farthest peer is 3 away; cta sends before it computes, so each hop may be one
+    iteration."""
     machine = Machine(compute="fixed(1)", speeds=(0.05,))
-    assert simulate(dpsgd.dpsgd(integer_gradients(workers=6), 6, 12, SGD(0.1), order=order), machine).trace.clock_gap == gap
+    assert simulate(dpsgd.dpsgd(integer_gradients(workers=6), 6, 12, SGD(0.1), order=order),
+                    machine).trace.clock_gap == gap
 
 
 def test_replicas_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_the_same_bits():
-    for x in replicas(simulate(dpsgd.dpsgd(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete", order="atc"), MACHINE)):
+    for x in replicas(
+        simulate(dpsgd.dpsgd(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete", order="atc"),
+                 MACHINE)):
         assert (x == x[0]).all()
 
 
@@ -93,10 +104,13 @@ def test_replicas_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_t
 def test_on_the_complete_graph_adapt_then_combine_is_bsp_bit_for_bit_and_combine_then_adapt_is_not(workers):
     problem, sgd = integer_gradients(workers=workers), SGD(0.25)
     synchronous = final_parameters(simulate(bsp.bsp(problem, workers, 8, sgd)))
-    atc, cta = (simulate(dpsgd.dpsgd(problem, workers, 8, sgd, graph="complete", order=order)) for order in ("atc", "cta"))
+    atc, cta = (simulate(dpsgd.dpsgd(problem, workers, 8, sgd, graph="complete", order=order))
+                for order in ("atc", "cta"))
     assert all(np.array_equal(x, synchronous) for x in atc.values.values())
-    assert len({x.tobytes() for x in cta.values.values()}) == workers, "replicas differ by their own last gradient"
-    assert not np.array_equal(final_parameters(cta), synchronous), "and so the next gradients are taken elsewhere"
+    assert len(
+        {x.tobytes() for x in cta.values.values()}) == workers, "replicas differ by their own last gradient"
+    assert not np.array_equal(final_parameters(cta),
+                              synchronous), "and so the next gradients are taken elsewhere"
 
 
 @orders
@@ -111,7 +125,8 @@ def test_with_the_identity_as_w_it_is_independent_sgd_bit_for_bit(order):
 def test_one_peer_is_sequential_sgd_bit_for_bit(order):
     problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, 0.9, 0.01)
     run = simulate(dpsgd.dpsgd(problem, 1, 20, sgd, order=order), MACHINE)
-    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd))))
+    assert np.array_equal(final_parameters(run),
+                          final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd))))
 
 
 @orders
@@ -145,9 +160,11 @@ def deviations(W, steps=40):
     return np.linalg.norm(xs - xs.mean(axis=1, keepdims=True), axis=(1, 2))
 
 
-@pytest.mark.parametrize("graph, workers", [("ring", 6), ("ring", 9), ("torus", 9), ("star", 5), ("exponential", 6)])
+@pytest.mark.parametrize("graph, workers",
+                         [("ring", 6), ("ring", 9), ("torus", 9), ("star", 5), ("exponential", 6)])
 def test_replicas_agree_at_the_rate_of_the_spectral_gap(graph, workers):
-    """Each round shrinks the deviation by at least the second eigenvalue of W, and in the long run by exactly that."""
+    """Each round shrinks the deviation by at least the second eigenvalue of W, and in the long run by
+    exactly that."""
     W = metropolis(graph_of(graph, workers))
     left = deviations(W)
     left = left[: np.argmax(left < 1e-5 * left[0]) or None]  # weights are float32
@@ -157,9 +174,11 @@ def test_replicas_agree_at_the_rate_of_the_spectral_gap(graph, workers):
         assert contraction(W) == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / workers))
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6), graph=st.sampled_from(GRAPHS),
+@given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6),
+       graph=st.sampled_from(GRAPHS),
        order=st.sampled_from(["cta", "atc"]))
-def test_no_schedule_changes_a_bit_and_bytes_are_m_per_edge_and_direction(machine, seed, workers, steps, graph, order):
+def test_no_schedule_changes_a_bit_and_bytes_are_m_per_edge_and_direction(
+    machine, seed, workers, steps, graph, order):
     problem, sgd = quadratic(d=3, workers=workers, noise=1.0), SGD(0.1, 0.9)
     deployment = [dpsgd.dpsgd(problem, workers, steps, sgd, graph=graph, order=order) for _ in range(2)]
     run, reference = simulate(deployment[0], machine, seed), simulate(deployment[1], MACHINE)
@@ -174,7 +193,8 @@ def test_no_schedule_changes_a_bit_and_bytes_are_m_per_edge_and_direction(machin
 
 
 def test_weights_by_the_own_degree_on_an_irregular_graph_are_caught():
-    """WRONG: 1 / (deg_i + 1) for oneself and each neighbour, right on a ring; on a star columns do not sum to 1."""
+    """WRONG: 1 / (deg_i + 1) for oneself and each neighbour, right on a ring; on a star columns do not
+    sum to 1."""
     near = graph_of("star", 6)
     W = [[1 / (len(near[i]) + 1) if j == i or j in near[i] else 0.0 for j in range(6)] for i in range(6)]
     problem = curved(6)
@@ -193,7 +213,7 @@ def forgets_itself(rank, names, weights, problem, steps, sgd):
         g = yield Compute(problem.gradient, x, rank, t)
         found = yield from dpsgd.gather(names, list(others), rank, x)
         x = mix(others, found) - np.float32(sgd.lr) * g
-        yield dpsgd.Mark("update", slice=0, version=t, reads=(), t=t, x=x)
+        yield dpsgd.Mark("update", part=0, version=t, reads=(), t=t, x=x)
     return x
 
 
@@ -204,7 +224,8 @@ def test_a_peer_that_does_not_count_itself_never_agrees(monkeypatch):
 
 
 def gradient_after_mixing(rank, names, weights, problem, steps, sgd):
-    """WRONG: averages first and then takes the gradient at the average, which is D-PSGD with an idle network."""
+    """WRONG: averages first and then takes the gradient at the average, which is D-PSGD with an idle
+    network."""
     x = problem.x0
     for t in range(steps):
         for j in weights:
@@ -213,7 +234,7 @@ def gradient_after_mixing(rank, names, weights, problem, steps, sgd):
         x = mix(weights, (yield from dpsgd.gather(names, [j for j in weights if j != rank], rank, x)))
         g = yield Compute(problem.gradient, x, rank, t)
         x = x - np.float32(sgd.lr) * g
-        yield dpsgd.Mark("update", slice=0, version=t, reads=(), t=t, x=x)
+        yield dpsgd.Mark("update", part=0, version=t, reads=(), t=t, x=x)
     return x
 
 

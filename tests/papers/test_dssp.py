@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import dssp, sequential, ssp
-from refsgd.algorithms.parameter_server import Model, Push
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.parts import Model, Push, Shard
+from refsgd.algorithms.server import dssp, ssp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
-from refsgd.result import final_parameters
 from refsgd.runtimes import faulty
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import Fault
@@ -30,15 +31,18 @@ UNEQUAL = Machine(compute="exponential(1)", speeds=(1, 1, 6))
 def test_an_empty_range_is_ssp_bit_for_bit(machine, seed, slack, momentum, workers, servers, steps):
     problem, sgd = curved(workers=workers), SGD(0.1, momentum)
     dynamic, plain = (simulate(deployment, machine, seed) for deployment in (
-        dssp.dssp(problem, workers, steps, sgd, servers, lower=slack, upper=slack), ssp.ssp(problem, workers, steps, sgd, servers, staleness=slack)))
+        dssp.dssp(problem, workers, steps, sgd, servers, lower=slack, upper=slack),
+        ssp.ssp(problem, workers, steps, sgd, servers, staleness=slack)))
     assert np.array_equal(final_parameters(dynamic), final_parameters(plain))
     assert dynamic.trace.seconds == plain.trace.seconds
     assert len(dynamic.trace.marks("block")) == len(plain.trace.marks("block"))
 
 
 @given(machine=machines, seed=seeds, lower=st.integers(0, 3), more=st.integers(0, 4), **sizes)
-def test_the_clock_gap_never_exceeds_upper_and_nothing_is_lost(machine, seed, lower, more, workers, servers, steps):
-    run = simulate(dssp.dssp(integer_gradients(d=5, workers=workers), workers, steps, SGD(0.25), servers, lower=lower, upper=lower + more),
+def test_the_clock_gap_never_exceeds_upper_and_nothing_is_lost(machine, seed, lower, more, workers, servers,
+                                                               steps):
+    run = simulate(dssp.dssp(integer_gradients(d=5, workers=workers), workers, steps, SGD(0.25), servers,
+                             lower=lower, upper=lower + more),
                    machine, seed)
     assert run.trace.clock_gap <= lower + more and run.trace.lead <= lower + more + 1
     assert all(count == workers * steps for count in run.trace.updates.values())
@@ -49,7 +53,8 @@ def test_the_clock_gap_never_exceeds_upper_and_nothing_is_lost(machine, seed, lo
 @pytest.mark.parametrize("lower, upper", [(0, 2), (1, 4), (3, 3)])
 def test_the_bound_is_reached_and_lower_alone_is_exceeded(lower, upper):
     problem = integer_gradients(workers=3)
-    traces = [simulate(dssp.dssp(problem, 3, 150, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed).trace for seed in range(3)]
+    traces = [simulate(dssp.dssp(problem, 3, 150, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed).trace
+              for seed in range(3)]
     assert max(t.clock_gap for t in traces) == upper
 
 
@@ -59,12 +64,13 @@ def hasty_server(workers, x, steps, sgd, lower, upper):
     for version in range(steps * len(workers)):
         w, push = yield Recv(Push)
         x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
-        yield Mark("update", slice=0, version=version, reads=((w, push.version),), x=x)
+        yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
         clock[w] += 1
         waiting.add(w)
         if clock[w] > min(clock.values()) + lower and not granted[w]:
             granted[w] = upper - lower
-        for w in [w for w in workers if w in waiting and (granted[w] or clock[w] <= min(clock.values()) + lower)]:
+        for w in [w for w in workers if w in waiting
+                  and (granted[w] or clock[w] <= min(clock.values()) + lower)]:
             granted[w] = max(0, granted[w] - 1)
             waiting.remove(w)
             yield Send(w, Model(x, version + 1))
@@ -74,24 +80,29 @@ def hasty_server(workers, x, steps, sgd, lower, upper):
 def test_a_second_grant_beyond_upper_is_caught():
     problem = integer_gradients(workers=3)
     wrong = dict(dssp.dssp(problem, 3, 60, SGD(0.25), lower=1, upper=4)) | {
-        "server0": Node(hasty_server([f"worker{i}" for i in range(3)], problem.x0, 60, SGD(0.25), 1, 4))}
+        "server0": Node(hasty_server([f"worker{i}" for i in range(3)], problem.x0, 60, SGD(0.25), 1, 4), role="server")}
     assert simulate(wrong, UNEQUAL).trace.clock_gap > 4
 
 
 def test_the_controller_takes_the_shortest_wait_and_of_equals_the_fewest():
     """Pushes at now + r own; the slow one's at its last push + k intervals."""
     assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=4) == 3  # at 16, no wait
-    assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=2) == 2  # 16 is out of reach; 14 waits 2
-    assert dssp.extra(now=10, interval=3, slow=4, slow_interval=6, most=4) == 0  # the push is due now, and again at r = 2, 4
+    # 16 is out of reach; 14 waits 2
+    assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=2) == 2
+    # the push is due now, and again at r = 2, 4
+    assert dssp.extra(now=10, interval=3, slow=4, slow_interval=6, most=4) == 0
     assert dssp.extra(now=10, interval=2, slow=9, slow_interval=7, most=0) == 0
-    assert dssp.extra(now=10, interval=4, slow=9, slow_interval=3, most=2) == 2  # at 18, the slow one's third push from now
+    # at 18, the slow one's third push from now
+    assert dssp.extra(now=10, interval=4, slow=9, slow_interval=3, most=2) == 2
 
 
 def test_an_overdue_worker_is_taken_to_be_as_slow_as_it_has_been_silent():
     """Without that, a worker that fell silent after quick pushes would be expected at any moment."""
     clock = {"worker0": 5, "worker1": 2}
-    assert dssp.grant("worker0", clock, {"worker0": (29, 30), "worker1": (0, 4)}, upper=8) == 0  # expected now; 4 a push would say at 32
-    assert dssp.grant("worker0", clock, {"worker0": (26, 30), "worker1": (0, 24)}, upper=8) == 4  # at 48; 46 waits 2
+    # expected now; 4 a push would say at 32
+    assert dssp.grant("worker0", clock, {"worker0": (29, 30), "worker1": (0, 4)}, upper=8) == 0
+    # at 48; 46 waits 2
+    assert dssp.grant("worker0", clock, {"worker0": (26, 30), "worker1": (0, 24)}, upper=8) == 4
 
 
 def test_the_slowest_worker_is_the_last_to_come_of_those_with_the_slowest_clock():
@@ -103,7 +114,7 @@ def test_the_slowest_worker_is_the_last_to_come_of_those_with_the_slowest_clock(
 def test_a_grant_is_used_clock_by_clock_and_then_one_push_of_the_slowest_releases(monkeypatch):
     """Not a return to `lower`: the bound of that moment is where the grant has led."""
     monkeypatch.setattr(dssp, "extra", lambda now, interval, slow, slow_interval, most: min(2, most))
-    program = dssp.server(0, ["worker0", "worker1"], np.zeros(1, np.float32), 4, SGD(1.0), 0, 2)
+    program = dssp.server(Shard(0, np.zeros(1, np.float32), SGD(1.0)), ["worker0", "worker1"], 4, 0, 2)
     effect, answered = program.send(None), []
     for w in ("worker0", "worker0", "worker0", "worker1"):
         answered.append([])
@@ -116,11 +127,14 @@ def test_a_grant_is_used_clock_by_clock_and_then_one_push_of_the_slowest_release
 
 
 def answers_by_the_book(order, workers, lower, upper):
-    """Who is answered after each push or death (w, False or True), and whether w is held back, simulated from the page.
+    """Who is answered after each push or death (w, False or True), and whether w is held back, simulated from
+    the page.
 
     Predicted pushes are listed one by one, and their waits compared.
     """
-    came, left, bound, waiting, answered, now = {w: [] for w in workers}, dict.fromkeys(workers, 0), {}, set(), [], 0
+    came, left, bound, waiting, answered, now = {w: []
+                                                 for w in workers}, dict.fromkeys(
+                                                     workers, 0), {}, set(), [], 0
     for w, died in order:
         if died:
             del came[w]
@@ -137,13 +151,15 @@ def answers_by_the_book(order, workers, lower, upper):
         slowest, ahead = min(clock.values()), clock[w] - min(clock.values())
         use = left[w] > 0
         if not use and ahead > lower:
-            def lasts(u):  # the interval between the last two pushes of u, the start being one; and the silence since
+            # the interval between the last two pushes of u, the start being one; and the silence since
+            def lasts(u):
                 *_, before, last = [0, 0, *came[u]]
                 return last, max(last - before, now - last)
 
             last, interval = max((lasts(u) for u in came if clock[u] == slowest), key=sum)
             own = now - [0, 0, *came[w]][-2]
-            waits = [next(k for k in itertools.count(last + interval, interval) if k >= now + r * own) - now - r * own for r in range(upper + 2 - ahead)]
+            waits = [next(k for k in itertools.count(last + interval, interval) if k >= now + r * own) - now
+                     - r * own for r in range(upper + 2 - ahead)]
             left[w] = waits.index(min(waits))
             use = left[w] > 0
         bound[w] = ahead if use else ahead - 1
@@ -155,19 +171,22 @@ def answers_by_the_book(order, workers, lower, upper):
 
 
 def hold_answers(deploy, lower, upper, seed, killed=None, delay=0.0):
-    """A worker dies; the news, as all that it sends, comes `delay` later: the others may be held back by then."""
+    """A worker dies; the news, as all that it sends, comes `delay` later: the others may be held back by
+    then."""
     workers = [f"worker{i}" for i in range(3)]
-    faults = [] if killed is None else [Fault("delay", f"worker{killed}", 0, delay), Fault("kill", f"worker{killed}", 1 + seed)]
-    trace = faulty.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper), UNEQUAL, seed, faults=faults).trace
+    faults = [] if killed is None else [Fault("delay", f"worker{killed}", 0, delay),
+                                        Fault("kill", f"worker{killed}", 1 + seed)]
+    trace = faulty.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper),
+                            UNEQUAL, seed, faults=faults).trace
     order, answered = [], []
     for e in trace.events:
         if e.node == "server0" and e.kind == "receive":
-            order.append((e.data["src"], e.data["message"] == "Died"))
+            order.append((e.src, e.message == "Died"))
             answered.append(([], False))
         elif e.node == "server0" and e.kind == "send":
-            answered[-1][0].append(e.data["to"])
-        elif e.node == "server0" and e.kind == "mark" and e.data["name"] == "block":
-            assert e.data["worker"] == order[-1][0]
+            answered[-1][0].append(e.to)
+        elif e.node == "server0" and e.kind == "mark" and e.name == "block":
+            assert e.values["worker"] == order[-1][0]
             answered[-1] = answered[-1][0], True
     assert answered == answers_by_the_book(order, workers, lower, upper)
 
@@ -182,29 +201,36 @@ def test_every_answer_is_that_of_the_page(lower, upper):
 
 
 @pytest.mark.parametrize("right, wrong", [
-    ("if not granted[w] and clock[w] > slowest + lower", "if clock[w] > slowest + lower"),  # renewed at every push
-    ("if not granted[w] and clock[w] > slowest + lower", "if not granted[w]"),  # before it is needed, for other intervals than then
+    # renewed at every push
+    ("if not granted[w] and clock[w] > slowest + lower", "if clock[w] > slowest + lower"),
+    # before it is needed, for other intervals than then
+    ("if not granted[w] and clock[w] > slowest + lower", "if not granted[w]"),
     ("pushed[w] = pushed[w][1], version", "pushed[w] = 0, version"),  # intervals from the start
     ("interval = max(last - previous, now - last)", "interval = last - previous"),
     ("next_push[max(next_push)]", "next_push[min(next_push)]"),
-    ("for it no more\n            slowest = min(clock.values(), default=steps)", "for it no more\n            pass"),
+    ("for it no more\n            slowest = min(clock.values(), default=steps)",
+     "for it no more\n            pass"),
 ])
 def test_a_wrong_grant_is_caught(right, wrong):
     with pytest.raises((AssertionError, ZeroDivisionError, Deadlock)):
         for seed in range(4):
             for lower, upper in ((0, 6), (3, 15)):
-                hold_answers(wrong_deployment(dssp.dssp, right, wrong), lower, upper, seed, 2 if "no more" in right else None, 5.0)
+                hold_answers(wrong_deployment(dssp.dssp, right, wrong), lower, upper, seed,
+                             2 if "no more" in right else None, 5.0)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])
 def test_grants_wait_no_longer_than_ssp_with_lower_and_no_less_than_with_upper(lower, upper):
     """At constant unequal speeds, and at random ones in the mean over seeds."""
     def waited(deploy, machine, **options):
-        return np.mean([simulate(deploy(integer_gradients(d=1, workers=3), 3, 120, SGD(0.0), **options), machine, seed, observe=1)
+        return np.mean(
+            [simulate(deploy(integer_gradients(d=1, workers=3), 3, 120, SGD(0.0), **options), machine, seed,
+                      observe=1)
                         .trace.marks("update")[-1].time for seed in range(4)])
 
     for machine in (Machine(compute="fixed(1)", speeds=(1, 1.7, 2.3)), FREE):
-        quick, dynamic, slow = (waited(ssp.ssp, machine, staleness=upper), waited(dssp.dssp, machine, lower=lower, upper=upper),
+        quick, dynamic, slow = (waited(ssp.ssp, machine, staleness=upper),
+                                waited(dssp.dssp, machine, lower=lower, upper=upper),
                                 waited(ssp.ssp, machine, staleness=lower))
         assert quick - 1e-9 <= dynamic <= slow + 1e-9
 
@@ -212,21 +238,24 @@ def test_grants_wait_no_longer_than_ssp_with_lower_and_no_less_than_with_upper(l
 @given(machine=machines, seed=seeds, steps=st.integers(0, 6), servers=st.integers(1, 3))
 def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, servers):
     problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
-    assert np.array_equal(final(dssp.dssp(problem, 1, steps, sgd, servers), machine, seed), final(sequential.sequential(problem, 1, steps, sgd)))
+    assert np.array_equal(final(dssp.dssp(problem, 1, steps, sgd, servers), machine, seed),
+                          final(sequential.sequential(problem, 1, steps, sgd)))
 
 
-@pytest.mark.parametrize("workers, steps, lower, upper, reached", [(2, 4, 1, 2, 3), (2, 5, 1, 3, 4), (3, 3, 0, 0, 1)])
+@pytest.mark.parametrize("workers, steps, lower, upper, reached",
+                         [(2, 4, 1, 2, 3), (2, 5, 1, 3, 4), (3, 3, 0, 0, 1)])
 def test_every_schedule_of_a_small_case_keeps_the_bound(workers, steps, lower, upper, reached):
     """Leads at the server, of completed clocks: at most upper + 1, which is met."""
     def lead(run):
         clock, worst = dict.fromkeys(run.trace.workers, 0), 0
         for e in run.trace.marks("update"):
-            clock[e.data["reads"][0][0]] += 1
+            clock[e.values["reads"][0][0]] += 1
             worst = max(worst, max(clock.values()) - min(clock.values()))
         return worst
 
     problem = integer_gradients(d=1, workers=workers)
-    report = explore(lambda: dssp.dssp(problem, workers, steps, SGD(0.25), lower=lower, upper=upper), observe=lead)
+    report = explore(lambda: dssp.dssp(problem, workers, steps, SGD(0.25), lower=lower, upper=upper),
+                     observe=lead)
     assert report.complete and max(report.finals) == reached <= upper + 1
 
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import easgd, sequential
+from refsgd.algorithms.averaging import easgd
+from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
@@ -18,7 +19,8 @@ from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, mome
 
 
 def paper(problem, steps, sgd, period, alpha, post_elastic=False):
-    """Algorithm 2 for one worker, line by line; with `post_elastic` the gradient is taken where the exchange left x."""
+    """Algorithm 2 for one worker, line by line; with `post_elastic` the gradient is taken where the
+    exchange left x."""
     x = center = problem.x0
     v = np.zeros_like(x)
     mu, lr, alpha = np.float32(sgd.momentum), np.float32(sgd.lr), np.float32(alpha)
@@ -48,12 +50,14 @@ def test_the_gradient_is_taken_before_the_exchange_not_after_it():
     """WRONG, yet in more than one library: algorithm 1 saves x first and takes the gradient there."""
     problem, sgd = curved(workers=1), SGD(0.1)
     run = simulate(easgd.easgd(problem, 1, 20, sgd, period=1, alpha=0.3), RANDOM)
-    assert not np.allclose(run.values["worker0"], paper(problem, 20, sgd, 1, 0.3, post_elastic=True)[0], rtol=1e-3)
+    assert not np.allclose(run.values["worker0"], paper(problem, 20, sgd, 1, 0.3, post_elastic=True)[0],
+                           rtol=1e-3)
 
 
 @pytest.mark.parametrize("workers", [2, 5])
 def test_sync_is_the_synchronous_rule(workers):
-    """Section 3: all right-hand sides at time t; centre = (1 - beta) centre + beta mean(x_i), beta = n alpha."""
+    """Section 3: all right-hand sides at time t; centre = (1 - beta) centre + beta mean(x_i), beta = n
+    alpha."""
     problem, alpha = curved(workers=workers, dtype=np.float64), 0.9 / workers
     xs, center = [problem.x0] * workers, problem.x0
     for t in range(12):
@@ -64,7 +68,8 @@ def test_sync_is_the_synchronous_rule(workers):
     assert all(np.allclose(run.values[f"worker{i}"], xs[i], rtol=1e-5) for i in range(workers))
 
 
-@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 7), period=st.integers(1, 3))
+@given(machine=machines, seed=seeds, servers=st.integers(1, 3), steps=st.integers(0, 7),
+       period=st.integers(1, 3))
 def test_sync_depends_neither_on_the_schedule_nor_on_the_servers(machine, seed, servers, steps, period):
     problem, sgd = curved(), SGD(0.1, 0.5)
     reference = final(easgd.easgd(problem, 4, steps, sgd, period=period, mode="sync"), LOCKSTEP)
@@ -92,32 +97,38 @@ def imbalance(deployment, problem, workers, machine, seed):
         if not isinstance(server.effect, Compute) and received:  # applied
             under_way[:] = [e for e in under_way if all(e is not r for r in received)]
             received.clear()
-        replicas = sum(nodes[f"worker{i}"].local["x"] for i in range(workers) if "x" in nodes[f"worker{i}"].local)
+        replicas = sum(nodes[f"worker{i}"].local["x"] for i in range(workers)
+                       if "x" in nodes[f"worker{i}"].local)
         total = replicas + server.local["x"] + sum(under_way, np.zeros_like(problem.x0)) - sum(steps)
         worst = max(worst, float(np.max(np.abs(total - (workers + 1) * problem.x0))))
     return worst
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 4), period=st.integers(1, 3), alpha=st.sampled_from([0.1, 0.5, 1.0]),
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), period=st.integers(1, 3),
+       alpha=st.sampled_from([0.1, 0.5, 1.0]),
        momentum=st.sampled_from([0.0, 0.9]))
-def test_an_exchange_conserves_the_sum_of_replicas_and_centre_with_forces_under_way(machine, seed, workers, period, alpha, momentum):
-    """Section 3: the same vector is taken from the replica and added to the centre, however old the centre that it was computed from."""
+def test_an_exchange_conserves_the_sum_of_replicas_and_centre_with_forces_under_way(
+    machine, seed, workers, period, alpha, momentum):
+    """Section 3: the same vector is taken from the replica and added to the centre, however old the
+    centre that it was computed from."""
     problem = curved(workers=workers, dtype=np.float64)
     deployment = easgd.easgd(problem, workers, 6, SGD(0.1, momentum), period=period, alpha=alpha)
     assert imbalance(deployment, problem, workers, machine, seed) < 1e-10
 
 
 def two_sided_server(x, exchanges, alpha):
-    """WRONG: takes the force from its own present centre, "because that one is newer"; the worker has used another."""
+    """WRONG: takes the force from its own present centre, "because that one is newer"; the worker has
+    used another."""
     version, seen = 0, [x]
     while version < exchanges:
         w, message = yield Recv(easgd.Fetch, easgd.Elastic)
         if isinstance(message, easgd.Fetch):
             yield Send(w, easgd.Model(x, version))
         else:
-            x = yield Compute(easgd.add, x, [message.force + alpha * (seen[message.version] - x)], kind="update")
+            x = yield Compute(easgd.add, x, [message.force + alpha * (seen[message.version] - x)],
+                              kind="update")
             seen.append(x)
-            yield Mark("update", slice=0, version=version, reads=((w, message.version),), x=x)
+            yield Mark("update", part=0, version=version, reads=((w, message.version),), x=x)
             version += 1
     return x
 
@@ -125,7 +136,7 @@ def two_sided_server(x, exchanges, alpha):
 def test_a_force_from_another_centre_on_each_side_is_caught():
     problem = curved(workers=3, dtype=np.float64)
     wrong = dict(easgd.easgd(problem, 3, 6, SGD(0.1), period=1, alpha=0.3))
-    wrong["server0"] = Node(two_sided_server(problem.x0, 18, 0.3))
+    wrong["server0"] = Node(two_sided_server(problem.x0, 18, 0.3), role="server")
     assert imbalance(wrong, problem, 3, RANDOM, 0) > 1e-3
 
 
@@ -176,7 +187,8 @@ def test_one_half_moves_both_to_the_middle_and_one_swaps_them():
     assert abs(x - center) == 0.5
 
 
-@pytest.mark.parametrize("mode, workers, stable, unstable", [("async", 1, 0.98, 1.05), ("sync", 3, 0.49, 0.52)])
+@pytest.mark.parametrize("mode, workers, stable, unstable",
+                         [("async", 1, 0.98, 1.05), ("sync", 3, 0.49, 0.52)])
 def test_exchanges_alone_are_stable_up_to_a_limit(mode, workers, stable, unstable):
     """Async with a fresh centre: alpha < 1; sync: alpha (n + 1) < 2."""
     def distance(alpha, steps):
@@ -188,32 +200,41 @@ def test_exchanges_alone_are_stable_up_to_a_limit(mode, workers, stable, unstabl
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-@pytest.mark.parametrize("workers, servers, steps, period", [(1, 1, 5, 2), (4, 1, 9, 4), (3, 5, 6, 1), (2, 2, 0, 3)])
+@pytest.mark.parametrize("workers, servers, steps, period",
+                         [(1, 1, 5, 2), (4, 1, 9, 4), (3, 5, 6, 1), (2, 2, 0, 3)])
 def test_bytes_are_a_model_down_and_a_force_up_per_exchange(mode, workers, servers, steps, period):
     """Momentum never travels."""
     exchanges = workers * -(-steps // period)
     for momentum in (0.0, 0.9):
-        trace = simulate(easgd.easgd(curved(workers=workers), workers, steps, SGD(0.1, momentum), servers, period=period, mode=mode), RANDOM).trace
+        trace = simulate(easgd.easgd(curved(workers=workers), workers, steps, SGD(0.1, momentum), servers,
+                                     period=period, mode=mode), RANDOM).trace
         assert sum(trace.bytes_sent.values()) == 2 * exchanges * 24
         assert trace.messages == 3 * exchanges * servers
-        assert all(count == exchanges // (workers if mode == "sync" else 1) for count in trace.updates.values())
+        assert all(count == exchanges // (workers if mode == "sync" else 1)
+                   for count in trace.updates.values())
 
 
 @pytest.mark.parametrize("period", [1, 2, 4])
 def test_sync_bounds_the_clocks_to_two_periods_and_async_does_not(period):
-    """The next centre is shown when all forces of this one are in: a round ahead of a worker that has begun its own, as SSP with slack 1."""
+    """The next centre is shown when all forces of this one are in: a round ahead of a worker that has
+    begun its own, as SSP with slack 1."""
     machine = Machine(compute="fixed(1)", speeds=(0.02,))
-    sync, free = (simulate(easgd.easgd(integer_gradients(workers=3), 3, 40, SGD(0.1), period=period, mode=mode), machine).trace for mode in ("sync", "async"))
+    sync, free = (
+        simulate(easgd.easgd(integer_gradients(workers=3), 3, 40, SGD(0.1), period=period, mode=mode),
+                 machine).trace for mode in ("sync", "async"))
     assert sync.clock_gap == 2 * period - 1 and sync.lead == 2 * period
     assert free.clock_gap > 2 * period
 
 
 def test_a_longer_period_waits_less():
-    seconds = [simulate(easgd.easgd(curved(), 4, 48, SGD(0.0), period=p), RANDOM).trace.seconds for p in (1, 4, 16)]
+    seconds = [simulate(easgd.easgd(curved(), 4, 48, SGD(0.0), period=p), RANDOM).trace.seconds
+               for p in (1, 4, 16)]
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("options", [{"period": 0}, {"alpha": -0.1}, {"alpha": float("inf")}, {"alpha": float("nan")}, {"mode": "fast"}])
+@pytest.mark.parametrize("options",
+                         [{"period": 0}, {"alpha": -0.1}, {"alpha": float("inf")}, {"alpha": float("nan")},
+                          {"mode": "fast"}])
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         easgd.easgd(curved(), 4, 1, SGD(0.1), **options)

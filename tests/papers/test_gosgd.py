@@ -1,17 +1,19 @@
-"""What is claimed of gossip SGD with sum weights: Blot et al., arXiv:1611.09726, and its weights under any schedule."""
+"""What is claimed of gossip SGD with sum weights: Blot et al., arXiv:1611.09726, and its weights under
+any schedule."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import gosgd, independent, sequential
-from refsgd.algorithms.gosgd import Replica, Share, process_messages
+from refsgd.algorithms.baselines import independent, sequential
+from refsgd.algorithms.gossip import gosgd
+from refsgd.algorithms.gossip.gosgd import Replica, Share, process_messages
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.ledger import Ledger, object_of, with_bodies
 from tests.strategies import machines, seeds
@@ -56,7 +58,8 @@ def test_nobody_waits_whatever_the_network():
 
 
 def test_order_of_queued_messages_does_not_matter_and_they_can_be_coalesced():
-    """A convex combination is associative: two messages equal one with their weighted mean and summed weight."""
+    """A convex combination is associative: two messages equal one with their weighted mean and summed
+    weight."""
     x, y, z = np.random.default_rng(0).standard_normal((3, 5))
     results = []
     for queue in ([Share(y, np.float64(0.25)), Share(z, np.float64(0.5))],
@@ -69,7 +72,8 @@ def test_order_of_queued_messages_does_not_matter_and_they_can_be_coalesced():
 
 
 def test_messages_per_iteration_are_p_on_average():
-    """Each of 4 x 500 iterations pushes with probability p: within four standard deviations of a binomial count."""
+    """Each of 4 x 500 iterations pushes with probability p: within four standard deviations of a binomial
+    count."""
     for p in (0.01, 0.1, 0.5):
         run = simulate(gosgd.gosgd(integer_gradients(), 4, 500, SGD(0.0), p=p), MACHINE, observe=1)
         assert abs(run.trace.messages - 2000 * p) < 4 * np.sqrt(2000 * p * (1 - p))
@@ -90,7 +94,8 @@ def test_without_pushes_it_is_independent_sgd_bit_for_bit(momentum):
 def test_one_peer_is_sequential_sgd_and_has_nobody_to_push_to():
     problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, 0.9)
     run = simulate(gosgd.gosgd(problem, 1, 20, sgd, p=1.0), MACHINE)
-    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd), MACHINE)))
+    assert np.array_equal(final_parameters(run),
+                          final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd), MACHINE)))
     assert run.trace.messages == 0
 
 
@@ -117,7 +122,8 @@ def test_a_weight_never_underflows():
 def conserve(deployment, machine, seed, exact=False):
     """Run, and hold the sum of weights and the sum of a x against what gradients did, at every yield.
 
-    Replicas, their queues and messages under way count; the sum of a x moves by a_i (new - old) at peer i's update.
+    Replicas, their queues and messages under way count; the sum of a x moves by a_i (new - old) at peer i's
+    update.
     """
     replicas = {name: object_of(node) for name, node in deployment.items()}
     expected = sum(r.weight * r.x for r in replicas.values())
@@ -130,7 +136,8 @@ def conserve(deployment, machine, seed, exact=False):
         total = sum(float(weight) for _, weight in everything)
         assert total == 1.0 if exact else total == pytest.approx(1.0, abs=1e-12), "the weights sum to 1"
         assert all(0 < weight <= 1 + 1e-12 for _, weight in everything)
-        assert close(sum(float(weight) * x for x, weight in everything), expected), "pushes and merges move nothing"
+        assert close(sum(float(weight) * x for x, weight in everything),
+                     expected), "pushes and merges move nothing"
 
     def answered(name, effect, value):
         nonlocal expected
@@ -144,7 +151,8 @@ def conserve(deployment, machine, seed, exact=False):
     return run
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6), p=st.sampled_from([0.0, 0.3, 1.0]))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6),
+       p=st.sampled_from([0.0, 0.3, 1.0]))
 def test_weight_and_weighted_sum_are_conserved_with_messages_in_flight(machine, seed, workers, steps, p):
     problem = quadratic(d=5, workers=workers, noise=1.0, dtype=np.float64)
     deployment = gosgd.gosgd(problem, workers, steps, SGD(0.25, 0.5), p=p)
@@ -162,7 +170,8 @@ def test_float32_parameters_stay_float32_and_a_push_is_m_plus_8_bytes():
 
 
 def test_a_lost_message_takes_its_weight_and_its_share_of_the_mean_with_it():
-    """Links that lose messages leave the sum of weights short by exactly the lost ones, and the consensus biased."""
+    """Links that lose messages leave the sum of weights short by exactly the lost ones, and the consensus
+    biased."""
     lost = []
 
     def lossy(name, to, share):
@@ -181,9 +190,11 @@ def test_a_lost_message_takes_its_weight_and_its_share_of_the_mean_with_it():
         if isinstance(effect, Compute) and effect.kind == "update":
             moved = moved + replicas[name].weight * (value[0] - effect.args[0])
 
-    run = simulate(Ledger(with_bodies(deployment, lossy), lambda _: None, answered=answered).deployment, MACHINE)
+    run = simulate(Ledger(with_bodies(deployment, lossy), lambda _: None, answered=answered).deployment,
+                   MACHINE)
     assert sum(r.weight for r in run.values.values()) == 1 - sum(float(share.weight) for share in lost)
-    assert close(sum(r.weight * r.x for r in run.values.values()), moved - sum(float(s.weight) * s.x for s in lost))
+    assert close(sum(r.weight * r.x for r in run.values.values()),
+                 moved - sum(float(s.weight) * s.x for s in lost))
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------
@@ -205,14 +216,16 @@ def plain_average(replica):
 
 
 def forgets_the_queue(replica):
-    """WRONG: takes only the newest message, as from a one-place buffer; older ones and their weight are lost."""
+    """WRONG: takes only the newest message, as from a one-place buffer; older ones and their weight are
+    lost."""
     for x, weight in replica.queue[-1:]:
         replica.x = replica.x + (x - replica.x) * (weight / (replica.weight + weight))
         replica.weight += weight
     replica.queue = []
 
 
-@pytest.mark.parametrize("wrong, broken", [(new_weight_in_the_numerator, "move nothing"), (plain_average, "move nothing"),
+@pytest.mark.parametrize("wrong, broken",
+                         [(new_weight_in_the_numerator, "move nothing"), (plain_average, "move nothing"),
                                            (forgets_the_queue, "sum to 1")])
 def test_a_wrong_merge_is_caught(monkeypatch, wrong, broken):
     monkeypatch.setattr(gosgd, "process_messages", wrong)

@@ -6,21 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refsgd
-from refsgd.algorithms import hogwild, sequential
+from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Machine
+from refsgd.algorithms.shared_memory import hogwild
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, quadratic
-from refsgd.result import final_parameters
-from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory.predict import predict
+from refsgd.trace import Added, Loaded, Marked, Trace
 from tests.strategies import machines, seeds
 
 
 def unit_gradients(workers):
     """Worker i's gradient is the unit vector i: with rate 1 the vector counts steps, whatever the order."""
-    return Problem(np.zeros(workers, np.float32), lambda x, rank, t: np.eye(workers, dtype=np.float32)[rank], lambda x: 0.0)
+    return Problem(np.zeros(workers, np.float32), lambda x, rank, t: np.eye(workers, dtype=np.float32)[rank],
+                   lambda x: 0.0)
 
 
 def same_component():
@@ -48,7 +51,8 @@ def test_no_schedule_loses_an_atomic_addition():
 
 def test_without_atomics_the_explorer_finds_the_lost_update():
     with pytest.raises(Counterexample, match="an addition was lost") as found:
-        explore(lambda: hogwild.hogwild(same_component(), 2, 1, SGD(1.0), parts=1, atomic=False), counted(2, 1))
+        explore(lambda: hogwild.hogwild(same_component(), 2, 1, SGD(1.0), parts=1, atomic=False),
+                counted(2, 1))
     assert len(found.value.schedule) <= 12
 
 
@@ -63,7 +67,8 @@ def test_without_atomics_updates_are_lost_in_virtual_time_when_an_addition_takes
 def test_one_worker_is_sequential_sgd(machine, seed, atomic):
     problem, sgd = quadratic(d=7, workers=1, noise=1.0), SGD(0.1, weight_decay=0.01)
     run = simulate(hogwild.hogwild(problem, 1, 5, sgd, atomic=atomic), machine, seed)
-    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 5, sgd))))
+    assert np.array_equal(final_parameters(run),
+                          final_parameters(simulate(sequential.sequential(problem, 1, 5, sgd))))
 
 
 def test_a_read_vector_can_be_torn_across_parts_but_not_within_one():
@@ -81,13 +86,15 @@ def test_a_read_vector_can_be_torn_across_parts_but_not_within_one():
     problem = Problem(np.zeros(4, np.float32), gradient, lambda x: 0.0)
     explore(lambda: hogwild.hogwild(problem, 2, 1, SGD(1.0), parts=2), look)
     torn = set()
-    explore(lambda: hogwild.hogwild(problem, 2, 1, SGD(1.0), parts=2), lambda run: torn.update(x[0] != x[2] for x in seen))
+    explore(lambda: hogwild.hogwild(problem, 2, 1, SGD(1.0), parts=2),
+            lambda run: torn.update(x[0] != x[2] for x in seen))
     assert torn == {True, False}
 
 
 @pytest.mark.parametrize("runtime", ["processes", "tcp"])
 def test_real_processes_share_the_vector_and_replay(runtime, tmp_path):
-    problem_free = {"workers": 3, "steps": 20, "data": "integers", "lr": 0.25, "machine": Machine(compute="exponential(0.003)")}
+    problem_free = {"workers": 3, "steps": 20, "data": "integers", "lr": 0.25,
+                    "machine": Machine(compute="exponential(0.003)")}
     result = refsgd.run("hogwild", runtime=runtime, record=tmp_path / "r.json", **problem_free)
     assert result.measured["messages"] == 0 and result.measured["updates"] == 20
     assert refsgd.replay(tmp_path / "r.json").parameters_sha256 == result.parameters_sha256
@@ -100,13 +107,14 @@ def test_momentum_is_refused():
 
 @pytest.mark.parametrize("parts", [1, 3, 8, 30])
 def test_a_step_takes_the_time_of_an_update_however_many_parts_it_is_added_in(parts):
-    """A part takes its share of an update, an empty one nothing; the counter, a cell of its own, takes one more."""
+    """A part takes its share of an update, an empty one nothing."""
     machine = Machine(compute="fixed(0.02)", update="fixed(0.001)")
     trace = simulate(hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine).trace
-    assert trace.seconds == pytest.approx(10 * (0.02 + 0.001 + 0.001))
+    assert trace.seconds == pytest.approx(10 * (0.02 + 0.001))
     predicted = predict("hogwild", machine, workers=4, nbytes=40, steps=10, options={"parts": parts})
     assert predicted["seconds"].kind == "exact" and predicted["seconds"].value == pytest.approx(trace.seconds)
-    real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine, 0, transport="shm").trace
+    real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts),
+                         machine, 0, transport="shm").trace
     assert real.seconds == pytest.approx(trace.seconds, rel=0.5) and real.seconds >= trace.seconds * 0.999
 
 
@@ -116,8 +124,35 @@ def test_a_vector_in_no_parts_is_named(parts):
         hogwild.hogwild(unit_gradients(2), 2, 1, SGD(1.0), parts=parts)
 
 
-def test_every_node_names_the_two_cells_that_it_shares_with_all():
-    """The vector and the number of updates: what real processes must place in shared memory."""
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+@pytest.mark.parametrize("update", [None, "fixed(0.004)"])
+def test_every_update_has_a_number_and_staleness_keeps_its_identity(runtime, update):
+    """In virtual time each worker reads right after its own update, so the staleness of all updates, with what is
+    outstanding at the end, is (n - 1) x updates: also where additions take time and others come in between."""
+    machine = Machine(compute="exponential(0.004)", update=update)
+    trace = refsgd.run("hogwild", runtime=runtime, workers=4, steps=10, data="integers", lr=0.25, machine=machine,
+                       parts=3).trace
+    marks = trace.marks("update")
+    assert sorted(e.values["version"] for e in marks) == list(range(40))
+    ends = {w: next(i for i, e in reversed(list(enumerate(marks))) if e.node == w) for w in trace.workers}
+    outstanding = sum(39 - marks[at].values["version"] for at in ends.values())
+    total = sum(tau for _, tau in trace.staleness) + outstanding
+    assert total == 3 * 40 if runtime == "simulator" else 0 < total <= 3 * 40
+
+
+def test_updates_are_numbered_by_tickets_and_not_by_clocks():
+    """Worker 1 adds first and is heard of last; it has read before worker 0 has added, worker 0 after it."""
+    events = [Loaded(0.1, "worker1", 0, 0, 0), Loaded(0.3, "worker0", 0, 0, 2), Added(0.4, "worker0", 0, 0, 3),
+              Marked(0.5, "worker0", 0, "update", {}), Added(0.6, "worker1", 0, 0, 1),
+              Marked(0.7, "worker1", 0, "update", {})]
+    trace = Trace(events, ["worker0", "worker1"], 1.0)
+    assert [(e.node, e.values) for e in trace.marks("update")] == [
+        ("worker0", {"version": 1, "reads": (("worker0", 1),)}),
+        ("worker1", {"version": 0, "reads": (("worker1", 0),)})]
+
+
+def test_every_node_names_the_cell_that_it_shares_with_all():
+    """The vector: what real processes must place in shared memory."""
     nodes = hogwild.hogwild(unit_gradients(2), 2, 1, SGD(1.0)).values()
     cells = [list(map(id, node.cells)) for node in nodes]
-    assert cells[0] == cells[1] and len(set(cells[0])) == 2 and len(cells) == 2
+    assert cells[0] == cells[1] and len(set(cells[0])) == 1 and len(cells) == 2

@@ -1,21 +1,24 @@
-"""What is claimed of local SGD (Stich 2019), post-local SGD (Lin et al. 2020) and DiLoCo (Douillard et al. 2023)."""
+"""What is claimed of local SGD (Stich 2019), post-local SGD (Lin et al. 2020) and DiLoCo (Douillard et
+al. 2023)."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import bsp, diloco, independent, local_sgd, post_local, sequential
-from refsgd.algorithms.diloco import outer_step
-from refsgd.algorithms.independent import peers
-from refsgd.algorithms.local_sgd import mean_move
+from refsgd.algorithms.averaging import diloco, local_sgd, post_local
+from refsgd.algorithms.averaging.diloco import outer_step
+from refsgd.algorithms.averaging.local_sgd import mean_move
+from refsgd.algorithms.baselines import independent, sequential
+from refsgd.algorithms.baselines.independent import peers
+from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
-from refsgd.waiting import waiting_by_cause
+from refsgd.trace.waiting import waiting_by_cause
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -28,7 +31,8 @@ def final(deployment, seed=0):
 
 def replicas(run):
     """x of every peer after each of its iterations, shape (steps, n, d); for at most 64 steps."""
-    xs = {name: [e.data["x"] for e in run.trace.marks("update") if e.node == name] for name in run.trace.nodes}
+    xs = {name: [e.values["x"] for e in run.trace.marks("update") if e.node == name]
+          for name in run.trace.nodes}
     return np.array(list(xs.values())).swapaxes(0, 1)
 
 
@@ -38,7 +42,8 @@ def ragged(problem):
 
 
 def curved(workers, seed=0):
-    """Not quadratic, and with another curvature for every worker: on a shared quadratic wrong variants coincide."""
+    """Not quadratic, and with another curvature for every worker: on a shared quadratic wrong variants
+    coincide."""
     a = np.random.default_rng(seed).uniform(0.5, 2.0, (workers, 6))
     c = np.random.default_rng(seed + 1).standard_normal((workers, 6))
     return Problem(np.ones(6), lambda x, rank, t: a[rank] * np.tanh(x - c[rank]), lambda x: 0.0)
@@ -52,7 +57,8 @@ def curved(workers, seed=0):
 def test_with_period_1_it_is_bsp_bit_for_bit(workers, momentum):
     """Also with momentum that is never averaged, since everything is linear in the gradients."""
     problem, sgd = integer_gradients(workers=workers), SGD(0.25, momentum)
-    assert np.array_equal(final(local_sgd.local_sgd(problem, workers, 8, sgd, period=1)), final(bsp.bsp(problem, workers, 8, sgd)))
+    assert np.array_equal(final(local_sgd.local_sgd(problem, workers, 8, sgd, period=1)),
+                          final(bsp.bsp(problem, workers, 8, sgd)))
 
 
 def test_with_period_1_and_unequal_shares_it_is_bsp_because_the_mean_is_over_images():
@@ -61,12 +67,14 @@ def test_with_period_1_and_unequal_shares_it_is_bsp_because_the_mean_is_over_ima
     synchronous = final(bsp.bsp(problem, 3, 10, sgd))
     assert np.allclose(final(local_sgd.local_sgd(problem, 3, 10, sgd, period=1)), synchronous, rtol=1e-12)
     unweighted = Problem(problem.x0, problem.gradient, problem.loss)
-    assert not np.allclose(final(local_sgd.local_sgd(unweighted, 3, 10, sgd, period=1)), synchronous, rtol=1e-3), "WRONG: mean of means"
+    assert not np.allclose(final(local_sgd.local_sgd(unweighted, 3, 10, sgd, period=1)), synchronous,
+                           rtol=1e-3), "WRONG: mean of means"
 
 
 def test_with_period_above_1_it_is_not_bsp():
     problem, sgd = curved(3), SGD(0.25)
-    assert not np.allclose(final(local_sgd.local_sgd(problem, 3, 10, sgd, period=2)), final(bsp.bsp(problem, 3, 10, sgd)), rtol=1e-6)
+    assert not np.allclose(final(local_sgd.local_sgd(problem, 3, 10, sgd, period=2)),
+                           final(bsp.bsp(problem, 3, 10, sgd)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("period", [0, FOREVER])
@@ -82,24 +90,29 @@ def test_without_averages_it_is_independent_sgd_bit_for_bit_until_the_end(period
 
 def test_one_peer_is_sequential_sgd_bit_for_bit():
     problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, 0.9, 0.01)
-    assert np.array_equal(final(local_sgd.local_sgd(problem, 1, 20, sgd, period=3)), final(sequential.sequential(problem, 1, 20, sgd)))
+    assert np.array_equal(final(local_sgd.local_sgd(problem, 1, 20, sgd, period=3)),
+                          final(sequential.sequential(problem, 1, 20, sgd)))
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 9), period=st.integers(0, 5))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 9),
+       period=st.integers(0, 5))
 def test_replicas_agree_at_the_end_and_bytes_are_those_of_the_averages(machine, seed, workers, steps, period):
     problem, sgd = ragged(quadratic(d=3, workers=workers, noise=1.0)), SGD(0.1, 0.9)
     run = simulate(local_sgd.local_sgd(problem, workers, steps, sgd, period=period), machine, seed)
     reference = simulate(local_sgd.local_sgd(problem, workers, steps, sgd, period=period), MACHINE)
-    assert all(np.array_equal(x, reference.values["peer0"]) for x in run.values.values()), "on every peer, under any schedule"
+    assert all(np.array_equal(x, reference.values["peer0"])
+               for x in run.values.values()), "on every peer, under any schedule"
     rounds = -(-steps // (period or max(1, steps)))
-    assert sum(run.trace.bytes_sent.values()) == rounds * 2 * (workers - 1) * 4 * 3, "2 (n-1)/n M per peer and round"
+    assert sum(run.trace.bytes_sent.values()) == rounds * 2 * (
+        workers - 1) * 4 * 3, "2 (n-1)/n M per peer and round"
     assert run.trace.clock_gap <= max(0, (period or steps) - 1)
     assert all(tau == 0 for _, tau in run.trace.staleness)
 
 
 def test_the_clock_gap_reaches_h_minus_1():
     machine = Machine(compute="fixed(1)", speeds=(0.05, 1, 1))
-    assert simulate(local_sgd.local_sgd(integer_gradients(), 3, 24, SGD(0.1), period=6), machine).trace.clock_gap == 5
+    assert simulate(local_sgd.local_sgd(integer_gradients(), 3, 24, SGD(0.1), period=6),
+                    machine).trace.clock_gap == 5
 
 
 def test_the_mean_moves_by_the_mean_gradient_whatever_the_period():
@@ -125,7 +138,8 @@ def test_replicas_stay_within_the_bound_of_stich():
 def test_replicas_that_did_not_move_come_back_bit_for_bit():
     problem = Problem(np.float32([0.1, -1 / 3, 1e-30]), lambda x, rank, t: 0 * x, lambda x: 0.0)
     for deploy in (local_sgd.local_sgd, post_local.post_local, diloco.diloco):
-        assert all(np.array_equal(x, problem.x0) for x in simulate(deploy(problem, 3, 20, SGD(0.1))).values.values())
+        assert all(np.array_equal(x, problem.x0)
+                   for x in simulate(deploy(problem, 3, 20, SGD(0.1))).values.values())
 
 
 class AdaGrad(SGD):
@@ -138,7 +152,8 @@ class AdaGrad(SGD):
 
 def test_averaging_replicas_is_not_averaging_gradients_for_an_adaptive_optimiser():
     problem, sgd = curved(3), AdaGrad(0.25)
-    assert not np.allclose(final(local_sgd.local_sgd(problem, 3, 5, sgd, period=1)), final(bsp.bsp(problem, 3, 5, sgd)), rtol=1e-3)
+    assert not np.allclose(final(local_sgd.local_sgd(problem, 3, 5, sgd, period=1)),
+                           final(bsp.bsp(problem, 3, 5, sgd)), rtol=1e-3)
 
 
 def forgetful_peer(rank, names, problem, steps, sgd, averages):
@@ -169,7 +184,8 @@ def fixed_start_peer(rank, names, problem, steps, sgd, averages):
 def test_a_wrong_round_is_caught_by_the_limit_of_bsp(monkeypatch, wrong, momentum):
     problem, sgd = integer_gradients(workers=4), SGD(0.25, momentum)
     monkeypatch.setattr(local_sgd, "peer", wrong)
-    assert not np.array_equal(final(local_sgd.local_sgd(problem, 4, 8, sgd, period=1)), final(bsp.bsp(problem, 4, 8, sgd)))
+    assert not np.array_equal(final(local_sgd.local_sgd(problem, 4, 8, sgd, period=1)),
+                              final(bsp.bsp(problem, 4, 8, sgd)))
 
 
 @pytest.mark.parametrize("period", [-1, 2.5, float("nan"), float("inf")])
@@ -185,16 +201,19 @@ def test_a_wrong_period_is_named(period):
 def test_with_an_endless_first_phase_it_is_bsp_and_without_one_it_is_local_sgd():
     problem, sgd = integer_gradients(workers=4), SGD(0.25, 0.5)
     deploy = post_local.post_local
-    assert np.array_equal(final(deploy(problem, 4, 8, sgd, period=4, switch=FOREVER)), final(bsp.bsp(problem, 4, 8, sgd)))
+    assert np.array_equal(final(deploy(problem, 4, 8, sgd, period=4, switch=FOREVER)),
+                          final(bsp.bsp(problem, 4, 8, sgd)))
     problem = quadratic(workers=3, noise=1.0)
-    assert np.array_equal(final(deploy(problem, 3, 20, sgd, period=4, switch=0)), final(local_sgd.local_sgd(problem, 3, 20, sgd, period=4)))
+    assert np.array_equal(final(deploy(problem, 3, 20, sgd, period=4, switch=0)),
+                          final(local_sgd.local_sgd(problem, 3, 20, sgd, period=4)))
 
 
 def averaged_after(run):
     """The iterations at whose end peer0 took part in an all-reduce."""
     events = [e for e in run.trace.events if e.node == "peer0" and e.program == 0]
-    ends = [i for i, e in enumerate(events) if e.kind == "mark" and e.data["name"] == "clock"]
-    return [events[b].data["t"] for a, b in zip([0, *ends], ends) if any(e.kind == "send" for e in events[a:b])]
+    ends = [i for i, e in enumerate(events) if e.kind == "mark" and e.name == "clock"]
+    return [events[b].values["t"] for a, b in zip([0, *ends], ends)
+            if any(e.kind == "send" for e in events[a:b])]
 
 
 def test_it_averages_after_every_step_and_later_after_every_h_steps_counted_from_the_switch():
@@ -218,19 +237,22 @@ def test_with_outer_momentum_0_and_rate_1_it_is_local_sgd_bit_for_bit():
     problem, sgd = ragged(quadratic(workers=3, noise=1.0)), SGD(0.1, 0.9, 0.01)
     a = simulate(diloco.diloco(problem, 3, 20, sgd, period=3, outer_lr=1.0, outer_momentum=0.0), MACHINE)
     b = simulate(local_sgd.local_sgd(problem, 3, 20, sgd, period=3), MACHINE)
-    assert np.array_equal(replicas(a), replicas(b)) and np.array_equal(final_parameters(a), final_parameters(b))
+    assert np.array_equal(replicas(a),
+                          replicas(b)) and np.array_equal(final_parameters(a), final_parameters(b))
 
 
 @pytest.mark.parametrize("outer_lr, outer_momentum", [(1.0, 0.9), (0.7, 0.9), (0.5, 0.0)])
 def test_with_rounds_of_one_step_it_is_synchronous_sgd_with_nesterov_momentum(outer_lr, outer_momentum):
-    """Algorithm 1 with H = 1: the outer gradient is lr times the mean gradient, and the outer optimiser is Nesterov's."""
+    """Algorithm 1 with H = 1: the outer gradient is lr times the mean gradient, and the outer optimiser
+    is Nesterov's."""
     problem, lr = curved(4), 0.25
     x, v = problem.x0, np.zeros(6)
     for t in range(12):
         g = np.float32(lr) * np.mean([problem.gradient(x, i, t) for i in range(4)], axis=0)
         v = outer_momentum * v + g  # torch.optim.SGD(nesterov=True)
         x = x - outer_lr * (g + outer_momentum * v)
-    run = simulate(diloco.diloco(problem, 4, 12, SGD(lr), period=1, outer_lr=outer_lr, outer_momentum=outer_momentum), MACHINE)
+    run = simulate(diloco.diloco(problem, 4, 12, SGD(lr), period=1, outer_lr=outer_lr,
+                                 outer_momentum=outer_momentum), MACHINE)
     assert np.allclose(final_parameters(run), x, rtol=1e-12)
 
 
@@ -252,7 +274,8 @@ def test_a_wrong_outer_step_is_caught(monkeypatch, wrong):
         test_with_rounds_of_one_step_it_is_synchronous_sgd_with_nesterov_momentum(0.7, 0.9)
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 9), period=st.integers(1, 5))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 9),
+       period=st.integers(1, 5))
 def test_every_peer_takes_the_same_outer_step_under_any_schedule(machine, seed, workers, steps, period):
     problem, sgd = ragged(quadratic(d=3, workers=workers, noise=1.0)), SGD(0.1, 0.9)
     run = simulate(diloco.diloco(problem, workers, steps, sgd, period=period), machine, seed)
@@ -262,7 +285,9 @@ def test_every_peer_takes_the_same_outer_step_under_any_schedule(machine, seed, 
     assert all(x.dtype == np.float32 for x in run.values.values())
 
 
-@pytest.mark.parametrize("options", [{"outer_lr": 0.0}, {"outer_lr": float("inf")}, {"outer_momentum": 1.0}, {"outer_momentum": -0.1}])
+@pytest.mark.parametrize("options",
+                         [{"outer_lr": 0.0}, {"outer_lr": float("inf")}, {"outer_momentum": 1.0},
+                          {"outer_momentum": -0.1}])
 def test_wrong_outer_options_are_named(options):
     with pytest.raises(ValueError, match="expected a"):
         diloco.diloco(integer_gradients(), 4, 1, SGD(0.1), **options)
@@ -281,7 +306,8 @@ def test_independent_peers_are_sequential_learners_of_their_own_shares(machine, 
     for rank, name in enumerate(peers(workers)):
         own = Problem(problem.x0, lambda x, _, t, rank=rank: problem.gradient(x, rank, t), problem.loss)
         assert np.array_equal(run.values[name], final(sequential.sequential(own, 1, steps, sgd)))
-    assert run.trace.messages == 0 and not any(v for k, v in waiting_by_cause(run.trace).items() if k not in ("update", "straggling"))
+    assert run.trace.messages == 0 and not any(v for k, v in waiting_by_cause(run.trace).items()
+                                               if k not in ("update", "straggling"))
 
 
 def first_share(problem, steps, sgd):

@@ -1,17 +1,21 @@
-"""The Quick facts of every algorithm's docstring: all of them are there, and messages and bytes are those of a run."""
+"""The Quick facts of every algorithm's docstring: all of them are there, and messages and bytes are those
+of a run."""
 
 import inspect
 import re
 
 import pytest
 
-from refsgd.algorithms import CATALOGUE, downpour
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.server import downpour
 from refsgd.algorithms.sgd import SGD
-from refsgd.experiment import has_servers
+from refsgd.experiment.prepare import has_servers
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Computed, Sent
 from tests.watching import RANDOM, curved
 
-FACTS = ("synchronous", "centralised", "roles", "messages", "bytes", "staleness", "clock gap", "momentum", "aggregation", "deterministic")
+FACTS = ("synchronous", "centralised", "roles", "messages", "bytes", "staleness", "clock gap", "momentum",
+         "aggregation", "deterministic")
 PARALLEL = [name for name in CATALOGUE if name != "sequential"]
 
 
@@ -19,7 +23,8 @@ def quick_facts(name):
     """What and value of each fact."""
     doc = inspect.getdoc(inspect.getmodule(CATALOGUE[name]))
     paragraph = " ".join(doc.split("Quick facts\n-----------\n")[1].split("\n\n")[0].split())
-    return {what.strip(): value.strip() for what, _, value in (fact.partition(":") for fact in paragraph.split(" | "))}
+    return {what.strip(): value.strip()
+            for what, _, value in (fact.partition(":") for fact in paragraph.split(" | "))}
 
 
 def lacking(facts):
@@ -31,8 +36,8 @@ def per_iteration(deployment):
     """For each worker: messages out, messages in and bytes out, all for each of its gradients."""
     trace, out = simulate(deployment, RANDOM).trace, {}
     for w in trace.workers:
-        gradients = sum(e.data["work"] == "gradient" for e in trace.of("compute", w))
-        sent, answers = len(trace.of("send", w)), sum(e.data["to"] == w for e in trace.of("send"))
+        gradients = sum(e.work == "gradient" for e in trace.of(Computed, w))
+        sent, answers = len(trace.of(Sent, w)), sum(e.to == w for e in trace.of(Sent))
         out[w] = sent / gradients, answers / gradients, trace.bytes_sent[w] / gradients
     return out
 
@@ -48,16 +53,21 @@ def test_a_missing_fact_is_caught():
 
 
 def pushing():
-    """Algorithms whose facts say that a worker sends to each server once, and is answered once, in each iteration."""
-    found = [name for name in PARALLEL if re.fullmatch("[K1] up, [K1] down", quick_facts(name).get("messages per worker and iteration", ""))]
-    assert {"bsp", "asp", "backup-workers", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "dssp"} <= set(found)
+    """Algorithms whose facts say that a worker sends to each server once, and is answered once, in each
+    iteration."""
+    found = [name for name in PARALLEL
+             if re.fullmatch("[K1] up, [K1] down",
+                             quick_facts(name).get("messages per worker and iteration", ""))]
+    assert {"bsp", "asp", "backup-workers", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd",
+            "dssp"} <= set(found)
     return found
 
 
 @pytest.mark.parametrize("name", pushing())
 def test_a_worker_sends_and_gets_what_the_facts_say(name):
     several = has_servers(CATALOGUE[name])
-    assert quick_facts(name)["messages per worker and iteration"] == ("K up, K down" if several else "1 up, 1 down")
+    assert quick_facts(name)["messages per worker and iteration"] == ("K up, K down" if several
+                                                                      else "1 up, 1 down")
     assert quick_facts(name)["bytes per worker and iteration"].startswith("M up, M down")
     for servers in (1, 3) if several else (1,):
         deployment = CATALOGUE[name](curved(workers=3), 3, 8, SGD(0.1), *[servers] * several)
@@ -65,11 +75,14 @@ def test_a_worker_sends_and_gets_what_the_facts_say(name):
 
 
 def test_requests_beside_the_pushes_are_caught():
-    assert set(per_iteration(downpour.downpour(curved(workers=3), 3, 8, SGD(0.1), 3)).values()) == {(6, 3, 24)}
+    assert set(per_iteration(downpour.downpour(curved(workers=3), 3, 8, SGD(0.1), 3)).values()) == {
+        (6, 3, 24)}
 
 
 @pytest.mark.parametrize("name", [n for n in PARALLEL if n not in ("hogwild", "approximate")])
 def test_a_velocity_never_travels(name):
-    """Wherever the momentum is, no message is added and none is longer (approximate: its filter looks at the changes)."""
-    traces = [simulate(CATALOGUE[name](curved(workers=3), 3, 8, SGD(0.1, momentum)), RANDOM).trace for momentum in (0.0, 0.9)]
+    """Wherever the momentum is, no message is added and none is longer (approximate: its filter looks at
+    the changes)."""
+    traces = [simulate(CATALOGUE[name](curved(workers=3), 3, 8, SGD(0.1, momentum)), RANDOM).trace
+              for momentum in (0.0, 0.9)]
     assert traces[0].messages == traces[1].messages and traces[0].bytes_sent == traces[1].bytes_sent

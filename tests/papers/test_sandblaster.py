@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import sandblaster, vector_shards
-from refsgd.algorithms.parameter_server import Model
-from refsgd.algorithms.vector_shards import Begin, Fetch, G, P, Portion
+from refsgd.algorithms.parts import Model
+from refsgd.algorithms.server import sandblaster, vector_shards
+from refsgd.algorithms.server.vector_shards import Begin, Fetch, G, P, Portion
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
-from refsgd.result import final_parameters
-from refsgd.runtimes import processes
 from refsgd.runtimes.explorer import Counterexample, walk
+from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Received, Sent
 from tests.strategies import machines, seeds
 
 ROWS = 30
@@ -26,17 +27,20 @@ FAST = Machine(compute="fixed(1)")
 
 
 def logistic(portions):
-    """Regularised logistic regression in float64, its rows dealt to portions: not quadratic, portions of unequal size."""
+    """Regularised logistic regression in float64, its rows dealt to portions: not quadratic, portions of
+    unequal size."""
     def part(x, rows, signs):
         margin = signs * (rows @ x)
         return -(signs / (1 + np.exp(margin))) @ rows / len(rows) + 0.05 * x
 
-    return Problem(np.zeros(4), lambda x, rank, t: part(x, DATA[rank::portions], LABELS[rank::portions]), lambda x: 0.0,
+    return Problem(np.zeros(4), lambda x, rank, t: part(x, DATA[rank::portions], LABELS[rank::portions]),
+                   lambda x: 0.0,
                    images=lambda rank, t: len(range(rank, ROWS, portions)))
 
 
 def lbfgs(gradient, x, steps, m):
-    """One process, whole vectors: Nocedal and Wright, algorithms 7.4 and 7.5, with the slopes' line search; all x and the searches."""
+    """One process, whole vectors: Nocedal and Wright, algorithms 7.4 and 7.5, with the slopes' line
+    search; all x and the searches."""
     pairs, g, xs, directions = [], gradient(x), [x], []
     for _ in range(steps):
         q, alphas = g, []
@@ -65,7 +69,8 @@ def reference(steps, m):
 
 
 def run(workers=3, steps=6, servers=2, portions=7, history=3, machine=FAST, seed=0):
-    return simulate(sandblaster.sandblaster(logistic(portions), workers, steps, servers, portions=portions, history=history), machine, seed)
+    return simulate(sandblaster.sandblaster(logistic(portions), workers, steps, servers, portions=portions,
+                                            history=history), machine, seed)
 
 
 def test_an_evaluation_begins_on_every_shard_in_order_before_a_portion_is_given_away():
@@ -87,10 +92,12 @@ def test_a_worker_fetches_the_vector_of_its_evaluation_once():
 
 def test_a_shard_marks_the_vector_at_which_an_evaluation_begins():
     result = run(servers=1)
-    marks = [e.data for e in result.trace.marks("update")]
-    assert [m["version"] for m in marks] == list(range(len(marks))) and np.array_equal(marks[0]["x"], np.zeros(4))
+    marks = [e.values for e in result.trace.marks("update")]
+    assert [m["version"] for m in marks] == list(range(len(marks))) and np.array_equal(
+        marks[0]["x"], np.zeros(4))
     assert np.array_equal(marks[-1]["x"], final_parameters(result))
-    assert {(e.node, e.data["slice"]) for e in run(servers=2).trace.marks("update")} == {("server0", 0), ("server1", 1)}
+    assert {(e.node, e.values["part"])
+            for e in run(servers=2).trace.marks("update")} == {("server0", 0), ("server1", 1)}
 
 
 def test_a_slope_uphill_of_exactly_half_is_accepted():
@@ -103,8 +110,10 @@ def test_a_slope_uphill_of_exactly_half_is_accepted():
 # -- equality --------------------------------------------------------------------------------------------------
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 4), servers=st.integers(1, 5), portions=st.integers(1, 9), history=st.integers(0, 4))
-def test_it_is_single_process_lbfgs_for_any_workers_portions_and_shards(machine, seed, workers, servers, portions, history):
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), servers=st.integers(1, 5),
+       portions=st.integers(1, 9), history=st.integers(0, 4))
+def test_it_is_single_process_lbfgs_for_any_workers_portions_and_shards(
+    machine, seed, workers, servers, portions, history):
     """To the order of additions: 6 steps in float64, whose conditioning may lose a few digits of 1e-16."""
     found = final_parameters(run(workers, 6, servers, portions, history, machine, seed))
     assert np.allclose(found, reference(6, history), rtol=0, atol=1e-9)
@@ -112,7 +121,8 @@ def test_it_is_single_process_lbfgs_for_any_workers_portions_and_shards(machine,
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 4))
 def test_who_computes_what_and_how_often_changes_no_bit(machine, seed, workers):
-    assert np.array_equal(final_parameters(run(workers, machine=machine, seed=seed)), final_parameters(run(1)))
+    assert np.array_equal(final_parameters(run(workers, machine=machine, seed=seed)),
+                          final_parameters(run(1)))
 
 
 def test_processes_agree_with_the_simulator_bit_for_bit():
@@ -152,7 +162,8 @@ def test_each_portion_counts_once_even_when_it_was_computed_twice():
 
 
 def test_a_straggler_does_not_set_the_pace():
-    """Section 4.2: a worker fifty times slower would cost fifty seconds in each evaluation if its portion were waited for."""
+    """Section 4.2: a worker fifty times slower would cost fifty seconds in each evaluation if its portion
+    were waited for."""
     result = run(workers=3, machine=STRAGGLER)
     begun = [e.time for e in result.trace.marks("update") if e.node == "server0"]
     assert max(np.diff(begun)) <= 5, "7 portions, and one again, by two workers: four rounds"
@@ -167,11 +178,13 @@ def test_fast_workers_take_more_portions():
 
 
 def counted(d, history, steps=6):
-    """Bytes and messages out of and into the coordinator for a problem of d parameters, in which no line search halves."""
+    """Bytes and messages out of and into the coordinator for a problem of d parameters, in which no line
+    search halves."""
     problem = Problem(np.ones(d), lambda x, rank, t: x * np.linspace(0.5, 1.2, d), lambda x: 0.0)
     trace = simulate(sandblaster.sandblaster(problem, 2, steps, 1, portions=4, history=history), FAST).trace
-    into = [e for e in trace.of("send") if e.data["to"] == "coordinator"]
-    return trace.bytes_sent["coordinator"] + sum(e.data["bytes"] for e in into), len(trace.of("send", "coordinator"))
+    into = [e for e in trace.of(Sent) if e.to == "coordinator"]
+    return trace.bytes_sent["coordinator"] + sum(e.nbytes
+                                                 for e in into), len(trace.of(Sent, "coordinator"))
 
 
 def test_the_coordinator_sees_scalars_whose_number_does_not_depend_on_the_parameters():
@@ -179,7 +192,8 @@ def test_the_coordinator_sees_scalars_whose_number_does_not_depend_on_the_parame
 
 
 def test_an_iteration_costs_the_coordinator_about_four_commands_per_pair():
-    """Two loops of a dot and a combination for each pair, in each shard: 8 bytes for a dot, 16 for a combination."""
+    """Two loops of a dot and a combination for each pair, in each shard: 8 bytes for a dot, 16 for a
+    combination."""
     (_, one), (_, three) = counted(64, 1, 12), counted(64, 3, 12)
     # Step t has min(t, m) pairs: the sums over 12 steps are 11 and 30.
     assert three - one == 4 * (30 - 11)
@@ -187,8 +201,9 @@ def test_an_iteration_costs_the_coordinator_about_four_commands_per_pair():
 
 def test_no_vector_passes_through_the_coordinator():
     trace = run().trace
-    assert all(e.data["message"] in ("Dot", "Combine", "Begin", "Portion", "Stop") for e in trace.of("send", "coordinator"))
-    assert {e.data["message"] for e in trace.of("receive", "coordinator")} == {"Scalar", "Begin", "Portion"}
+    assert all(e.message in ("Dot", "Combine", "Begin", "Portion", "Stop")
+               for e in trace.of(Sent, "coordinator"))
+    assert {e.message for e in trace.of(Received, "coordinator")} == {"Scalar", "Begin", "Portion"}
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------
@@ -207,13 +222,19 @@ def wrong_shard(*exchanges):
 
 def hold_in_random_schedules(runs=150, steps=2):
     def at_end(result):
-        assert np.allclose(final_parameters(result), reference(steps, 1), rtol=0, atol=1e-9), "not the result of one process"
+        assert np.allclose(final_parameters(result), reference(steps, 1), rtol=0,
+                           atol=1e-9), "not the result of one process"
 
     walk(lambda: sandblaster.sandblaster(logistic(3), 3, steps, 1, portions=3, history=1), at_end, runs=runs)
 
 
+def test_drawn_schedules_end_at_the_result_of_one_process():
+    hold_in_random_schedules()
+
+
 @pytest.mark.parametrize("exchanges", [
-    # WRONG: counts answers instead of portions; a second copy takes the place of a portion that is then never awaited.
+    # WRONG: counts answers instead of portions; a second copy takes the place of a portion that is then never
+    # awaited.
     [(" and portion not in pieces", ""), ("pieces[portion] = grad", "pieces[len(pieces)] = grad")],
     # WRONG: a straggler's piece of an earlier evaluation counts in this one.
     [("at == evaluation and ", "")],
@@ -221,7 +242,6 @@ def hold_in_random_schedules(runs=150, steps=2):
     [("[] if collecting else [Begin, Dot, Combine]", "[Begin, Dot, Combine]")],
 ])
 def test_a_shard_that_counts_a_duplicate_or_obeys_too_early_is_caught(monkeypatch, exchanges):
-    hold_in_random_schedules()
     monkeypatch.setattr(sandblaster, "parameter_shard", wrong_shard(*exchanges))
     with pytest.raises(Counterexample):
         hold_in_random_schedules(3000)

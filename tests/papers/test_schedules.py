@@ -1,4 +1,5 @@
-"""What is claimed of scheduled model parallelism: Lee et al., NIPS 2014 (STRADS), and Xing et al., KDD 2015 (Petuum)."""
+"""What is claimed of scheduled model parallelism: Lee et al., NIPS 2014 (STRADS), and Xing et al., KDD
+2015 (Petuum)."""
 
 from collections import Counter
 
@@ -8,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from refsgd.algorithms import schedules
-from refsgd.algorithms.schedules import chances, independent, lasso, round_robin, soft
+from refsgd.algorithms.server import schedules
+from refsgd.algorithms.server.schedules import chances, independent, lasso, round_robin, soft
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose
-from refsgd.machine import Machine
-from refsgd.result import final_parameters
+from refsgd.experiment.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 from tests.wrong import changed
@@ -27,7 +28,8 @@ def unit(a):
 SPARSE = unit(RNG.standard_normal((40, 24)))  # a few coordinates matter
 TARGET = SPARSE @ np.where(np.arange(24) % 6 == 0, 5.0, 0)
 CORRELATED = unit(np.ones((20, 8)) + 0.2 * RNG.standard_normal((20, 8)))  # every pair of columns: above 0.8
-DISJOINT = np.kron(np.eye(6), np.array([[0.5], [-0.5], [0.5], [0.5]]))  # columns without a common row, of exact numbers
+# columns without a common row, of exact numbers
+DISJOINT = np.kron(np.eye(6), np.array([[0.5], [-0.5], [0.5], [0.5]]))
 
 
 def objective(a, b, x, penalty=0.1):
@@ -48,8 +50,9 @@ def run(a, b, steps, workers=3, machine=None, seed=0, penalty=0.1, **options):
 
 def blocks_of(result):
     """What was updated in each step, read from the changes of x."""
-    xs = [np.zeros(0)] + [e.data["x"] for e in result.trace.marks("update")]
-    return [np.flatnonzero(after != (before if before.size else 0 * after)).tolist() for before, after in zip(xs, xs[1:])]
+    xs = [np.zeros(0)] + [e.values["x"] for e in result.trace.marks("update")]
+    return [np.flatnonzero(after != (before if before.size else 0 * after)).tolist()
+            for before, after in zip(xs, xs[1:])]
 
 
 # -- round-robin -----------------------------------------------------------------------------------------------
@@ -87,11 +90,13 @@ def test_an_update_that_is_committed_twice_is_caught(monkeypatch):
 
     monkeypatch.setattr(schedules, "worker", twice)
     expected = one_at_a_time(SPARSE, TARGET, 0.1, [round_robin(t, 24, 1) for t in range(30)])
-    assert not np.allclose(final_parameters(run(SPARSE, TARGET, 30, policy="round-robin", width=1)), expected, rtol=0, atol=1e-3)
+    assert not np.allclose(final_parameters(run(SPARSE, TARGET, 30, policy="round-robin", width=1)), expected,
+                           rtol=0, atol=1e-3)
 
 
 def hold_minimum(step):
-    """A step goes to the minimum of (x - v)^2 / 2 + penalty |x|, which is 0 wherever |v| is below the penalty."""
+    """A step goes to the minimum of (x - v)^2 / 2 + penalty |x|, which is 0 wherever |v| is below the
+    penalty."""
     grid = np.arange(-300, 301) / 100
     for penalty in (0.0, 0.25, 1.0):
         for v in np.arange(-8, 9) / 4:
@@ -102,11 +107,16 @@ def hold_minimum(step):
 def test_a_step_goes_to_the_minimum_along_its_coordinate():
     hold_minimum(soft)
     x = final_parameters(run(SPARSE, 0.1 * TARGET, 240, policy="round-robin", width=1))
-    assert np.array_equal(x == 0, np.abs(SPARSE.T @ (0.1 * TARGET - SPARSE @ x) + x) <= 0.1), "0 wherever the penalty outweighs the slope"
+    assert np.array_equal(x == 0,
+                          np.abs(
+                              SPARSE.T @ (0.1 * TARGET
+                                          - SPARSE @ x) + x) <= 0.1), "0 wherever the penalty outweighs the slope"
     assert np.any(x == 0) and np.any(x)
 
 
-@pytest.mark.parametrize("right, wrong", [("np.maximum(np.abs(v) - penalty, 0)", "(np.abs(v) - penalty)"), ("np.abs(v) - penalty", "np.abs(v) + penalty"),
+@pytest.mark.parametrize("right, wrong",
+                         [("np.maximum(np.abs(v) - penalty, 0)", "(np.abs(v) - penalty)"),
+                          ("np.abs(v) - penalty", "np.abs(v) + penalty"),
                                           ("np.sign(v) * np", "np")])
 def test_another_step_is_caught(right, wrong):
     """WRONG: without the clamp, a small v is thrown to the other side of 0."""
@@ -120,7 +130,9 @@ def test_another_step_is_caught(right, wrong):
 def hold_independence(choose, candidates, gram, rho):
     kept = choose(candidates, gram, rho)
     assert all(abs(gram[j, k]) < rho for j in kept for k in kept if j != k), "no conflicting pair"
-    assert kept == sorted(kept, key=candidates.index) and kept[:1] == candidates[:1], "in the order drawn, the first always"
+    assert kept == sorted(kept,
+                          key=candidates.index) and kept[:1] == candidates[
+                              :1], "in the order drawn, the first always"
     for j in set(candidates) - set(kept):
         assert any(abs(gram[j, k]) >= rho for k in kept), "nobody is left out without a reason"
 
@@ -165,7 +177,9 @@ def test_rho_0_is_serial_and_rho_inf_unrestricted():
 def test_with_orthogonal_columns_a_block_does_what_its_coordinates_do_one_after_another():
     """Bit for bit; numbers are multiples of 1/16, so that a library's order of additions does not matter."""
     b = RNG.integers(-16, 17, 24) / 8
-    together, alone = (final_parameters(run(DISJOINT, b, 12 // width, 2, policy="round-robin", width=width, penalty=0.125)) for width in (3, 1))
+    together, alone = (
+        final_parameters(run(DISJOINT, b, 12 // width, 2, policy="round-robin", width=width, penalty=0.125))
+        for width in (3, 1))
     assert np.array_equal(together, alone) and np.any(alone)
 
 
@@ -202,8 +216,9 @@ def test_random_draws_have_equal_chances_whatever_has_changed():
 
 def test_workers_mark_every_step():
     trace = run(SPARSE, TARGET, 5).trace
-    assert [[e.data["t"] for e in trace.marks("clock") if e.node == f"worker{i}"] for i in range(3)] == [list(range(5))] * 3
-    assert [(e.data["slice"], e.data["version"]) for e in trace.marks("update")] == [(0, t) for t in range(5)]
+    assert [[e.values["t"] for e in trace.marks("clock") if e.node == f"worker{i}"]
+            for i in range(3)] == [list(range(5))] * 3
+    assert [(e.values["part"], e.values["version"]) for e in trace.marks("update")] == [(0, t) for t in range(5)]
 
 
 def test_draws_follow_these_chances():
@@ -224,18 +239,23 @@ def test_draws_follow_these_chances():
 
 
 def test_a_converged_coordinate_is_drawn_at_the_rate_of_eps():
-    """Coordinates that do not move any more have probability eps over the sum; without eps they were never seen again."""
+    """Coordinates that do not move any more have probability eps over the sum; without eps they were
+    never seen again."""
     p = chances(np.array([1.0, 0.0, 0.0]), 0.01)
     assert p[1] == p[2] == pytest.approx(0.01 / 1.03)
 
 
 def test_priority_needs_fewer_steps_than_round_robin_where_few_coordinates_matter():
-    """Prioritised Lasso converges faster: here the mean objective over five seeds after 160 single updates."""
+    """Prioritised Lasso converges faster: here the mean objective over five seeds after 160 single
+    updates."""
     wide = unit(np.random.default_rng(8).standard_normal((60, 80)))
     b = wide @ np.where(np.arange(80) % 20 == 19, 5.0, 0)
 
     def after(policy, steps=160):
-        return np.mean([objective(wide, b, final_parameters(run(wide, b, steps, seed=s, policy=policy, width=1, penalty=0.5)), 0.5)
+        return np.mean(
+            [objective(wide, b,
+                       final_parameters(run(wide, b, steps, seed=s, policy=policy, width=1, penalty=0.5)),
+                       0.5)
                         for s in range(5)])
 
     assert after("priority") < after("round-robin")
@@ -250,14 +270,17 @@ def test_bytes_and_messages():
     assert trace.seconds == 6
 
 
-@pytest.mark.parametrize("options", [{"policy": "alphabetical"}, {"width": 0}, {"width": 25}, {"rho": -1.0}, {"eps": 0.0}])
+@pytest.mark.parametrize("options",
+                         [{"policy": "alphabetical"}, {"width": 0}, {"width": 25}, {"rho": -1.0},
+                          {"eps": 0.0}])
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         lasso(SPARSE, TARGET, 0.1, 2, 1, **options)
 
 
 @pytest.mark.parametrize("a, penalty, words", [
-    (SPARSE, -0.1, "penalty -0.1; expected a finite number >= 0"), (SPARSE, float("nan"), "penalty nan; expected"),
+    (SPARSE, -0.1, "penalty -0.1; expected a finite number >= 0"),
+    (SPARSE, float("nan"), "penalty nan; expected"),
     (SPARSE, float("inf"), "penalty inf; expected"),
     (2 * SPARSE, 0.1, "columns of norms 2 to 2; expected norm 1"),
     (SPARSE * np.linspace(1, 1.5, 24), 0.1, "columns of norms 1 to 1.5; expected norm 1")])

@@ -1,20 +1,24 @@
-"""What is claimed of stochastic gradient push: Assran et al., ICML 2019, algorithm 1, and of push-sum below it."""
+"""What is claimed of stochastic gradient push: Assran et al., ICML 2019, algorithm 1, and of push-sum
+below it."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import bsp, sequential, sgp
-from refsgd.algorithms.independent import graph_of, peers
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.baselines.independent import graph_of, peers
+from refsgd.algorithms.gossip import sgp
+from refsgd.algorithms.gossip.graphs import one_peer_exponential
+from refsgd.algorithms.gossip.sgp import Part
+from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
-from refsgd.algorithms.sgp import Part
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Recv, Send
-from refsgd.graphs import one_peer_exponential
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Sent
 from tests.ledger import Ledger, with_bodies
 from tests.strategies import machines, seeds
 from tests.wrong import wrong_deployment
@@ -31,7 +35,8 @@ def once(workers, d=8):
 
 def replicas(run):
     """z of every peer after each iteration, shape (steps, n, d); for at most 64 steps."""
-    xs = {name: [e.data["x"] for e in run.trace.marks("update") if e.node == name] for name in run.trace.nodes}
+    xs = {name: [e.values["x"] for e in run.trace.marks("update") if e.node == name]
+          for name in run.trace.nodes}
     return np.array(list(xs.values())).swapaxes(0, 1)
 
 
@@ -39,7 +44,8 @@ def replicas(run):
 
 
 def test_the_gradient_is_of_the_model_and_is_applied_to_the_numerator():
-    """Algorithm 1: gradient at z = x / w, update of x; then equal parts of x and w to oneself and the out-neighbours."""
+    """Algorithm 1: gradient at z = x / w, update of x; then equal parts of x and w to oneself and the
+    out-neighbours."""
     problem, names = quadratic(d=2, workers=2), peers(2)
     program = sgp.peer(0, names, problem, 2, SGD(1.0), lambda t: [[1], []] if t == 0 else [[], []])
     compute = program.send(None)
@@ -59,7 +65,8 @@ def hold_hops(deploy, workers, steps=7):
     hops = [2**k for k in range(workers) if 2**k < workers]
     trace = simulate(deploy(quadratic(workers=workers), workers, steps, SGD(0.1)), MACHINE).trace
     for i in range(workers):
-        assert [e.data["to"] for e in trace.of("send", f"peer{i}")] == [f"peer{(i + hops[t % len(hops)]) % workers}" for t in range(steps)]
+        assert [e.to for e in trace.of(Sent, f"peer{i}")] == [
+            f"peer{(i + hops[t % len(hops)]) % workers}" for t in range(steps)]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
@@ -70,11 +77,13 @@ def test_hops_double_in_turn_from_one_on(workers):
 def test_hops_in_another_order_are_caught():
     """WRONG: begins with the second hop; it averages as fast."""
     with pytest.raises(AssertionError):
-        hold_hops(wrong_deployment(sgp.sgp, "one_peer_exponential(workers, t) if", "one_peer_exponential(workers, t + 1) if"), 4)
+        hold_hops(wrong_deployment(sgp.sgp, "one_peer_exponential(workers, t) if",
+                                   "one_peer_exponential(workers, t + 1) if"), 4)
 
 
 def test_parts_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_the_same_bits():
-    for x in replicas(simulate(sgp.sgp(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete"), MACHINE)):
+    for x in replicas(simulate(sgp.sgp(quadratic(d=64, workers=5), 5, 4, SGD(0.1), graph="complete"),
+                               MACHINE)):
         assert (x == x[0]).all()
 
 
@@ -101,12 +110,16 @@ def test_one_peer_exponential_averages_exactly_after_log2_n_steps(k):
     assert k == 1 or not np.allclose(xs[k - 2], mean, rtol=1e-2)
 
 
-@pytest.mark.parametrize("graph, workers, gap", [("one-peer-exponential", 2, 0), ("one-peer-exponential", 6, 2), ("one-peer-exponential", 8, 2), ("ring", 6, 2),
+@pytest.mark.parametrize("graph, workers, gap",
+                         [("one-peer-exponential", 2, 0), ("one-peer-exponential", 6, 2),
+                          ("one-peer-exponential", 8, 2), ("ring", 6, 2),
                                                  ("star", 5, 1)])
 def test_a_straggler_is_felt_as_soon_as_everybody_has_heard_of_it(graph, workers, gap):
-    """Parts of step t are of gradients of step t: who has heard of everybody in k steps is at most k - 1 ahead, and so far they get."""
+    """Parts of step t are of gradients of step t: who has heard of everybody in k steps is at most k - 1
+    ahead, and so far they get."""
     machine = Machine(compute="fixed(1)", speeds=(1,) * (workers - 1) + (0.05,))
-    assert simulate(sgp.sgp(integer_gradients(workers=workers), workers, 12, SGD(0.1), graph=graph), machine).trace.clock_gap == gap
+    assert simulate(sgp.sgp(integer_gradients(workers=workers), workers, 12, SGD(0.1), graph=graph),
+                    machine).trace.clock_gap == gap
 
 
 @pytest.mark.parametrize("workers", [3, 5, 6, 7])
@@ -126,7 +139,8 @@ def test_models_agree_on_the_true_mean_on_any_graph(graph):
 
 
 def conserve(deployment, machine, seed, workers, lr):
-    """Run with books of every peer's (x, w), kept from its messages alone, and hold the program's models against them."""
+    """Run with books of every peer's (x, w), kept from its messages alone, and hold the program's models
+    against them."""
     names = peers(workers)
     x, w, least = dict.fromkeys(names), dict.fromkeys(names, 1.0), [1.0]
     moved = total = None
@@ -135,11 +149,13 @@ def conserve(deployment, machine, seed, workers, lr):
         if isinstance(effect, Compute) and effect.kind == "gradient":
             if x[name] is None:
                 x[name] = effect.args[0]
-            assert np.allclose(effect.args[0], x[name] / w[name], rtol=1e-9, atol=1e-9), "the gradient is at z = x / w"
+            assert np.allclose(effect.args[0], x[name] / w[name], rtol=1e-9,
+                               atol=1e-9), "the gradient is at z = x / w"
         if isinstance(effect, Send):
             x[name], w[name] = x[name] - effect.body.x, w[name] - float(effect.body.weight)
         if isinstance(effect, Mark) and effect.name == "update":
-            assert np.allclose(effect.values["x"], x[name] / w[name], rtol=1e-9, atol=1e-9), "what is kept is what was not sent"
+            assert np.allclose(effect.values["x"], x[name] / w[name], rtol=1e-9,
+                               atol=1e-9), "what is kept is what was not sent"
 
     def answered(name, effect, value):
         nonlocal moved
@@ -151,7 +167,8 @@ def conserve(deployment, machine, seed, workers, lr):
 
     def check(ledger):
         flying = [body for _, body in ledger.messages(Part)]
-        assert sum(w.values()) + sum(float(part.weight) for part in flying) == pytest.approx(workers), "sum of w = n"
+        assert sum(w.values()) + sum(float(part.weight)
+                                     for part in flying) == pytest.approx(workers), "sum of w = n"
         least.append(min(w.values()))
 
     run = simulate(Ledger(deployment, check, asked, answered).deployment, machine, seed)
@@ -162,12 +179,14 @@ def conserve(deployment, machine, seed, workers, lr):
     return run, w
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6), graph=st.sampled_from(GRAPHS))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6),
+       graph=st.sampled_from(GRAPHS))
 def test_weights_sum_to_n_and_numerators_move_only_by_gradients(machine, seed, workers, steps, graph):
     problem = quadratic(d=3, workers=workers, noise=1.0, dtype=np.float64)
     run, _ = conserve(sgp.sgp(problem, workers, steps, SGD(0.25), graph=graph), machine, seed, workers, 0.25)
     reference = simulate(sgp.sgp(problem, workers, steps, SGD(0.25), graph=graph), MACHINE)
-    assert all(np.array_equal(run.values[name], reference.values[name]) for name in peers(workers)), "under any schedule"
+    assert all(np.array_equal(run.values[name], reference.values[name])
+               for name in peers(workers)), "under any schedule"
     for i, name in enumerate(peers(workers)):
         near = [one_peer_exponential(workers, t)[i] if graph not in ("ring", "complete", "star", "torus")
                 else graph_of(graph, workers)[i] for t in range(steps)]
@@ -176,9 +195,11 @@ def test_weights_sum_to_n_and_numerators_move_only_by_gradients(machine, seed, w
 
 def test_where_everybody_hears_as_much_as_he_says_all_weights_are_1():
     for graph in ("one-peer-exponential", "ring", "torus"):
-        _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph=graph), MACHINE, 0, 6, 0.25)
+        _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph=graph),
+                        MACHINE, 0, 6, 0.25)
         assert list(w.values()) == pytest.approx([1.0] * 6)
-    _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph="star"), MACHINE, 0, 6, 0.25)
+    _, w = conserve(sgp.sgp(quadratic(d=3, workers=6, dtype=np.float64), 6, 9, SGD(0.25), graph="star"),
+                    MACHINE, 0, 6, 0.25)
     assert max(w.values()) > 2, "the hub of a star is told more than it says"
 
 
@@ -203,7 +224,8 @@ def run_with_losses(starts, weight_only):
 
 
 def test_a_lost_message_biases_the_mean_by_exactly_what_was_lost_and_losing_half_of_one_is_worse():
-    """x and w travel together: lost together, a model is still a weighted mean of models; lost alone, it is none."""
+    """x and w travel together: lost together, a model is still a weighted mean of models; lost alone, it
+    is none."""
     starts = np.random.default_rng(0).standard_normal((4, 3))
     models, lost = run_with_losses(starts, weight_only=False)
     short = (starts.sum(axis=0) - sum(part.x for part in lost)) / (4 - sum(part.weight for part in lost))
@@ -212,7 +234,8 @@ def test_a_lost_message_biases_the_mean_by_exactly_what_was_lost_and_losing_half
     models, lost = run_with_losses(same, weight_only=False)
     assert np.allclose(models, 1), "a mean of equal models is that model"
     models, lost = run_with_losses(same, weight_only=True)
-    assert np.allclose(models, 4 / (4 - sum(part.weight for part in lost))), "not so when only the weight is lost"
+    assert np.allclose(models,
+                       4 / (4 - sum(part.weight for part in lost))), "not so when only the weight is lost"
 
 
 # -- limits ----------------------------------------------------------------------------------------------------
@@ -223,20 +246,23 @@ def test_on_the_complete_graph_it_is_bsp_bit_for_bit(workers):
     """P = 11'/n."""
     problem, sgd = integer_gradients(workers=workers), SGD(0.25)
     synchronous = final_parameters(simulate(bsp.bsp(problem, workers, 8, sgd)))
-    assert all(np.array_equal(x, synchronous) for x in simulate(sgp.sgp(problem, workers, 8, sgd, graph="complete")).values.values())
+    assert all(np.array_equal(x, synchronous)
+               for x in simulate(sgp.sgp(problem, workers, 8, sgd, graph="complete")).values.values())
 
 
 def test_one_peer_is_sequential_sgd_bit_for_bit():
     problem, sgd = quadratic(workers=1, noise=1.0), SGD(0.1, 0.9, 0.01)
     run = simulate(sgp.sgp(problem, 1, 20, sgd), MACHINE)
-    assert np.array_equal(final_parameters(run), final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd))))
+    assert np.array_equal(final_parameters(run),
+                          final_parameters(simulate(sequential.sequential(problem, 1, 20, sgd))))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
 def test_equal_models_without_gradients_stay_the_same_bits(workers):
     """Halving is exact, so one message per step keeps every bit; thirds would not."""
     problem = Problem(np.float32([0.1, -1 / 3, 1e-30]), lambda x, rank, t: 0 * x, lambda x: 0.0)
-    assert all(np.array_equal(x, problem.x0) for x in simulate(sgp.sgp(problem, workers, 9, SGD(0.1)), MACHINE).values.values())
+    assert all(np.array_equal(x, problem.x0)
+               for x in simulate(sgp.sgp(problem, workers, 9, SGD(0.1)), MACHINE).values.values())
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------
@@ -260,7 +286,7 @@ def wrong_peer(gradient_at_numerator=False, weight_stays=False, keeps_all=False,
                     _, (dx, dw) = yield Recv(Part, src=names[j])
                     x, w = x + dx, w + dw
             w = 1.0 if weight_stays else w
-            yield Mark("update", slice=0, version=t, reads=(), t=t, x=x / w)
+            yield Mark("update", part=0, version=t, reads=(), t=t, x=x / w)
         return x / w
     return peer
 
@@ -286,5 +312,7 @@ def test_an_unknown_graph_is_named():
 
 
 def test_an_unknown_graph_is_answered_with_all_that_are_known():
-    with pytest.raises(ValueError, match="graph 'circle'; expected one of one-peer-exponential, ring, torus, complete, exponential, bipartite"):
+    with pytest.raises(ValueError,
+                       match="graph 'circle'; expected one of one-peer-exponential, ring, torus, complete, "
+                             "exponential, bipartite"):
         sgp.sgp(quadratic(workers=4), 4, 1, SGD(0.1), graph="circle")

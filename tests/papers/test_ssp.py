@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 
-from refsgd.algorithms import ssp
+from refsgd.algorithms.server import ssp
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
-from refsgd.waiting import waiting_by_cause
+from refsgd.trace import Computed, Returned, Sent
+from refsgd.trace.waiting import waiting_by_cause
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("slack", [0, 1, 3])
+@pytest.mark.parametrize("slack", [pytest.param(0, marks=pytest.mark.slow), 1,
+                                   pytest.param(3, marks=pytest.mark.slow)])
 def test_two_memoryless_workers_are_blocked_a_share_of_1_over_2s_plus_3(slack):
     """The difference of clocks is a birth-death chain, uniform over its 2s + 3 states; blocked at its ends.
 
@@ -21,10 +23,11 @@ def test_two_memoryless_workers_are_blocked_a_share_of_1_over_2s_plus_3(slack):
     """
     batches = []
     for seed in range(20):
-        run = simulate(ssp.ssp(PROBLEM, 2, 2000, SGD(0.0), staleness=slack), Machine(compute="exponential(1)"), seed, observe=1)
-        end = min(e.time for e in run.trace.of("return"))  # without the end, where nobody is left to wait for
-        busy = sum(min(e.time, end) - e.data["start"] for e in run.trace.of("compute")
-                   if e.data["work"] == "gradient" and e.data["start"] < end)
+        run = simulate(ssp.ssp(PROBLEM, 2, 2000, SGD(0.0), staleness=slack),
+                       Machine(compute="exponential(1)"), seed, observe=1)
+        end = min(e.time for e in run.trace.of(Returned))  # without the end, where nobody is left to wait for
+        busy = sum(min(e.time, end) - e.start for e in run.trace.of(Computed)
+                   if e.work == "gradient" and e.start < end)
         batches.append(1 - busy / (2 * end))
     error = np.std(batches, ddof=1) / np.sqrt(len(batches))
     assert np.mean(batches) == pytest.approx(1 / (2 * slack + 3), abs=4 * error)
@@ -37,7 +40,8 @@ def test_lazy_refresh_reads_at_least_once_in_s_plus_one_clocks_and_the_slowest_n
     steps = 61
     machine = Machine(compute="exponential(1)", speeds=(1, 1, 0.01))
     trace = simulate(ssp.ssp(PROBLEM, 3, steps, SGD(0.1), staleness=slack, refresh="lazy"), machine).trace
-    rows = {f"worker{i}": sum(e.data["message"] == "Row" and e.data["to"] == f"worker{i}" for e in trace.of("send")) for i in range(3)}
+    rows = {f"worker{i}": sum(e.message == "Row" and e.to == f"worker{i}"
+                              for e in trace.of(Sent)) for i in range(3)}
     fewest = (steps - 1) // (slack + 1)
     assert rows["worker2"] == fewest
     assert all(fewest <= count <= steps for count in rows.values())
@@ -48,13 +52,15 @@ def test_eager_refresh_is_fresher_than_lazy():
     machine = Machine(compute="exponential(1)", latency=0.01)
     for seed in range(4):
         mean = {refresh: np.mean([tau for _, tau in simulate(
-            ssp.ssp(PROBLEM, 6, 200, SGD(0.0), staleness=4, refresh=refresh), machine, seed, observe=1).trace.staleness])
+            ssp.ssp(PROBLEM, 6, 200, SGD(0.0), staleness=4, refresh=refresh), machine, seed,
+            observe=1).trace.staleness])
             for refresh in ("fresh", "lazy", "eager")}
         assert mean["fresh"] < mean["eager"] < mean["lazy"]
 
 
 def test_more_slack_waits_less():
-    seconds = [simulate(ssp.ssp(PROBLEM, 4, 300, SGD(0.0), staleness=s), Machine(compute="exponential(1)"), observe=1).trace.seconds
+    seconds = [simulate(ssp.ssp(PROBLEM, 4, 300, SGD(0.0), staleness=s), Machine(compute="exponential(1)"),
+                        observe=1).trace.seconds
                for s in (0, 1, 3, 10)]
     assert seconds == sorted(seconds, reverse=True)
 

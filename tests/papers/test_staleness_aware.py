@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import asp, sequential, softsync, staleness_aware
-from refsgd.algorithms.parameter_server import Push
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.parts import Push
+from refsgd.algorithms.server import asp, softsync, staleness_aware
 from refsgd.algorithms.sgd import SGD
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
-from refsgd.result import final_parameters
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
@@ -22,8 +23,9 @@ ONES = np.ones(2, np.float32)
 
 
 def moved_by_unit_gradients(run, k=0):
-    """How far slice k must have moved, in units of lr, by what the trace says of tau: sum over updates of (1/c) sum of 1/max(1, tau)."""
-    updates = [e.data for e in run.trace.marks("update") if e.data["slice"] == k]
+    """How far slice k must have moved, in units of lr, by what the trace says of tau: sum over updates of
+    (1/c) sum of 1/max(1, tau)."""
+    updates = [e.values for e in run.trace.marks("update") if e.values["part"] == k]
     return sum(np.mean([1 / max(1, e["version"] - read) for _, read in e["reads"]]) for e in updates)
 
 
@@ -45,7 +47,8 @@ def test_staleness_of_at_most_one_is_asp_bit_for_bit(seed, steps, servers, momen
     problem, sgd = curved(workers=2), SGD(0.1, momentum, 0.01)
     run = simulate(staleness_aware.staleness_aware(problem, 2, steps, sgd, servers), LOCKSTEP, seed)
     assert max((tau for _, tau in run.trace.staleness), default=0) <= 1
-    assert np.array_equal(final_parameters(run), final(asp.asp(problem, 2, steps, sgd, servers), LOCKSTEP, seed))
+    assert np.array_equal(final_parameters(run),
+                          final(asp.asp(problem, 2, steps, sgd, servers), LOCKSTEP, seed))
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5))
@@ -67,12 +70,14 @@ def test_a_constant_staleness_is_the_rate_divided_by_it():
     assert np.allclose(final_parameters(run), -0.5 / 4 * 5 * 8)
 
 
-@given(machine=machines, seed=seeds, workers=st.integers(1, 4), split=st.integers(1, 4), servers=st.integers(1, 2))
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), split=st.integers(1, 4),
+       servers=st.integers(1, 2))
 def test_each_gradient_has_its_own_rate_before_the_mean(machine, seed, workers, split, servers):
     """w = w - (1/c) sum of eta_l g_l, with eta_l = lr / tau_l."""
     split = min(split, workers)
     unit = constant(lambda rank, t: 1.0)
-    run = simulate(staleness_aware.staleness_aware(unit, workers, 6, SGD(0.5), servers, splitting=split), machine, seed)
+    run = simulate(staleness_aware.staleness_aware(unit, workers, 6, SGD(0.5), servers, splitting=split),
+                   machine, seed)
     for k in range(servers):
         assert final_parameters(run)[k] == pytest.approx(-0.5 * moved_by_unit_gradients(run, k), rel=1e-5)
 
@@ -84,7 +89,8 @@ def test_one_over_tau_plus_one_is_caught(monkeypatch):
 
     monkeypatch.setattr(staleness_aware, "divided", halved)
     for machine in (LOCKSTEP, RANDOM):
-        run = simulate(staleness_aware.staleness_aware(constant(lambda rank, t: 1.0), 2, 6, SGD(0.5)), machine)
+        run = simulate(staleness_aware.staleness_aware(constant(lambda rank, t: 1.0), 2, 6, SGD(0.5)),
+                       machine)
         assert final_parameters(run)[0] != pytest.approx(-0.5 * moved_by_unit_gradients(run), rel=1e-2)
 
 
@@ -98,7 +104,8 @@ def test_one_rate_for_a_whole_update_is_caught():
 
 def test_a_mean_over_images_weighs_the_divided_gradients():
     pushes = [Push(ONES, 3, 10), Push(4 * ONES, 1, 8)]
-    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0], -(3 * 1 + 1 * 2) / 4)
+    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0],
+                       -(3 * 1 + 1 * 2) / 4)
 
 
 @given(machine=machines, seed=seeds, steps=st.integers(0, 6), servers=st.integers(1, 3))
@@ -109,28 +116,32 @@ def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, servers)
 
 
 def test_odena_divides_by_the_deviation_of_each_parameter():
-    """s follows sqrt(E[g^2] - E[g]^2): a noisy parameter gets a smaller rate than a steady one, and tau divides as well."""
+    """s follows sqrt(E[g^2] - E[g]^2): a noisy parameter gets a smaller rate than a steady one, and tau
+    divides as well."""
     moments, rng = EMPTY, np.random.default_rng(0)
     for t in range(200):
-        push, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32), 1, t), t, moments, "odena")
+        push, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32),
+                                                     1, t), t, moments, "odena")
     assert moments[2][0] < 0.05 and moments[2][1] == pytest.approx(2, abs=0.8)
-    fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad for tau in (1, 3))
+    fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad
+                    for tau in (1, 3))
     assert np.allclose(fresh, 3 * stale) and fresh[0] > 10 * fresh[1]
 
 
 def odena_by_hand(deploy, workers=3, steps=5, lr=0.01):
-    """Algorithm 1 of Odena in float64, from who read which version; s is that of the gradient that it divides."""
+    """Algorithm 1 of Odena in float64, from who read which version; s is that of the gradient that it
+    divides."""
     problem, seen = recorded(curved(workers=workers))
     run = simulate(deploy(problem, workers, steps, SGD(lr), rule="odena"), RANDOM)
     gradients = {(f"worker{rank}", t): np.float64(g) for rank, t, _, g in seen}
     x, m1, m2, s, done = np.float64(problem.x0), 0.0, 0.0, 1.0, dict.fromkeys(run.trace.workers, 0)
     for e in run.trace.marks("update"):
-        (w, read), = e.data["reads"]
+        (w, read), = e.values["reads"]
         g = gradients[w, done[w]]
         done[w] += 1
         m1, m2 = 0.9 * m1 + 0.1 * g, 0.9 * m2 + 0.1 * g**2
         s = 0.9 * s + 0.1 * np.sqrt(m2 - m1**2 + 1e-8)
-        x = x - lr * g / (s * max(1, e.data["version"] - read))
+        x = x - lr * g / (s * max(1, e.values["version"] - read))
     return final_parameters(run), x
 
 
@@ -140,7 +151,8 @@ def test_odena_is_his_algorithm():
 
 
 def test_the_deviation_of_no_noise_is_1e_4():
-    """The root is of a variance plus 1e-8, so that a parameter without any gradient for a while is not divided by zero."""
+    """The root is of a variance plus 1e-8, so that a parameter without any gradient for a while is not
+    divided by zero."""
     moments, zero = EMPTY, 0 * ONES
     for t in range(300):
         push, moments = staleness_aware.divided(Push(zero, 1, t), t, moments, "odena")
@@ -149,7 +161,8 @@ def test_the_deviation_of_no_noise_is_1e_4():
 
 @pytest.mark.parametrize("right, wrong", [
     ("grad=g / (s * tau)", "grad=g / (moments[2] * tau)"),  # the deviation before this gradient
-    ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(x)", "np.zeros_like(x)"), ("grad=g / (s * tau)", "grad=g / s"),
+    ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(x)", "np.zeros_like(x)"),
+    ("grad=g / (s * tau)", "grad=g / s"),
 ])
 def test_another_rule_is_caught(right, wrong):
     found, expected = odena_by_hand(wrong_deployment(staleness_aware.staleness_aware, right, wrong))
@@ -158,20 +171,24 @@ def test_another_rule_is_caught(right, wrong):
 
 @given(machine=machines, seed=seeds, servers=st.integers(1, 3))
 def test_odena_stays_finite_and_float32(machine, seed, servers):
-    x = final(staleness_aware.staleness_aware(curved(), 4, 6, SGD(0.001), servers, rule="odena"), machine, seed)
+    x = final(staleness_aware.staleness_aware(curved(), 4, 6, SGD(0.001), servers, rule="odena"), machine,
+              seed)
     assert np.all(np.isfinite(x)) and x.dtype == np.float32
 
 
 def test_an_old_gradient_harms_less_than_in_asp():
-    """A quadratic at a rate where constant staleness 7 makes ASP diverge (2 sin(pi/30) = 0.209 is its limit)."""
+    """A quadratic at a rate where constant staleness 7 makes ASP diverge (2 sin(pi/30) = 0.209 is its
+    limit)."""
     steep = Problem(np.ones(1, np.float32), lambda x, rank, t: x, lambda x: float(x[0] ** 2))
-    sizes = [abs(float(final(deploy(steep, 8, 60, SGD(0.3)), LOCKSTEP)[0])) for deploy in (asp.asp, staleness_aware.staleness_aware)]
+    sizes = [abs(float(final(deploy(steep, 8, 60, SGD(0.3)), LOCKSTEP)[0]))
+             for deploy in (asp.asp, staleness_aware.staleness_aware)]
     assert sizes[0] > 10 and sizes[1] < 1e-3
 
 
 def test_bytes_are_those_of_asp():
     for machine in (RANDOM, Machine(compute="fixed(1)")):
-        a, b = (simulate(deploy(curved(), 4, 5, SGD(0.1), 2), machine).trace.bytes_sent for deploy in (asp.asp, staleness_aware.staleness_aware))
+        a, b = (simulate(deploy(curved(), 4, 5, SGD(0.1), 2), machine).trace.bytes_sent
+                for deploy in (asp.asp, staleness_aware.staleness_aware))
         assert a == b and sum(a.values()) == 2 * 4 * 5 * 24
 
 
@@ -180,7 +197,8 @@ def test_every_schedule_of_three_workers_gives_no_larger_step_than_asp():
 
     def check(run):
         taus = [tau for _, tau in run.trace.staleness]
-        assert final_parameters(run)[0] == pytest.approx(-sum(1 / max(1, tau) for tau in taus)) and min(taus) >= 0
+        assert final_parameters(run)[0] == pytest.approx(-sum(1 / max(1, tau) for tau in taus)) and min(
+            taus) >= 0
         assert final_parameters(run)[0] >= -6
 
     report = explore(lambda: staleness_aware.staleness_aware(unit, 3, 2, SGD(1.0)), check, max_runs=3000)

@@ -4,10 +4,10 @@ import json
 import re
 from typing import NamedTuple
 
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.performing import perform
-from refsgd.player import player_html
+from refsgd.cluster.machine import Machine
+from refsgd.display.player import player_html
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.trace import Trace
 
@@ -24,12 +24,15 @@ class Page(NamedTuple):
 
 def data_of(html: str) -> dict:
     """The JSON of a page."""
-    return json.loads(re.search(r'<script type="application/json" id="run">(.*?)</script>', html, re.S).group(1))
+    return json.loads(re.search(r'<script type="application/json" id="run">(.*?)</script>', html,
+                                re.S).group(1))
 
 
-def page(name: str, workers: int = 3, steps: int = 4, machine: Machine = MACHINE, *, events=None, limit=500, **options) -> Page:
+def page(name: str, workers: int = 3, steps: int = 4, machine: Machine = MACHINE, *, events=None, limit=500,
+         **options) -> Page:
     """Simulate a small case and make its page."""
-    experiment = prepare(name, quadratic(3, workers), workers=workers, steps=steps, lr=0.125, machine=machine, **options)
+    experiment = prepare(name, quadratic(3, workers), workers=workers, steps=steps, lr=0.125, machine=machine,
+                         **options)
     run = perform(experiment, "simulator")
     html = player_html(run.trace, experiment.deploy, name=name, events=events, limit=limit)
     return Page(html, run.trace, data_of(html))
@@ -41,10 +44,17 @@ def column(pairs, k):
     return found[-1] if found else None
 
 
+def frames_at(found: Page, p: int, k: int) -> list[list[int]]:
+    """File and line of each frame of program p at position k, the outermost first."""
+    place = column(found.data["programs"][p]["stands"], k)[1]
+    return [] if place < 0 else found.data["places"][place]
+
+
 def line_at(found: Page, p: int, k: int) -> tuple[str, int] | None:
     """File and line at which program p stands at position k: the innermost frame."""
     place = column(found.data["programs"][p]["stands"], k)[1]
-    return None if place < 0 else (found.data["files"][found.data["places"][place][-1][0]], found.data["places"][place][-1][1])
+    return None if place < 0 else (found.data["files"][found.data["places"][place][-1][0]],
+                                   found.data["places"][place][-1][1])
 
 
 def text_at(found: Page, p: int, k: int) -> str:
@@ -57,4 +67,4 @@ def text_at(found: Page, p: int, k: int) -> str:
     return re.sub("<[^>]*>", "", row).replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&").strip()
 
 
-__all__ = ["MACHINE", "Page", "column", "data_of", "line_at", "page", "text_at"]
+__all__ = ["MACHINE", "Page", "column", "data_of", "frames_at", "line_at", "page", "text_at"]

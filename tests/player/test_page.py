@@ -10,15 +10,17 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster.machine import Machine
+from refsgd.display.player.listing import colour, listing, title
 from refsgd.effects import Compute, Node, Recv, Send
-from refsgd.machine import Machine
-from refsgd.player.listing import colour, listing, title
+from refsgd.experiment.result import Result
+from refsgd.experiment.run import run
 from refsgd.problems import quadratic
-from refsgd.result import Result
-from refsgd.running import run
+from refsgd.trace import Received
 from tests.player.pages import column, data_of, line_at, page, text_at
 
-AT = {"compute": "yield Compute", "send": "yield Send", "receive": "yield Recv", "mark": "yield Mark", "choose": "yield Choose",
+AT = {"compute": "yield Compute", "send": "yield Send", "receive": "yield Recv", "mark": "yield Mark",
+      "choose": "yield Choose",
       "poll": "yield Poll", "load": "yield Load", "add": "yield Add"}
 
 
@@ -47,9 +49,10 @@ def test_every_algorithm_has_a_page_whose_programs_stand_at_yields(name):
 def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
     found = page("ssp", staleness=0)
     server = len(found.data["programs"]) - 1
-    assert line_at(found, server, 0)[0] == "refsgd/algorithms/ssp.py"
+    assert line_at(found, server, 0)[0] == "refsgd/algorithms/server/ssp.py"
     assert text_at(found, server, 0) == "w, message = yield Recv(Push, Died)"
-    blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark" and e.data["name"] == "block")
+    blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark"
+                   and e.name == "block")
     assert text_at(found, server, blocked) == 'yield Mark("block", worker=w)'
     assert column(found.data["programs"][server]["stands"], 0)[2] == "waits: Recv(Push or Died)"
 
@@ -57,24 +60,30 @@ def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
 def test_locals_follow_the_program_and_constants_stand_apart():
     found = page("ssp", staleness=1)
     server = found.data["programs"][-1]
-    assert server["fixed"]["staleness"] == "1" and "clock" in server["locals"] and "workers" in server["fixed"]
-    last = max(k for k, e in enumerate(found.trace.events, 1) if e.kind == "mark" and e.data["name"] == "update")
-    assert column(server["locals"]["version"], last - 1)[1] == "11"
+    assert server["fixed"]["staleness"] == "1" and "clock" in server["locals"] and "workers" in server[
+        "fixed"]
+    last = max(k for k, e in enumerate(found.trace.events, 1) if e.kind == "mark"
+               and e.name == "update")
+    assert "version=11" in column(server["locals"]["shard"], last - 1)[1]
     assert column(server["locals"]["clock"], 0)[1] == "{worker0: 0, worker1: 0, worker2: 0}"
     assert "staleness" not in server["locals"]
 
 
 def test_waiting_is_explained_by_cause_and_by_whom():
-    found = page("ssp", staleness=0, machine=Machine(compute="fixed(0.02)", latency=0.001, speeds=(1, 1, 0.25)))
+    found = page("ssp", staleness=0,
+                 machine=Machine(compute="fixed(0.02)", latency=0.001, speeds=(1, 1, 0.25)))
     words = " | ".join(b[3] for b in found.data["blocks"] if b[0] == 0)
     assert "until 82 ms; of the whole wait 60 ms slack (the answer is held back to keep the bound), 2 ms transfer" in words
-    reasons = [reason for reason in found.data["programs"][0]["reasons"] if reason[1] and reason[1].startswith(" for ")]
+    reasons = [reason for reason in found.data["programs"][0]["reasons"] if reason[1]
+               and reason[1].startswith(" for ")]
     assert {said.partition(" (")[0] for _, said, *_ in reasons} == {
         f" for Push#{t} of worker2: server0 holds the answer to Push#{t} back" for t in range(4)}
     for stop, p in found.data["stops"]:  # the line that decides is in the page
         _, said, file, line = column(found.data["programs"][p]["reasons"], stop)
         row = re.search(rf'id="f{file}l{line}">.*?<code>(.*?)</code>', found.html, re.S).group(1)
-        assert "ready = [w for w in clock if w in waiting" in re.sub("<[^>]*>", "", row) and said.endswith(f"; ssp.py:{line}")
+        assert "ready = [w for w in clock if w in waiting" in re.sub("<[^>]*>", "",
+                                                                     row) and said.endswith(
+                                                                         f"; ssp.py:{line}")
     spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
     busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
@@ -82,30 +91,35 @@ def test_waiting_is_explained_by_cause_and_by_whom():
 
 
 def test_a_wait_is_explained_by_what_was_taken_before_the_answer_and_not_at_the_same_time():
-    # Both gradients are there when the server has taken the first, and it takes the second as it sends the first answer.
+    # Both gradients are there when the server has taken the first, and it takes the second as it sends the
+    # first answer.
     found = page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001, update=0.002))
     words = [b[3] for b in found.data["blocks"] if b[0] == 0]
     assert words[0].startswith("until 24 ms; of the whole wait 2 ms ")
-    assert not any(reason[1] and reason[1].startswith(" for ") for program in found.data["programs"][:2] for reason in program["reasons"])
+    assert not any(reason[1] and reason[1].startswith(" for ") for program in found.data["programs"][:2]
+                   for reason in program["reasons"])
 
 
 def test_next_wait_stops_where_a_worker_is_held_back_and_not_at_transfers():
     found = page("ssp", staleness=1, steps=6)
-    waits = [e for e in found.trace.of("receive") if e.node != "server0" and e.time > e.data["since"]]
-    slack = {(e.node, e.data["number"]) for e in found.trace.events if e.kind == "receive" and any(
-        mark.data["worker"] == e.node and e.data["since"] <= mark.time <= e.time for mark in found.trace.marks("block"))}
+    waits = [e for e in found.trace.of(Received) if e.node != "server0" and e.time > e.since]
+    slack = {(e.node, e.number) for e in found.trace.events if e.kind == "receive" and any(
+        mark.values["worker"] == e.node and e.since <= mark.time <= e.time
+        for mark in found.trace.marks("block"))}
     assert 0 < len(found.data["stops"]) < len(waits)
     for k, p in found.data["stops"]:
-        e = next(e for e in found.trace.events[k:] if e.node == found.data["nodes"][p] and e.kind == "receive")
-        assert (e.node, e.data["number"]) in slack
+        e = next(e for e in found.trace.events[k:] if e.node == found.data["nodes"][p]
+                 and e.kind == "receive")
+        assert (e.node, e.number) in slack
     assert len(found.data["stops"]) == len(slack)  # each wait once
-    assert data_of(page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001)).html)["stops"] == []
+    assert data_of(page("asp", workers=2, machine=Machine(compute="fixed(0.02)", latency=0.001)).html)[
+        "stops"] == []
 
 
 def test_causes_have_the_colours_of_the_plots():
-    from refsgd.plots.colors import CAUSE_COLORS
+    from refsgd.display.plots.colors import CAUSE_COLORS
 
-    css = (Path(refsgd.__path__[0]) / "player" / "player.css").read_text()
+    css = (Path(refsgd.__path__[0]) / "display" / "player" / "player.css").read_text()
     for cause, color in CAUSE_COLORS.items():
         assert re.findall(rf"--{cause}: (#\w+);", css) == [color.lower()]
 
@@ -121,15 +135,17 @@ def test_messages_under_way_and_ages():
 
 def test_a_window_begins_in_the_state_that_the_whole_run_has_there():
     whole, part = page("ssp", staleness=1), page("ssp", staleness=1, events=(30, 60))
-    assert len(part.data["events"]) == 30 and part.data["first"] == 30 and part.data["total"] == len(whole.trace.events)
+    assert len(part.data["events"]) == 30 and part.data["first"] == 30 and part.data["total"] == len(
+        whole.trace.events)
     for p in range(4):
         for k in (0, 7, 29):
             assert line_at(part, p, k) == line_at(whole, p, 30 + k)
             for name, pairs in whole.data["programs"][p]["locals"].items():
                 program = part.data["programs"][p]
-                seen = column(program["locals"][name], k) if name in program["locals"] else [0, program["fixed"].get(name)]
+                seen = column(program["locals"][name],
+                              k) if name in program["locals"] else [0, program["fixed"].get(name)]
                 assert (seen or [0, None])[1] == (column(pairs, 30 + k) or [0, None])[1]
-    before = sum(1 for e in whole.trace.events[:30] if e.kind == "mark" and e.data["name"] == "update")
+    before = sum(1 for e in whole.trace.events[:30] if e.kind == "mark" and e.name == "update")
     assert sum(part.data["agesBefore"].values()) == before
 
 
@@ -143,11 +159,13 @@ def test_the_page_is_small_self_contained_and_tells_nothing_of_this_machine():
 
 
 def test_runs_of_processes_have_lines_too():
-    result = run("ssp", quadratic(3, 3), workers=3, steps=5, staleness=1, runtime="processes", machine=Machine(compute="fixed(0.004)"))
+    result = run("ssp", quadratic(3, 3), workers=3, steps=5, staleness=1, runtime="processes",
+                 machine=Machine(compute="fixed(0.004)"))
     html = result.player().html
     data = data_of(html)
     assert data["note"] == "" and len(data["events"]) == len(result.trace.events)
-    assert {"refsgd/algorithms/ssp.py", "refsgd/algorithms/parameter_server.py"} == set(data["files"])
+    assert {"refsgd/algorithms/server/ssp.py",
+            "refsgd/algorithms/parts.py"} == set(data["files"])
     for p, program in enumerate(data["programs"]):
         assert len(program["stands"]) > 5 and program["stands"][-1][1] == -1, p
 
@@ -184,19 +202,20 @@ def test_an_algorithm_of_the_readers_own_and_one_without_source():
                 yield Send(w, Number(np.float32(value)))
             return problem.x0
 
-        return {"worker0": Node(ask()), "server0": Node(answer())}
+        return {"worker0": Node(ask()), "server0": Node(answer(), role="server")}
 
     data = data_of(run(mine, quadratic(2, 1), workers=1, steps=2).player().html)
     assert data["files"] == ["test_page.py"] and len(data["programs"][0]["stands"]) == 5
     scope = {}
     exec("from refsgd.effects import *\ndef bare(problem, workers, steps, sgd):\n"
-         "    def main():\n        yield Mark('clock', t=0)\n        return problem.x0\n    return {'peer0': Node(main())}", scope)
+         "    def main():\n        yield Mark('clock', t=0)\n        return problem.x0\n    return {'peer0': "
+         "Node(main())}", scope)
     html = run(scope["bare"], quadratic(2, 1), workers=1, steps=1).player().html
     assert "no source to read" in html and data_of(html)["files"] == ["<string>"]
 
 
 def test_without_programs_or_trace():
-    from refsgd.player import player_html
+    from refsgd.display.player import player_html
 
     found = page("bsp")
     html = player_html(found.trace)
@@ -220,7 +239,7 @@ def test_a_notebook_shows_a_frame_and_save_writes_the_page(tmp_path):
 
 
 def test_the_data_cannot_close_its_script():
-    from refsgd.player import player_html
+    from refsgd.display.player import player_html
 
     html = player_html(page("bsp").trace, name="</script><script>alert(1)</script>")
     assert html.count("<script") == 2 and data_of(html)["name"].startswith("</script>")
@@ -228,10 +247,13 @@ def test_the_data_cannot_close_its_script():
 
 def test_colours_and_names_of_files():
     assert colour(["def f():\n", '    """a\n', '    b"""\n', "    x = (yield)  # c\n"]) == [
-        '<i class="k">def</i> <i class="d">f</i>():', '    <i class="s">"""a</i>', '<i class="s">    b"""</i>',
+        '<i class="k">def</i> <i class="d">f</i>():', '    <i class="s">"""a</i>',
+        '<i class="s">    b"""</i>',
         '    x = (<i class="y">yield</i>)  <i class="c"># c</i>']
-    assert colour(["if x < 1 and (\n"])[0] == '<i class="k">if</i> x &lt; <i class="n">1</i> <i class="k">and</i> ('
-    assert title("/somewhere/ipykernel_12/345.py") == "cell" and title("/a/refsgd/algorithms/bsp.py") == "refsgd/algorithms/bsp.py"
+    assert colour(["if x < 1 and (\n"])[
+        0] == '<i class="k">if</i> x &lt; <i class="n">1</i> <i class="k">and</i> ('
+    assert title("/somewhere/ipykernel_12/345.py") == "cell" and title(
+        "/a/refsgd/algorithms/server/bsp.py") == "refsgd/algorithms/server/bsp.py"
     assert title("<stdin>") == "<stdin>" and title("/home/me/mine.py") == "mine.py"
 
 
@@ -276,7 +298,8 @@ def test_long_docstrings_are_folded_and_lines_keep_their_numbers(tmp_path):
     assert [int(a) for a, _, _ in rows] == [int(b) for _, b, _ in rows] == list(range(1, len(lines) + 1))
     for number, _, code in rows:
         assert re.sub("<[^>]*>", "", code).strip() == lines[int(number) - 1].strip()
-    folds = re.findall(r'<details class="doc"><summary class="line" id="f3l(\d+)">.*?(\d+) more lines</span>', html)
+    folds = re.findall(r'<details class="doc"><summary class="line" id="f3l(\d+)">.*?(\d+) more lines</span>',
+                       html)
     assert folds == [("1", "2"), ("15", "2")]  # each from its first line with words
     assert html.count("<details") == html.count("</details>") == 3 and "lines 1 to 5" in html
 
@@ -286,16 +309,18 @@ def test_json_has_no_nan():
 
 
 def test_a_death_is_shown_and_the_others_go_on():
-    from refsgd.experiment import prepare
-    from refsgd.player import player_html
+    from refsgd.display.player import player_html
+    from refsgd.experiment.prepare import prepare
     from refsgd.runtimes.faults import Fault
     from refsgd.runtimes.faulty import simulate
 
-    experiment = prepare("gosgd", quadratic(3, 3), workers=3, steps=4, machine=Machine(compute="fixed(0.01)", latency=0.001))
+    experiment = prepare("gosgd", quadratic(3, 3), workers=3, steps=4,
+                         machine=Machine(compute="fixed(0.01)", latency=0.001))
     run = simulate(experiment.deploy, experiment.machine, faults=[Fault("kill", "peer1", 2)])
     data = data_of(player_html(run.trace, experiment.deploy))
     assert data["note"] == "" and [e.kind for e in run.trace.events if e.node == "peer1"][-1] == "died"
     for program in data["programs"]:
         assert program["stands"][-1][1] == -1, program["name"]
     assert [kind for _, kind, _ in data["events"]].count("died") == 1
-    assert [program["stands"][-1][2] for program in data["programs"] if program["index"] == 0] == ["returned", "died", "returned"]
+    assert [program["stands"][-1][2] for program in data["programs"]
+            if program["index"] == 0] == ["returned", "died", "returned"]

@@ -11,12 +11,14 @@ import pytest
 
 import refsgd
 from refsgd import Stepper
-from refsgd.algorithms import ssp
-from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.algorithms import parts
+from refsgd.algorithms.parts import Model, Push, names, worker
+from refsgd.algorithms.server import ssp
+from refsgd.cli.terminal import KEYS, converse
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.simulator import Simulator
-from refsgd.terminal import KEYS, converse
+from refsgd.trace import Received
 from tests.player.pages import column, data_of
 
 
@@ -27,12 +29,14 @@ def state(s: Stepper):
 
 def test_the_reader_decides_whose_gradient_comes_first():
     late = Stepper("asp", workers=2, steps=1)
-    for words in ("worker1 computes: gradient", "worker1 sends Push to server0", "Push#0 of worker1 arrives at server0"):
+    for words in ("worker1 computes: gradient", "worker1 sends Push to server0",
+                  "Push#0 of worker1 arrives at server0"):
         late.choose(late.actions().index(words))
     late.run_until("update")
-    assert late.events[-1].data["reads"] == (("worker1", 0),)
+    assert late.events[-1].values["reads"] == (("worker1", 0),)
     assert late.actions() == ["server0 sends Model to worker1", "Push#0 of worker0 arrives at server0"]
-    assert Stepper("asp", workers=2, steps=1).run_until("update").events[-1].data["reads"] == (("worker0", 0),)
+    assert Stepper("asp", workers=2,
+                   steps=1).run_until("update").events[-1].values["reads"] == (("worker0", 0),)
 
 
 @pytest.mark.parametrize("name", ["ssp", "adpsgd", "allreduce", "hogwild"])
@@ -62,20 +66,22 @@ def test_decisions_are_those_that_the_explorer_counts():
     s = Stepper("bsp", workers=2, steps=1, grain="decision")
 
     def both_orders(run):
-        first = next(e.data["src"] for e in run.trace.of("receive") if e.node == "server0")
+        first = next(e.src for e in run.trace.of(Received) if e.node == "server0")
         assert first == "worker0"
 
     with pytest.raises(Counterexample) as found:
         explore(s.deploy, both_orders)
     again = Stepper("bsp", workers=2, steps=1, grain="decision", schedule=found.value.schedule).run()
-    assert next(e.data["src"] for e in again.events if e.node == "server0" and e.kind == "receive") == "worker1"
+    assert next(e.src for e in again.events if e.node == "server0"
+                and e.kind == "receive") == "worker1"
 
 
 def test_run_until_takes_a_mark_a_kind_or_a_predicate():
     s = Stepper("ssp", staleness=0, workers=2)
     assert s.run_until("receive").events[-1].kind == "receive"
-    assert s.run_until("block").events[-1].data["name"] == "block"
-    assert s.run_until(lambda e: e.kind == "mark" and e.data["name"] == "clock" and e.data["t"] == 1).events[-1].data["t"] == 1
+    assert s.run_until("block").events[-1].name == "block"
+    assert s.run_until(lambda e: e.kind == "mark" and e.name == "clock"
+                       and e.values["t"] == 1).events[-1].values["t"] == 1
     before = state(s)
     with pytest.raises(ValueError, match="no event 'updat' happens in this run; expected one of .*update"):
         s.run_until("updat")
@@ -102,8 +108,9 @@ def test_wrong_use_is_one_line(act, expected):
 def test_where_says_line_wait_and_locals():
     s = Stepper("ssp", staleness=1, workers=2).run_until("update")
     server = s.where()[-1]
-    assert server.node == "server0" and server.locals["version"] == 1 and server.locals["clock"] == {"worker0": 1, "worker1": 0}
-    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(x, version))" in repr(s.where())
+    assert server.node == "server0" and server.locals["shard"].version == 1 and server.locals["clock"] == {
+        "worker0": 1, "worker1": 0}
+    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(shard.x, shard.version))" in repr(s.where())
     assert "next:" in repr(s) and "worker0" in s.diagram()
 
 
@@ -122,7 +129,8 @@ Died = refsgd.effects.Died
 
 def test_a_function_of_the_readers_own_and_its_deadlock():
     s = Stepper(mine, workers=2, steps=1).run()
-    assert s.over and "deadlock: peer0 at " in s.deadlock and "waits for Recv(Died)" in repr(s) and "deadlock" in s._repr_html_()
+    assert s.over and "deadlock: peer0 at " in s.deadlock and "waits for Recv(Died)" in repr(
+        s) and "deadlock" in s._repr_html_()
     assert "nothing: deadlock: peer0 at " in s.player().html
     with pytest.raises(ValueError, match="action 0; deadlock: peer0"):
         s.choose(0)
@@ -179,12 +187,15 @@ def test_a_wait_is_explained_at_each_of_its_stages():
 
     s.step(2)
     assert why() == "worker0 waits: its Push#0 is on the wire to server0"
-    assert why(then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 lies in the inbox of server0, which takes it next"
-    update = line_of("x, v = yield Compute")
-    assert why(then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; ssp.py:{update}"
+    assert why(
+        then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 lies in the inbox of server0, which takes it next"
+    update = line_of("self.x, self.v = yield Compute", parts)
+    assert why(
+        then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; parts.py:{update}"
     s.run_until("block")
     gate = line_of("ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]")
-    assert why() == ("worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, "
+    assert why() == (
+        "worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, "
                      f"staleness 0), while Push#0 of worker1 is on the wire; ssp.py:{gate}")
     while "server0 sends Model to worker0" not in s.actions():
         s.step()
@@ -201,7 +212,8 @@ def line_of(text, module=ssp):
 
 
 def own(gate):
-    """SSP with slack 0 as a reader might write it, without a mark, in one of several ways; `gate` is the way."""
+    """SSP with slack 0 as a reader might write it, without a mark, in one of several ways; `gate` is the
+    way."""
     def serve(ws, x, steps, sgd):
         v, counts, parked, version = sgd.start(x), dict.fromkeys(ws, 0), [], 0
         for _ in range(steps * len(ws)):
@@ -259,7 +271,8 @@ def own(gate):
 
     def deploy(problem, workers, steps, sgd):
         ws, _ = names(workers, 1)
-        return {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)} | {"server0": Node(program(ws, problem.x0, steps, sgd))}
+        return {w: Node(worker(i, ["server0"], problem, steps))
+                for i, w in enumerate(ws)} | {"server0": Node(program(ws, problem.x0, steps, sgd), role="server")}
 
     return deploy
 
@@ -269,21 +282,27 @@ def test_the_line_that_holds_back_is_found_in_a_program_of_the_readers_own(gate)
     s = Stepper(own(gate), workers=2, steps=2)
     s.run_until(lambda e: e.node == "server0" and e.kind == ("receive" if gate == "loop" else "compute"))
     why = s.where()[0].why
-    assert why.startswith("worker0 waits: server0 has its Push#0 and does not answer yet (") and "worker0: 1" in why
+    assert why.startswith(
+        "worker0 waits: server0 has its Push#0 and does not answer yet (") and "worker0: 1" in why
     assert why.endswith(f"; test_stepper.py:{line_of(f'# the {gate}', sys.modules[__name__])}")
 
 
 def test_a_program_without_source_is_explained_without_its_line():
     names_there = {"Compute": Compute, "Send": Send, "Recv": Recv, "Push": Push, "Model": Model}
-    exec("def serve(x):\n    for _ in range(2):\n        w, push = yield Recv(Push)\n    yield Send(w, Model(x, 1))\n", names_there)
+    exec(
+        "def serve(x):\n    for _ in range(2):\n        w, push = yield Recv(Push)\n    yield Send(w, "
+        "Model(x, 1))\n", names_there)
 
     def deploy(problem, workers, steps, sgd):
         ws, _ = names(workers, 1)
-        return {w: Node(worker(i, ["server0"], problem, steps)) for i, w in enumerate(ws)} | {"server0": Node(names_there["serve"](problem.x0))}
+        return {w: Node(worker(i, ["server0"], problem, steps))
+                for i, w in enumerate(ws)} | {"server0": Node(names_there["serve"](problem.x0), role="server")}
 
     s = Stepper(deploy, workers=2, steps=1).run_until("receive")
-    assert s.where()[0].why == "worker0 waits: server0 has its Push#0 and does not answer yet, while Push#0 of worker1 is on the wire; <string>:3"
-    assert "<string>:3" in repr(s.where()) and s.source("server0") == "server0 in serve, whose source cannot be read"
+    assert s.where()[
+        0].why == "worker0 waits: server0 has its Push#0 and does not answer yet, while Push#0 of worker1 is on the wire; <string>:3"
+    assert "<string>:3" in repr(s.where()) and s.source(
+        "server0") == "server0 in serve, whose source cannot be read"
 
 
 def test_peers_in_a_circle_wait_for_each_other():
@@ -303,13 +322,16 @@ def test_peers_in_a_circle_wait_for_each_other():
         return {f"peer{i}": Node(program(i)) for i in range(workers)}
 
     s = Stepper(circle, workers=3).run()
-    assert s.where()[0].why == "peer0 waits: its Ask#0 lies in the inbox of peer1, which waits for peer2, which waits for peer0: a circle"
+    assert s.where()[
+        0].why == "peer0 waits: its Ask#0 lies in the inbox of peer1, which waits for peer2, which waits for peer0: a circle"
 
 
 @pytest.mark.parametrize(("name", "options", "expected"), [
     ("ssp", {"staleness": 0, "refresh": "lazy"},
-     r"server0 holds the answer to Read#1 back \(clock .*, slowest 0, before 0, parked \{worker0: 1\}\), while .*; ssp.py:\d+"),
-    ("ssp", {"staleness": 0, "refresh": "eager"}, r"it holds itself back \(oldest 0, c 1, staleness 0\); ssp.py:\d+"),
+     r"server0 holds the answer to Read#1 back \(clock .*, slowest 0, before 0, parked \{worker0: 1\}\), "
+     r"while .*; ssp.py:\d+"),
+    ("ssp", {"staleness": 0, "refresh": "eager"},
+     r"it holds itself back \(oldest 0, c 1, staleness 0\); ssp.py:\d+"),
     ("bsp", {}, r"server0 has its Push#0 and does not answer yet \(pushes \{worker0.*; bsp.py:\d+"),
     ("allreduce", {}, r"peer2 has not sent Part yet: it computes a gradient; allreduce.py:\d+"),
 ])
@@ -329,22 +351,25 @@ def test_where_fits_into_100_columns_and_hides_nothing_that_matters():
     server = "\n".join(lines[next(n for n, line in enumerate(lines) if line.startswith("server0")):])
     for name in ("clock", "slowest", "waiting", "staleness", "ready"):
         assert f"{name} " in server
-    assert "worker5: 0}" in server and any(line.startswith("    parameter_server.py:") for line in lines)
+    assert "worker5: 0}" in server and any(line.startswith("    parts.py:") for line in lines)
 
 
 def test_an_open_wait_is_split_by_cause_as_it_is_when_it_has_ended():
     def pieces(s):
         data = data_of(s.player().html)
-        return [(a, min(b, 18), data["causes"][cause]) for p, a, b, cause, _ in data["waiting"] if p == 0 and a < 18]
+        return [(a, min(b, 18), data["causes"][cause]) for p, a, b, cause, _ in data["waiting"] if p == 0
+                and a < 18]
 
     s = Stepper("ssp", workers=3, staleness=0).run_until("block")
     while s.events[-1].time < 18:
         s.choose(next((i for i, said in enumerate(s.actions()) if not said.startswith("worker0")), 0))
     assert not any(e.kind == "receive" and e.node == "worker0" for e in s.events)
     before = pieces(s)
-    assert len({cause for *_, cause in before}) > 1 and sum(b - a for a, b, cause in before if cause == "slack") > 5
+    assert len({cause for *_, cause in before}) > 1 and sum(b - a for a, b, cause in before
+                                                            if cause == "slack") > 5
     after = pieces(s.run())
-    spent = [{c: sum(b - a for a, b, cause in found if cause == c) for c in ("slack", "update")} for found in (before, after)]
+    spent = [{c: sum(b - a for a, b, cause in found if cause == c) for c in ("slack", "update")}
+             for found in (before, after)]
     assert spent[0] == spent[1] and sum(b - a for a, b, _ in before) == sum(b - a for a, b, _ in after)
 
 
@@ -352,13 +377,17 @@ def test_where_of_simulator_and_world_are_the_same():
     s = Stepper("bsp", workers=2)
     sim = Simulator(s.deploy)
     sim.step()
-    assert [(w.node, w.function, w.filename) for w in sim.where()] == [(w.node, w.function, w.filename) for w in s.where()]
+    assert [(w.node, w.function, w.filename)
+            for w in sim.where()] == [(w.node, w.function, w.filename) for w in s.where()]
 
 
 def test_importing_the_library_does_not_load_the_stepper():
-    code = ("import sys, refsgd; assert 'refsgd.stepper' not in sys.modules; assert 'Stepper' in refsgd.__all__; refsgd.Stepper('bsp'); "
+    code = (
+        "import sys, refsgd; assert 'refsgd.experiment.stepper' not in sys.modules; assert 'Stepper' in "
+        "refsgd.__all__; refsgd.Stepper('bsp'); "
             "print(sorted({'numba', 'matplotlib', 'rich'} & set(sys.modules)))")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True).stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="no attribute 'Steppper'"):
         _ = refsgd.Steppper
 
@@ -374,17 +403,19 @@ def talk(*lines: str, **options) -> list[str]:
 
 
 def test_a_conversation():
-    said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "h", "l", "l worker0", "l worker7", "r", "q", "1")
+    said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "h", "l", "l worker0", "l worker7", "r", "q",
+                "1")
     assert "* worker1 gradient" in said and "* worker0 gradient" in said
     assert "* server0 * update version=0 reads=(('worker0', 0),)" in said
-    assert any("yield Send(w, Model(x, version))" in line for line in said)
+    assert any("yield Send(w, Model(shard.x, shard.version))" in line for line in said)
     assert "worker0           | worker1           | server0" in "\n".join(said)
     assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d, l, h or q" in said
     assert said.count(KEYS.splitlines()[0]) == 2  # at the start, and for h
     for word in ("?", "help"):
         assert talk(word).count(KEYS.splitlines()[0]) == 2
     arrows = [line for line in said if line.startswith("-> ")]
-    assert len(arrows) == 2 and arrows[0].endswith("yield Send(w, Model(x, version))") and "yield Recv(Model, src=server)" in arrows[1]
+    assert len(arrows) == 2 and arrows[0].endswith(
+        "yield Send(w, Model(shard.x, shard.version))") and "yield Recv(Model, src=s)" in arrows[1]
     assert any(re.fullmatch(r"worker1 waits: .*", line) for line in said)
     assert "node 'worker7'; expected one of worker0, worker1, server0" in said
     assert any(line.startswith("action 42; expected 0 to") for line in said)
@@ -398,8 +429,9 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
     import select
 
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "refsgd", "step", "ssp", "--workers", "2", "--steps", "1"]
-    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    command = [sys.executable, "-m", "refsgd.cli", "step", "ssp", "--workers", "2", "--steps", "1"]
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs,
+                             env={**os.environ, "TERM": "xterm"})
     os.close(theirs)
     said = b""
 
@@ -423,15 +455,18 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
 
 
 def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):
-    command = [sys.executable, "-m", "refsgd", "step", "ssp", "--staleness", "1", "--workers", "2", "--steps", "1"]
-    done = subprocess.run([*command, "--player", str(tmp_path / "p.html")], input="\n1\nr\n", capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "refsgd.cli", "step", "ssp", "--staleness", "1", "--workers", "2",
+               "--steps", "1"]
+    done = subprocess.run([*command, "--player", str(tmp_path / "p.html")], input="\n1\nr\n",
+                          capture_output=True, text=True, check=True)
     assert "ssp staleness=1: 2 workers, 1 step\n" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
     assert len(data_of((tmp_path / "p.html").read_text())["events"]) == 19
     for wrong, line in [(["--schedule", "x"], "schedule 'x'; expected numbers"),
                         (["--player", "nowhere/p.html"], "there is no folder nowhere")]:
         done = subprocess.run([*command, *wrong], input="", capture_output=True, text=True)
         assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1
-    done = subprocess.run([*command, "--decisions", "--schedule", "[1, 0]"], input="", capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--decisions", "--schedule", "[1, 0]"], input="", capture_output=True,
+                          text=True, check=True)
     assert "the run is over" in done.stdout and done.stdout.count("* worker") == 3
 
 
@@ -439,7 +474,9 @@ def test_run_and_replay_write_players(tmp_path, capsys):
     from refsgd.cli import main
 
     common = ["--data", "quadratic", "--steps", "5", "--quiet"]
-    assert main(["run", "ssp", *common, "--record", str(tmp_path / "r.json"), "--player", str(tmp_path / "a.html")]) == 0
+    assert main(["run", "ssp", *common, "--record", str(tmp_path / "r.json"), "--player",
+                 str(tmp_path / "a.html")]) == 0
     assert main(["replay", str(tmp_path / "r.json"), "--player", str(tmp_path / "b.html")]) == 0
     a, b = (data_of((tmp_path / name).read_text()) for name in ("a.html", "b.html"))
-    assert a["files"] == b["files"] and len(a["events"]) == len(b["events"]) and a["name"].startswith("ssp: 4 workers, simulator")
+    assert a["files"] == b["files"] and len(a["events"]) == len(b["events"]) and a["name"].startswith(
+        "ssp: 4 workers, simulator")

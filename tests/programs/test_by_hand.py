@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from refsgd.algorithms import asp, bsp, ssp
-from refsgd.algorithms.parameter_server import Model, Push, slices, worker
+from refsgd.algorithms.parts import Model, Push, Shard, equal, worker
+from refsgd.algorithms.server import asp, bsp, ssp
 from refsgd.algorithms.sgd import SGD, StepDecay, mean_gradient, parse_schedule
 from refsgd.effects import Compute, Mark, Recv, Send, payload_bytes
 from refsgd.problems import quadratic
@@ -35,7 +35,7 @@ def test_a_worker_computes_pushes_and_waits():
 
 
 def test_bsp_server_waits_for_all_and_answers_all():
-    program = bsp.server(0, ["worker0", "worker1"], np.zeros(2, np.float32), 1, SGD(0.5), "mean")
+    program = bsp.server(Shard(0, np.zeros(2, np.float32), SGD(0.5)), ["worker0", "worker1"], steps=1)
     assert isinstance(answer(program), Recv)
     assert isinstance(answer(program, ("worker1", Push(3 * ONE, 1, 0))), Recv)  # one of two: no answer yet
     first = answer(program, ("worker0", Push(ONE, 1, 0)))
@@ -45,14 +45,14 @@ def test_bsp_server_waits_for_all_and_answers_all():
 
 
 def test_asp_server_answers_each_push_at_once():
-    program = asp.server(0, np.zeros(2, np.float32), 2, SGD(1.0))
+    program = asp.server(Shard(0, np.zeros(2, np.float32), SGD(1.0)), pushes=2)
     answer(program)
     send = answer(program, ("worker1", Push(ONE, 1, 0)))
     assert send.to == "worker1" and np.array_equal(send.body.x, -ONE)
 
 
 def test_ssp_server_withholds_the_answer_to_whom_is_too_far_ahead():
-    program = ssp.server(0, ["worker0", "worker1"], np.zeros(2, np.float32), 3, SGD(1.0), staleness=1)
+    program = ssp.server(Shard(0, np.zeros(2, np.float32), SGD(1.0)), ["worker0", "worker1"], 3, staleness=1)
     answer(program)
     assert answer(program, ("worker0", Push(ONE, 1, 0))).to == "worker0"  # one clock ahead: allowed
     answer(program)
@@ -64,7 +64,7 @@ def test_ssp_server_withholds_the_answer_to_whom_is_too_far_ahead():
 def test_slices_cover_the_vector_and_differ_by_at_most_one():
     for d in range(12):
         for k in range(1, 8):
-            parts = slices(d, k)
+            parts = equal(d, k)
             assert [i for s in parts for i in range(s.start, s.stop)] == list(range(d))
             sizes = {s.stop - s.start for s in parts}
             assert max(sizes) - min(sizes) <= 1
@@ -95,9 +95,12 @@ def test_a_rate_falls_again_and_again():
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"), ("step(2,0)", r"step\(2,0.0\); expected every"),
-    ("step(2,1.5)", r"step\(2,1.5\); expected every"), ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
-    ("step(2,0.5", "not understood"), ("stop(2,0.5)", "not understood"), ("cosine", "'cosine' not understood; expected constant or step")])
+    ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"),
+    ("step(2,0)", r"step\(2,0.0\); expected every"),
+    ("step(2,1.5)", r"step\(2,1.5\); expected every"),
+    ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
+    ("step(2,0.5", "not understood"), ("stop(2,0.5)", "not understood"),
+    ("cosine", "'cosine' not understood; expected constant or step")])
 def test_a_schedule_that_is_none_is_named(text, said):
     with pytest.raises(ValueError, match=said):
         parse_schedule(text)
@@ -109,8 +112,10 @@ def test_a_constant_rate_is_the_default():
 
 
 @pytest.mark.parametrize(("constants", "said"), [
-    ((-0.1,), "learning rate -0.1"), ((float("inf"),), "learning rate inf"), ((float("nan"),), "learning rate nan"), ((1, 1.0), "momentum 1.0"),
-    ((1, -0.1), "momentum -0.1"), ((1, 0, -0.1), "weight decay -0.1"), ((1, 0, float("inf")), "weight decay inf")])
+    ((-0.1,), "learning rate -0.1"), ((float("inf"),), "learning rate inf"),
+    ((float("nan"),), "learning rate nan"), ((1, 1.0), "momentum 1.0"),
+    ((1, -0.1), "momentum -0.1"), ((1, 0, -0.1), "weight decay -0.1"),
+    ((1, 0, float("inf")), "weight decay inf")])
 def test_constants_that_are_none_are_named(constants, said):
     SGD(0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match=said + "; expected a"):

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from refsgd.algorithms import backup_workers, downpour, dynsgd, easgd, softsync
-from refsgd.algorithms.parameter_server import Model, Push
+from refsgd.algorithms.averaging import easgd
+from refsgd.algorithms.parts import Model, Push
+from refsgd.algorithms.server import backup_workers, downpour, dynsgd, softsync
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Mark, Send
 
@@ -12,7 +13,8 @@ WORKERS = ["worker0", "worker1", "worker2"]
 
 
 def conversation(program, *messages):
-    """For each message what the server then sends, as (to, first entry of x, version), and the names of its marks but `update`."""
+    """For each message what the server then sends, as (to, first entry of x, version), and the names of
+    its marks but `update`."""
     effect, said = program.send(None), []
     for message in messages:
         effect, answers = program.send(message), []
@@ -58,21 +60,24 @@ def test_a_softsync_server_answers_at_once_mostly_with_the_model_from_before():
 def test_a_downpour_server_never_answers_a_push_and_always_a_fetch():
     program = downpour.server(0, 0 * ONE, 3, SGD(1.0), adagrad=False)
     accrued = downpour.Accrued(5 * ONE, (0, 0))
-    assert conversation(program, ("worker0", accrued), ("worker1", downpour.Fetch(0)), ("worker0", downpour.Fetch(2))) == [
+    assert conversation(program, ("worker0", accrued), ("worker1", downpour.Fetch(0)),
+                        ("worker0", downpour.Fetch(2))) == [
         [], [("worker1", -5.0, 1)], [("worker0", -5.0, 1)]]
 
 
 def test_a_synchronous_centre_keeps_who_is_ahead_waiting_for_the_next_centre():
     program = easgd.sync_server(0, WORKERS[:2], 0 * ONE, 2)
     fetch, force = downpour.Fetch(0), easgd.Elastic(ONE, 0)
-    assert conversation(program, ("worker0", fetch), ("worker0", force), ("worker0", fetch), ("worker1", fetch), ("worker1", force)) == [
+    assert conversation(program, ("worker0", fetch), ("worker0", force), ("worker0", fetch),
+                        ("worker1", fetch), ("worker1", force)) == [
         [("worker0", 0.0, 0)], [], [], [("worker1", 0.0, 0)], [("worker0", 2.0, 1)]]
 
 
 def test_an_asynchronous_centre_moves_under_the_feet_of_a_worker():
     program = easgd.async_server(0, 0 * ONE, 2)
     fetch, force = downpour.Fetch(0), easgd.Elastic(ONE, 0)
-    assert conversation(program, ("worker0", fetch), ("worker1", fetch), ("worker1", force), ("worker1", fetch), ("worker0", force)) == [
+    assert conversation(program, ("worker0", fetch), ("worker1", fetch), ("worker1", force),
+                        ("worker1", fetch), ("worker0", force)) == [
         [("worker0", 0.0, 0)], [("worker1", 0.0, 0)], [], [("worker1", 1.0, 1)], []]
 
 

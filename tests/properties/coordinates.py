@@ -1,12 +1,13 @@
-"""A coordinate for each gradient: parameters then say which gradients they contain, and at which rate each was applied."""
+"""A coordinate for each gradient: parameters then say which gradients they contain, and at which rate
+each was applied."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD, StepDecay
-from refsgd.experiment import has_servers
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.prepare import has_servers
 from refsgd.problems import Problem
 from refsgd.runtimes.faulty import Faulty
 
@@ -14,7 +15,8 @@ UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="exponential(0.2
 FREE = Machine(compute="exponential(1)", speeds=(1, 0.5, 2))
 
 
-HALVING = StepDecay(1, 0.5)  #: names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost
+#: names its argument: 1, 1/2, 1/4, ...; each coordinate has one addition, so that no bit is lost
+HALVING = StepDecay(1, 0.5)
 
 BY_HALVES = SGD(1.0, schedule=HALVING)
 
@@ -25,7 +27,8 @@ def rank_of(node):
 
 
 class Marked:
-    """A run of `steps` iterations whose gradient (rank, t) is 1 + k at its own coordinate of part k of `slices` equal ones, else 0.
+    """A run of `steps` iterations whose gradient (rank, t) is 1 + k at its own coordinate of part k of
+    `slices` equal ones, else 0.
 
     Attributes
     ----------
@@ -33,12 +36,15 @@ class Marked:
         (rank, t) -> (x, number of events before), where the gradient was computed.
     """
 
-    def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(), sgd=BY_HALVES, **options):
+    def __init__(self, deploy, workers=3, steps=4, slices=1, machine=UNEQUAL, seed=0, faults=(),
+                 sgd=BY_HALVES, **options):
         self.workers, self.steps, self.slices, self.read = workers, steps, slices, {}
         self.size = workers * steps
         servers = {"servers": slices} if has_servers(deploy) else {}
-        problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0, images=self.images)
-        self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000, faults, "continue")
+        problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0,
+                          images=self.images)
+        self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000,
+                            faults, "continue")
         self.run = self.world.run()
         self.trace = self.run.trace
 
@@ -69,8 +75,8 @@ class Marked:
         """For every update of slice k its mark and the gradients that came with it."""
         known, found = set(), []
         for mark in self.trace.marks("update"):
-            if mark.data["slice"] == k:
-                now = self.contents(mark.data["x"])
+            if mark.values["part"] == k:
+                now = self.contents(mark.values["x"])
                 found.append((mark, now - known))
                 known |= now
         return found

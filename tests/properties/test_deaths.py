@@ -1,4 +1,5 @@
-"""A death of each worker at each step, for every algorithm that goes on: nothing that had been sent is lost, and nobody waits for the dead."""
+"""A death of each worker at each step, for every algorithm that goes on: nothing that had been sent is
+lost, and nobody waits for the dead."""
 
 from collections import Counter
 
@@ -10,22 +11,28 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.problems import quadratic
 from refsgd.runtimes.faults import Fault, survives_workers
 from refsgd.runtimes.simulator import Deadlock
+from refsgd.trace import Received, Sent
 from tests.properties.coordinates import UNEQUAL, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 WORKERS, STEPS = 3, 4
 #: algorithms and their options
 GO_ON = [
-    ("asp", {}), ("downpour", {}), ("downpour", {"push_every": 2, "fetch_every": 3}), ("backup-workers", {}), ("softsync", {}),
-    ("staleness-aware", {"splitting": 1}), ("dc-asgd", {}), ("consgd", {"staleness": 1}), ("dynsgd", {"staleness": 1}),
-    *[("ssp", {"staleness": s, "refresh": refresh}) for s in (0, 1, 9) for refresh in ("fresh", "lazy", "eager")],
+    ("asp", {}), ("downpour", {}), ("downpour", {"push_every": 2, "fetch_every": 3}), ("backup-workers", {}),
+    ("softsync", {}),
+    ("staleness-aware", {"splitting": 1}), ("dc-asgd", {}), ("consgd", {"staleness": 1}),
+    ("dynsgd", {"staleness": 1}),
+    *[("ssp", {"staleness": s, "refresh": refresh}) for s in (0, 1, 9)
+      for refresh in ("fresh", "lazy", "eager")],
     ("dssp", {"lower": 0, "upper": 2}), ("approximate", {}), ("easgd", {"period": 1}),
-    ("hogwild", {}), ("independent", {}), ("gosgd", {"p": 0.7}), ("pair-averaging", {}), ("adpsgd", {}), ("adpsgd", {"graph": "star"}),
+    ("hogwild", {}), ("independent", {}), ("gosgd", {"p": 0.7}), ("pair-averaging", {}), ("adpsgd", {}),
+    ("adpsgd", {"graph": "star"}),
 ]
 
 
 def applied(run, living):
-    """The gradients that the final parameters of the servers or of the shared memory contain; of replicas those of their owner."""
+    """The gradients that the final parameters of the servers or of the shared memory contain; of replicas
+    those of their owner."""
     final = {node: getattr(value, "x", value) for node, value in run.run.values.items()}
     if "worker0" not in run.world.nodes:
         return {g for w in living for g in run.contents(final[w]) if g[0] == rank_of(w)}
@@ -41,31 +48,39 @@ def hold_death(deploy, options, dead, step, seed=0):
     """Kill one worker before its gradient number `step`."""
     roles = deploy(quadratic(workers=WORKERS), WORKERS, STEPS, SGD(0.1), **options)
     name, = (n for n in roles if n in (f"worker{dead}", f"peer{dead}"))
-    run = Marked(deploy, WORKERS, STEPS, 2 if deploy.__name__ == "approximate" else 1, UNEQUAL, seed, [Fault("kill", name, step)], **options)
+    run = Marked(deploy, WORKERS, STEPS, 2 if deploy.__name__ == "approximate" else 1, UNEQUAL, seed,
+                 [Fault("kill", name, step)], **options)
     trace = run.trace
     living = [w for w in trace.workers if w != name]
     computed = Counter(rank for rank, _ in run.read)
     if deploy.__name__ == "backup_workers":  # one that is late skips steps, and may have no such gradient
         assert trace.updates == {"server0": STEPS} and computed[dead] <= step
-        assert all([e.data["t"] for e in trace.marks("clock") if e.node == w][-1] == STEPS - 1 for w in living)
+        assert all([e.values["t"] for e in trace.marks("clock") if e.node == w][-1] == STEPS - 1
+                   for w in living)
     else:
-        assert name in trace.dead and computed == {rank_of(w): STEPS for w in living} | ({dead: step} if step else {})
+        assert name in trace.dead and computed == {rank_of(w): STEPS
+                                                   for w in living} | ({dead: step} if step else {})
     assert run.run.values.keys() == {*trace.nodes} - trace.dead.keys(), "all others return"
-    kept = run.read.keys() - {(rank_of(e.data["worker"]), e.data["t"]) for e in trace.marks("drop")}
+    kept = run.read.keys() - {(rank_of(e.values["worker"]), e.values["t"]) for e in trace.marks("drop")}
     if "push_every" in options:  # lost with the dead: the window that it had not pushed
-        kept -= {(dead, t) for t in range(max((t for t in range(step) if t % options["push_every"] == 0), default=-1) + 1, step)}
+        kept -= {(dead, t)
+                 for t in range(max((t for t in range(step) if t % options["push_every"] == 0),
+                                    default=-1) + 1, step)}
     if deploy.__name__ == "easgd":  # the force of an iteration is sent before its gradient
         assert trace.updates["server0"] == len(living) * STEPS + step + 1
     else:
-        assert applied(run, living) == (kept if "worker0" in roles else {g for g in kept if g[0] != dead}), "what had arrived counts"
-    asked = Counter(e.data["src"] for e in trace.of("receive") if e.data["message"] in ("Push", "Fetch", "Pull"))
-    answered = Counter(e.data["to"] for e in trace.of("send") if e.data["message"] == "Model")
+        assert applied(run, living) == (kept if "worker0" in roles
+                                        else {g for g in kept if g[0] != dead}), "what had arrived counts"
+    asked = Counter(e.src for e in trace.of(Received)
+                    if e.message in ("Push", "Fetch", "Pull"))
+    answered = Counter(e.to for e in trace.of(Sent) if e.message == "Model")
     assert answered <= asked, "at most one answer to a question"
     told = set()
     for e in trace.events:
-        if e.kind == "receive" and e.data["message"] == "Died":
+        if e.kind == "receive" and e.message == "Died":
             told.add(e.node)
-        assert not (e.kind == "send" and e.data["to"] == name and e.node in told), f"{e.node} knows that {name} is dead, and sends to it"
+        assert not (e.kind == "send" and e.to == name
+                    and e.node in told), f"{e.node} knows that {name} is dead, and sends to it"
 
 
 @pytest.mark.parametrize(("name", "options"), GO_ON)
@@ -79,23 +94,28 @@ def test_a_death_of_each_worker_at_each_step(name, options):
 NO_SERVERS = "hogwild", "independent", "gosgd", "pair-averaging", "adpsgd"
 
 
-@pytest.mark.parametrize(("name", "options"), [case for case in GO_ON if case[0] not in (*NO_SERVERS, "backup-workers")])
+@pytest.mark.parametrize(("name", "options"),
+                         [case for case in GO_ON if case[0] not in (*NO_SERVERS, "backup-workers")])
 def test_when_all_workers_are_dead_the_servers_return_what_they_have(name, options):
     run = Marked(CATALOGUE[name], WORKERS, STEPS, 2 if name == "approximate" else 1, UNEQUAL, 1,
                  [Fault("kill", f"worker{i}", 1 + i) for i in range(WORKERS)], **options)
-    assert run.run.values.keys() == {n for n in run.world.nodes if n.startswith("server")} and len(run.trace.dead) == WORKERS
+    assert run.run.values.keys() == {n for n in run.world.nodes
+                                     if n.startswith("server")} and len(run.trace.dead) == WORKERS
     if name != "easgd" and "push_every" not in options:  # whose last gradients are in no push
         assert applied(run, []) == run.read.keys()
 
 
 def test_more_deaths_than_backups_are_a_deadlock():
     with pytest.raises(Deadlock, match="after the death of worker0, worker1: worker2 at .*server0 at"):
-        Marked(CATALOGUE["backup-workers"], WORKERS, STEPS, faults=[Fault("kill", "worker0", 1), Fault("kill", "worker1", 1)])
+        Marked(CATALOGUE["backup-workers"], WORKERS, STEPS,
+               faults=[Fault("kill", "worker0", 1), Fault("kill", "worker1", 1)])
 
 
 def test_these_are_the_algorithms_that_go_on():
-    deployments = {name: deploy(quadratic(workers=3), 3, 1, SGD(0.1)) for name, deploy in CATALOGUE.items() if name != "sequential"}
-    assert {name for name, _ in GO_ON} == {name for name, deployment in deployments.items() if survives_workers(deployment)}
+    deployments = {name: deploy(quadratic(workers=3), 3, 1, SGD(0.1)) for name, deploy in CATALOGUE.items()
+                   if name != "sequential"}
+    assert {name for name, _ in GO_ON} == {name for name, deployment in deployments.items()
+                                           if survives_workers(deployment)}
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------
@@ -105,7 +125,8 @@ def test_these_are_the_algorithms_that_go_on():
     ("asp", "with suppress(RunEnded):", "if True:"),
     ("downpour", "with suppress(RunEnded):", "if True:"),
     ("softsync", "        w = None\n", ""),  # answers who came last once more
-    ("softsync", "(last and kept)", "(not left and kept)"),  # the gradients of an update that is filled no more are forgotten
+    # the gradients of an update that is filled no more are forgotten
+    ("softsync", "(last and kept)", "(not left and kept)"),
     ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        else:", "pass\n        else:"),
     ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        elif", "pass\n        elif"),
     ("dssp", "clock.pop(w, None)", "pass"),

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import has_servers
+from refsgd.experiment.prepare import has_servers
+from refsgd.trace import Computed
 from tests.properties.coordinates import Marked, rank_of
 from tests.wrong import wrong_deployment
 
 STEPS = 4
-CASES = [*[(name, {}) for name in CATALOGUE], ("downpour", {"adagrad": True}), ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
+CASES = [*[(name, {}) for name in CATALOGUE], ("downpour", {"adagrad": True}),
+         ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
          *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")]]
-#: replicas whose last update is what they return, and workers that return the last model that answered a push of theirs
+#: replicas whose last update is what they return, and workers that return the last model that answered a push
+#: of theirs
 ENDS = ["sequential", "independent", "allreduce", "dgc", "dpsgd", "sgp", "pair-averaging"]
 ANSWERED = ["asp", "dssp", "dc-asgd", "consgd", "dynsgd", "approximate"]
 
@@ -31,15 +34,16 @@ def hold_marks(name, deploy, **options):
     slices = 2 if has_servers(deploy) or name == "approximate" else 1
     run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices, **options)
     trace, values = run.trace, run.run.values
-    assert {e.data["work"] for e in trace.of("compute")} <= {"gradient", "update", "reduction"}
-    work = Counter((e.node, e.data["work"]) for e in trace.of("compute"))
-    assert sum(count for (_, kind), count in work.items() if kind == "gradient") == len(run.read), "nothing else is a gradient"
+    assert {e.work for e in trace.of(Computed)} <= {"gradient", "update", "reduction"}
+    work = Counter((e.node, e.work) for e in trace.of(Computed))
+    assert sum(count for (_, kind), count in work.items()
+               if kind == "gradient") == len(run.read), "nothing else is a gradient"
     servers = [n for n in trace.nodes if n.startswith("server")]
     for node in trace.nodes:
-        marks = [e.data for e in trace.marks("update") if e.node == node]
+        marks = [e.values for e in trace.marks("update") if e.node == node]
         assert work[node, "update"] == updates_of(name, node, len(marks))
         for u, mark in enumerate(marks):
-            assert mark["slice"] == (servers.index(node) if servers else 0)
+            assert mark["part"] == (servers.index(node) if servers else 0)
             assert mark.get("t") == (None if servers or name == "sequential" else u)
             assert mark["x"].shape == (run.size,)
         if (servers and marks) or name in ENDS:
@@ -47,15 +51,19 @@ def hold_marks(name, deploy, **options):
 
 
     for drop in trace.marks("drop"):
-        assert drop.node in servers and drop.data.keys() == {"name", "worker", "t", "reason"} and (rank_of(drop.data["worker"]), drop.data["t"]) in run.read
+        assert drop.node in servers and drop.values.keys() == {"worker", "t", "reason"}
+        assert (rank_of(drop.values["worker"]), drop.values["t"]) in run.read
     for w in [w for w in trace.workers if servers]:
         own = {(rank_of(w), t) for t in range(STEPS)}
         if name in ("bsp", "backup-workers"):
-            assert np.array_equal(values[w], np.concatenate([values[s] for s in servers])), "all end with the servers' model"
+            assert np.array_equal(values[w],
+                                  np.concatenate(
+                                      [values[s] for s in servers])), "all end with the servers' model"
         elif name in ANSWERED:
             assert own <= run.contents(run.part(values[w], 0))
         elif name == "ssp" and options.get("refresh", "fresh") != "fresh":
-            assert np.array_equal(values[w], run.read[rank_of(w), STEPS - 1][0]), "the cache of the last iteration"
+            assert np.array_equal(values[w],
+                                  run.read[rank_of(w), STEPS - 1][0]), "the cache of the last iteration"
         elif name == "downpour":
             assert own == {g for g in run.contents(run.part(values[w], 0)) if g[0] == rank_of(w)}
 
@@ -66,10 +74,13 @@ def test_marks_tell_the_slice_the_iteration_and_the_parameters(name, options):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("backup-workers", ', reason="late")', ")"), ("asp", "yield Send(w, Model(x, version + 1))", "yield Send(w, Model(v, version + 1))"),
-    ("sequential", 'g, t, kind="update"', "g, t"), ("asp", 'version, kind="update"', "version"), ("asp", "slice=k", "slice=0"),
-    ("independent", "t=t, x=x", "x=x"), ("ssp", "x=x)\n            clock[w], version = clock[w] + 1, version + 1\n            waiting", "x=v)\n"
-     "            clock[w], version = clock[w] + 1, version + 1\n            waiting"), ("sgp", "x=x / weight", "x=part.x"),
+    ("backup-workers", ', reason="late")', ")"),
+    ("asp", "Model(shard.x, shard.version)", "Model(shard.v, shard.version)"),
+    ("sequential", 'g, t, kind="update"', "g, t"), ("asp", '*given[1:],\n                                       kind="update")', "*given[1:])"),
+    ("asp", "part=self.part", "part=0"),
+    ("independent", "t=t, x=x", "x=x"),
+    ("ssp", "x=self.x)", "x=self.v)"),
+     ("sgp", "x=x / weight", "x=part.x"),
 ])
 def test_wrong_marks_are_caught(name, right, wrong):
     with pytest.raises((AssertionError, KeyError)):

@@ -1,19 +1,21 @@
-"""BSP, ASP and SSP under drawn machines: what holds for every schedule, and wrong programs that are caught."""
+"""BSP, ASP and SSP under drawn machines: what holds for every schedule, and wrong programs that are
+caught."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms import asp, bsp, sequential, ssp
-from refsgd.algorithms.parameter_server import Model, Push, names, worker
+from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.parts import Model, Push, names, worker
+from refsgd.algorithms.server import asp, bsp, ssp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
-from refsgd.waiting import waiting_by_cause
+from refsgd.trace.waiting import waiting_by_cause
 from tests.strategies import machines, seeds
 
 sizes = {"workers": st.integers(1, 5), "servers": st.integers(1, 3), "steps": st.integers(0, 6)}
@@ -34,7 +36,8 @@ def ragged(problem: Problem, workers: int) -> Problem:
 
 
 @given(machine=machines, seed=seeds, **sizes)
-def test_bsp_does_not_depend_on_the_schedule_nor_on_the_number_of_servers(machine, seed, workers, servers, steps):
+def test_bsp_does_not_depend_on_the_schedule_nor_on_the_number_of_servers(
+    machine, seed, workers, servers, steps):
     problem = ragged(quadratic(d=7, workers=workers, noise=1.0), workers)
     sgd = SGD(0.1, momentum=0.9, weight_decay=0.01)
     reference = final_parameters(simulate(bsp.bsp(problem, workers, steps, sgd), Machine(compute="fixed(1)")))
@@ -53,7 +56,8 @@ def arrival_order_server(workers, x, steps, sgd):
         for _ in workers:
             _, push = yield Recv(Push)
             grads.append(push.grad)
-        x, v = yield Compute(sgd.step, x, v, sum(grads[1:], start=grads[0]) / np.float32(len(grads)), t, kind="update")
+        x, v = yield Compute(sgd.step, x, v, sum(grads[1:], start=grads[0]) / np.float32(len(grads)), t,
+                             kind="update")
         for w in workers:
             yield Send(w, Model(x, t + 1))
     return x
@@ -65,20 +69,23 @@ def test_a_sum_in_order_of_arrival_is_caught():
     def wrong():
         ws, ss = names(4, 1)
         return {w: Node(worker(i, ss, problem, 5)) for i, w in enumerate(ws)} | {
-            "server0": Node(arrival_order_server(ws, problem.x0, 5, SGD(0.1)))}
+            "server0": Node(arrival_order_server(ws, problem.x0, 5, SGD(0.1)), role="server")}
 
-    finals = {final_parameters(simulate(wrong, Machine(compute="exponential(1)"), seed)).tobytes() for seed in range(8)}
+    finals = {final_parameters(simulate(wrong, Machine(compute="exponential(1)"), seed)).tobytes()
+              for seed in range(8)}
     assert len(finals) > 1
 
 
 @given(machine=machines, seed=seeds, **sizes)
-def test_asp_applies_every_gradient_once_and_keeps_the_identity_of_staleness(machine, seed, workers, servers, steps):
-    run = simulate(asp.asp(integer_gradients(d=5, workers=workers), workers, steps, SGD1, servers), machine, seed)
+def test_asp_applies_every_gradient_once_and_keeps_the_identity_of_staleness(
+    machine, seed, workers, servers, steps):
+    run = simulate(asp.asp(integer_gradients(d=5, workers=workers), workers, steps, SGD1, servers), machine,
+                   seed)
     trace = run.trace
     assert all(count == workers * steps for count in trace.updates.values())
     applied = sum(tau for _, tau in trace.staleness)
     assert min((tau for _, tau in trace.staleness), default=0) >= 0
-    assert applied + trace.outstanding_age() == (workers - 1) * workers * steps * len(trace.updates)
+    assert applied + trace.outstanding_age == (workers - 1) * workers * steps * len(trace.updates)
 
 
 def stale_answer_server(x, pushes, sgd):
@@ -88,21 +95,24 @@ def stale_answer_server(x, pushes, sgd):
         w, push = yield Recv(Push)
         yield Send(w, Model(x, version))
         x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
-        yield Mark("update", slice=0, version=version, reads=((w, push.version),), x=x)
+        yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
     return x
 
 
 def test_an_answer_from_before_the_own_update_breaks_the_identity():
     problem, (ws, ss) = integer_gradients(workers=3), names(3, 1)
     wrong = {w: Node(worker(i, ss, problem, 5)) for i, w in enumerate(ws)}
-    trace = simulate(wrong | {"server0": Node(stale_answer_server(problem.x0, 15, SGD1))}, Machine(compute="exponential(1)")).trace
-    assert sum(tau for _, tau in trace.staleness) + trace.outstanding_age() != 2 * 15
+    trace = simulate(wrong | {"server0": Node(stale_answer_server(problem.x0, 15, SGD1), role="server")},
+                     Machine(compute="exponential(1)")).trace
+    assert sum(tau for _, tau in trace.staleness) + trace.outstanding_age != 2 * 15
 
 
 @given(machine=machines, seed=seeds, slack=slack, refresh=refresh, **sizes)
-def test_ssp_never_exceeds_its_slack_and_loses_nothing(machine, seed, slack, refresh, workers, servers, steps):
+def test_ssp_never_exceeds_its_slack_and_loses_nothing(machine, seed, slack, refresh, workers, servers,
+                                                       steps):
     problem = integer_gradients(d=5, workers=workers)
-    run = simulate(ssp.ssp(problem, workers, steps, SGD1, servers, staleness=slack, refresh=refresh), machine, seed)
+    run = simulate(ssp.ssp(problem, workers, steps, SGD1, servers, staleness=slack, refresh=refresh), machine,
+                   seed)
     assert run.trace.clock_gap <= slack and run.trace.lead <= slack + 1
     assert all(count == workers * steps for count in run.trace.updates.values())
     assert min((tau for _, tau in run.trace.staleness), default=0) >= 0
@@ -170,14 +180,16 @@ def test_a_cache_that_counts_its_own_updates_twice_is_caught():
 
     problem = Problem(np.zeros(n, np.float32), gradient, lambda x: 0.0)
     wrong = dict(ssp.ssp(problem, n, steps, SGD(1.0), staleness=1, refresh="lazy"))
-    wrong["server0"] = Node(with_own_zero(wrong["server0"].main))
+    wrong["server0"] = Node(with_own_zero(wrong["server0"].main), role="server")
     simulate(wrong, Machine(compute="exponential(1)"))
     assert any(visible[rank] > t for rank, t, visible in seen)
 
 
-@given(machine=machines, seed=seeds, steps=st.integers(0, 6), momentum=st.sampled_from([0.0, 0.9]), servers=st.integers(1, 3))
+@given(machine=machines, seed=seeds, steps=st.integers(0, 6), momentum=st.sampled_from([0.0, 0.9]),
+       servers=st.integers(1, 3))
 def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, momentum, servers):
     problem, sgd = quadratic(d=9, workers=1, noise=1.0), SGD(0.1, momentum, 0.01)
     reference = final_parameters(simulate(sequential.sequential(problem, 1, steps, sgd)))
     for deploy in (bsp.bsp, asp.asp, ssp.ssp):
-        assert np.array_equal(final_parameters(simulate(deploy(problem, 1, steps, sgd, servers), machine, seed)), reference)
+        assert np.array_equal(
+            final_parameters(simulate(deploy(problem, 1, steps, sgd, servers), machine, seed)), reference)

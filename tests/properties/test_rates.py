@@ -1,12 +1,15 @@
-"""The learning-rate schedule: every gradient is applied at the rate of the update that its algorithm's page names."""
+"""The learning-rate schedule: every gradient is applied at the rate of the update that its algorithm's
+page names."""
 
 import numpy as np
 import pytest
 
-from refsgd.algorithms import CATALOGUE, pipeline
-from refsgd.algorithms.parameter_server import slices
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.parts import equal
+from refsgd.algorithms.pipeline import pipeline
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Marked as MarkEvent
 from tests.properties.coordinates import FREE, HALVING, Marked, rank_of
 from tests.wrong import changed, wrong_deployment
 
@@ -23,7 +26,7 @@ def of_the_worker(run, rank, t, k):
 
 def of_the_center(run, rank, t, k):
     """Earlier pushes of the workers in the same data centre, in the order of their server."""
-    centers = [range(run.workers)[center] for center in slices(run.workers, 2)]
+    centers = [range(run.workers)[center] for center in equal(run.workers, 2)]
     (k, center), = [(k, center) for k, center in enumerate(centers) if rank in center]
     return [(r, s) for _, new in run.updates(k) for r, s in new if r in center].index((rank, t))
 
@@ -49,7 +52,7 @@ def share_of_the_step(run, rank, t, k):
 
 def share_by_staleness(run, rank, t, k):
     mark = run.updates(k)[of_the_server(run, rank, t, k)][0]
-    return share(run, rank, t, k) / max(1, mark.data["version"] - dict(mark.data["reads"])[f"worker{rank}"])
+    return share(run, rank, t, k) / max(1, mark.values["version"] - dict(mark.values["reads"])[f"worker{rank}"])
 
 
 def share_of_the_clock_so_far(run, rank, t, k):
@@ -62,7 +65,8 @@ CASES = [
     ("bsp", {}, of_the_server, share),
     ("bsp", {"aggregation": "sum"}, of_the_server, whole),
     ("asp", {}, of_the_server, whole),
-    *[("ssp", {"staleness": s, "refresh": refresh}, of_the_server, whole) for s in (1, 9) for refresh in ("fresh", "lazy", "eager")],
+    *[("ssp", {"staleness": s, "refresh": refresh}, of_the_server, whole) for s in (1, 9)
+      for refresh in ("fresh", "lazy", "eager")],
     ("downpour", {}, of_the_server, whole),
     ("downpour", {"push_every": 2, "fetch_every": 3}, of_the_server, whole),
     ("downpour", {"adagrad": True}, of_the_server, whole),
@@ -82,7 +86,8 @@ CASES = [
     ("dpsgd", {}, of_the_worker, whole),
     ("dpsgd", {"order": "atc"}, of_the_worker, one_of_n),  # in a ring of three all weights are 1/3
     ("sgp", {}, of_the_worker, lambda *_: 1 / 2),
-    *[(name, {}, of_the_worker, whole) for name in ("sequential", "gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
+    *[(name, {}, of_the_worker, whole)
+      for name in ("sequential", "gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
     *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco")],
 ]
 
@@ -93,18 +98,21 @@ def hold_rates(deploy, options, index, weight, seed=0):
     run = Marked(deploy, 1 if deploy.__name__ == "sequential" else 3, slices=slices, seed=seed, **options)
     for k in range(slices):
         first = {}
-        for e in run.trace.of("mark"):
-            if e.data.get("slice", k) == k and "x" in e.data:
-                for g in run.contents(e.data["x"]) - first.keys():
-                    first[g] = -e.data["x"][run.place(*g)] / (1 + k)
-        dropped = {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}
+        for e in run.trace.of(MarkEvent):
+            if e.values.get("part", k) == k and "x" in e.values:
+                for g in run.contents(e.values["x"]) - first.keys():
+                    first[g] = -e.values["x"][run.place(*g)] / (1 + k)
+        dropped = {(rank_of(e.values["worker"]), e.values["t"]) for e in run.trace.marks("drop")}
         assert first.keys() | dropped == run.read.keys(), "every gradient is applied or dropped"
         for (rank, t), value in first.items():
             expected = 0.5 ** (index(run, rank, t, k)) * weight(run, rank, t, k)
-            assert value == pytest.approx(expected, rel=1e-5), f"gradient {t} of worker {rank} was applied at rate {value}; expected {expected}"
+            assert value == pytest.approx(expected,
+                                          rel=1e-5), f"gradient {t} of worker {rank} was applied at rate {value}; expected {expected}"
 
 
-@pytest.mark.parametrize(("every", "factor", "rates"), [(1, 0.5, [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]), (3, 0.1, [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]),
+@pytest.mark.parametrize(("every", "factor", "rates"),
+                         [(1, 0.5, [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]),
+                          (3, 0.1, [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]),
                                                         (2, 1.0, [1, 1, 1, 1])])
 def test_a_step_schedule_multiplies_after_each_so_many_updates(every, factor, rates):
     schedule = SGD(2.0, schedule=parse_schedule(f"step({every},{factor})"))
@@ -122,14 +130,17 @@ def test_each_gradient_is_applied_at_the_rate_of_its_update(name, options, index
 
 
 #: those whose velocity sees whole gradients, one after the other
-WITH_MOMENTUM = ("sequential", "independent", "bsp", "asp", "ssp", "downpour", "backup-workers", "softsync", "staleness-aware", "dc-asgd", "dssp", "allreduce")
+WITH_MOMENTUM = ("sequential", "independent", "bsp", "asp", "ssp", "downpour", "backup-workers", "softsync",
+                 "staleness-aware", "dc-asgd", "dssp", "allreduce")
 
 
 def hold_momentum(deploy, options, index, weight):
-    """A gradient moves its coordinate at each later update too, by what the velocity has of it; what decays is the coordinate of then."""
+    """A gradient moves its coordinate at each later update too, by what the velocity has of it; what
+    decays is the coordinate of then."""
     sgd = SGD(1.0, 0.5, 0.25, HALVING)
     run = Marked(deploy, 1 if deploy.__name__ == "sequential" else 3, sgd=sgd, **options)
-    for rank, t in run.read.keys() - {(rank_of(e.data["worker"]), e.data["t"]) for e in run.trace.marks("drop")}:
+    for rank, t in run.read.keys() - {(rank_of(e.values["worker"]), e.values["t"])
+                                      for e in run.trace.marks("drop")}:
         node, = {"server0", f"worker{rank}", f"peer{rank}"} & run.trace.updates.keys()
         first, x, v = index(run, rank, t, 0), 0.0, 0.0
         for u in range(first, run.trace.updates[node]):
@@ -138,13 +149,15 @@ def hold_momentum(deploy, options, index, weight):
         assert run.run.values[node][run.place(rank, t)] == pytest.approx(x, rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "options", "index", "weight"), [case for case in CASES if case[0] in WITH_MOMENTUM and "adagrad" not in case[1]])
+@pytest.mark.parametrize(("name", "options", "index", "weight"),
+                         [case for case in CASES if case[0] in WITH_MOMENTUM and "adagrad" not in case[1]])
 def test_velocity_and_decay_act_at_each_update(name, options, index, weight):
     hold_momentum(CATALOGUE[name], options, index, weight)
 
 
 def hold_own_steps(deploy, index, **options):
-    """A copy that is never refreshed contains the worker's own gradients at the rates that its page states."""
+    """A copy that is never refreshed contains the worker's own gradients at the rates that its page
+    states."""
     run = Marked(deploy, steps=6, **options)
     for (rank, t), (x, _) in run.read.items():
         assert run.contents(x) == {(rank, s) for s in range(t)}
@@ -154,7 +167,8 @@ def hold_own_steps(deploy, index, **options):
 def test_own_steps_on_a_cache_have_the_rate_that_the_server_has_when_all_have_come_so_far():
     hold_own_steps(CATALOGUE["ssp"], lambda t: 3 * t, staleness=float("inf"), refresh="lazy")
     for push_every in (1, 2, 4):
-        hold_own_steps(CATALOGUE["downpour"], lambda t: 3 * -(-t // push_every), push_every=push_every, fetch_every=9)
+        hold_own_steps(CATALOGUE["downpour"], lambda t: 3 * -(-t // push_every), push_every=push_every,
+                       fetch_every=9)
 
 
 def hold_pipeline_rates(deploy):
@@ -178,22 +192,23 @@ def test_a_stage_counts_its_updates(deploy):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("bsp", "ordered, t, aggregation", "ordered, 0, aggregation"),  # stuck
-    ("bsp", "ordered, t, aggregation", "ordered, t + 1, aggregation"),  # early
-    ("asp", "push.grad, version,", "push.grad, max(0, version - 1),"),  # late
-    ("ssp", "version, kind=\"update\")\n            yield Mark(\"update\", slice=k, version=version, reads=((w, message.version),), x=x)\n"
-            "            clock[w], version = clock[w] + 1, version + 1\n            waiting.add(w)",
-     "clock[w], kind=\"update\")\n            yield Mark(\"update\", slice=k, version=version, reads=((w, message.version),), x=x)\n"
-     "            clock[w], version = clock[w] + 1, version + 1\n            waiting.add(w)"),  # by the worker's clock
-    ("downpour", "adagrad_step, sgd, x, v, message.grad, version", "adagrad_step, sgd, x, v, message.grad, 0"),
+    ("bsp", "given[0], self.version", "given[0], 0"),  # stuck
+    ("bsp", "given[0], self.version", "given[0], self.version + 1"),  # early
+    ("asp", "given[0], self.version", "given[0], max(0, self.version - 1)"),  # late
+    ("ssp", "yield from shard.apply(w, message)\n            clock[w] += 1\n            waiting",  # by the worker's clock
+     "yield from shard.update([(w, message)], lambda sgd, x, v, g, t: sgd.step(x, v, g, clock[w]), message.grad)\n"
+     "            clock[w] += 1\n            waiting"),
+    ("downpour", "adagrad_step, sgd, x, v, message.grad, version",
+     "adagrad_step, sgd, x, v, message.grad, 0"),
     ("approximate", "message.grad, done", "message.grad, version"),
     ("dynsgd", "message.grad, share, c,", "message.grad, share, version,"),
     ("allreduce", "np.float32(whole), t,", "np.float32(whole), t + 1,"),
     ("dgc", "sum_of_sparse(messages, x), t,", "sum_of_sparse(messages, x), 0,"),
-    *[("sequential", "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {t},") for t in ("0", "t + 1", "max(0, t - 1)")],
+    *[("sequential", "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {t},")
+      for t in ("0", "t + 1", "max(0, t - 1)")],
     ("independent", "sgd.step, x, v, g, t,", "sgd.step, x, v, g, t + 1,"),
-    ("pair-averaging", "replica.x, v, g, t,", "replica.x, v, g, version,"),  # counts averages too
-    ("hogwild", "-sgd.rate(t)", "-sgd.rate(int(read[0]))"),  # by everybody's updates
+    ("pair-averaging", "replica.x, v, g, t,", "replica.x, v, g, 2 * t,"),  # counts averages too
+    ("hogwild", "-sgd.rate(t)", "-sgd.rate(3 * t)"),  # by everybody's updates
     ("easgd", "nesterov, sgd, x, v, z, g, t,", "nesterov, sgd, x, v, z, g, t // period,"),
 ])
 def test_a_wrong_schedule_is_caught(name, right, wrong):
@@ -207,17 +222,19 @@ def test_a_wrong_schedule_is_caught(name, right, wrong):
 def test_wrong_rates_of_own_steps_are_caught():
     for rate in ("0", "c", "(c + 1) * workers"):
         with pytest.raises(AssertionError):
-            hold_own_steps(wrong_deployment(CATALOGUE["ssp"], "sgd.rate(c * workers)", f"sgd.rate({rate})"), lambda t: 3 * t,
+            hold_own_steps(wrong_deployment(CATALOGUE["ssp"], "sgd.rate(c * workers)", f"sgd.rate({rate})"),
+                           lambda t: 3 * t,
                            staleness=float("inf"), refresh="lazy")
     for rate in ("t", "workers * (t // push_every)"):
         with pytest.raises(AssertionError):
-            hold_own_steps(wrong_deployment(CATALOGUE["downpour"], "sgd.rate(workers * -(-t // push_every))", f"sgd.rate({rate})"),
+            hold_own_steps(wrong_deployment(CATALOGUE["downpour"], "sgd.rate(workers * -(-t // push_every))",
+                                            f"sgd.rate({rate})"),
                            lambda t: 3 * -(-t // 2), push_every=2, fetch_every=9)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("asp", "sgd.step, x, v, push.grad", "sgd.step, x, x, push.grad"),
-    ("bsp", "for i in range(len(workers))]\n        x, v =", "for i in range(len(workers))]\n        x, _ ="),
+    ("asp", "self.sgd, self.x, self.v, given", "self.sgd, self.x, self.x, given"),
+    ("bsp", "self.x, self.v = yield", "self.x, _ = yield"),
     ("independent", "x, v = yield Compute", "x, _ = yield Compute"),
 ])
 def test_a_wrong_velocity_is_caught(name, right, wrong):
@@ -227,7 +244,9 @@ def test_a_wrong_velocity_is_caught(name, right, wrong):
                 hold_momentum(wrong_deployment(CATALOGUE[name], right, wrong), options, index, weight)
 
 
-@pytest.mark.parametrize(("name", "right", "wrong"), [("gpipe", "v, g, t, kind", "v, g, 0, kind"), ("pipedream", "v, g, b, kind", "v, g, read, kind")])
+@pytest.mark.parametrize(("name", "right", "wrong"),
+                         [("gpipe", "v, g, t, kind", "v, g, 0, kind"),
+                          ("pipedream", "v, g, b, kind", "v, g, read, kind")])
 def test_a_wrong_schedule_of_a_stage_is_caught(name, right, wrong):
     with pytest.raises(AssertionError):
         hold_pipeline_rates(getattr(changed(pipeline, right, wrong), name))

@@ -1,4 +1,5 @@
-"""Replay: the gradients of a run, applied by hand in float64 in the order in which its servers did, give its parameters."""
+"""Replay: the gradients of a run, applied by hand in float64 in the order in which its servers did, give
+its parameters."""
 
 from collections import Counter, defaultdict
 
@@ -7,8 +8,8 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, StepDecay
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
-from refsgd.result import final_parameters
 from refsgd.runtimes.simulator import simulate
 from tests.properties.coordinates import UNEQUAL
 from tests.watching import curved, recorded
@@ -23,14 +24,16 @@ class Server:
 
     def __init__(self, x, sgd):
         self.x, self.v, self.sgd, self.updates = np.float64(x), np.zeros(x.size), sgd, 0
-        self.clock, self.images, self.mean, self.backup = Counter(), Counter(), defaultdict(lambda: np.zeros(x.size)), defaultdict(lambda: np.float64(x))
+        self.clock, self.images, self.mean, self.backup = Counter(), Counter(), defaultdict(
+            lambda: np.zeros(x.size)), defaultdict(lambda: np.float64(x))
         self.squares = np.zeros(x.size)
 
     def decayed(self, g):
         return g + self.sgd.weight_decay * self.x
 
     def move(self, g, t=None, part=1):
-        """Velocity and parameters after a gradient, with the rate of update t: by default of the number of updates so far."""
+        """Velocity and parameters after a gradient, with the rate of update t: by default of the number
+        of updates so far."""
         self.v = self.sgd.momentum * self.v + g
         self.x = self.x - part * float(self.sgd.rate(self.updates if t is None else t)) * self.v
         self.updates += 1
@@ -85,10 +88,12 @@ def mean_so_far(server, gradients):
 
 
 CASES = [
-    ("sequential", {}, total), ("bsp", {}, mean), ("bsp", {"aggregation": "sum"}, total), ("asp", {}, total), ("dssp", {"lower": 0, "upper": 2}, total),
+    ("sequential", {}, total), ("bsp", {}, mean), ("bsp", {"aggregation": "sum"}, total), ("asp", {}, total),
+    ("dssp", {"lower": 0, "upper": 2}, total),
     *[("ssp", {"staleness": 1, "refresh": refresh}, total) for refresh in ("fresh", "lazy", "eager")],
     ("consgd", {"staleness": 1}, one_nth), ("dynsgd", {"staleness": 1}, mean_so_far),
-    ("downpour", {}, total), ("downpour", {"push_every": 3, "fetch_every": 2}, total), ("downpour", {"push_every": 2, "adagrad": True}, adagrad),
+    ("downpour", {}, total), ("downpour", {"push_every": 3, "fetch_every": 2}, total),
+    ("downpour", {"push_every": 2, "adagrad": True}, adagrad),
     ("backup-workers", {}, mean), ("softsync", {}, mean), ("softsync", {"splitting": 2}, mean),
     ("staleness-aware", {}, less_by_staleness), ("staleness-aware", {"splitting": 1}, less_by_staleness),
     ("dc-asgd", {}, compensated(0.04, False)), ("dc-asgd", {"compensation": 0.7}, compensated(0.7, False)),
@@ -100,16 +105,17 @@ def replayed(deploy, options, rule, seed):
     """The parameters of a run and those by hand."""
     workers = 1 if deploy.__name__ == "sequential" else WORKERS
     plain = curved(workers=workers)
-    problem, seen = recorded(Problem(np.float32([0.3, -0.3] * 3), plain.gradient, plain.loss, images=lambda rank, t: 1 + (rank + t) % 3))
+    problem, seen = recorded(Problem(np.float32([0.3, -0.3] * 3), plain.gradient, plain.loss,
+                                     images=lambda rank, t: 1 + (rank + t) % 3))
     sgd = SGD(0.05, 0.0, 0.1, StepDecay(4, 0.7)) if "adagrad" in options else PLAIN
     run = simulate(deploy(problem, workers, STEPS, sgd, **options), UNEQUAL, seed)
-    dropped = {(e.data["worker"], e.data["t"]) for e in run.trace.marks("drop")}
+    dropped = {(e.values["worker"], e.values["t"]) for e in run.trace.marks("drop")}
     gradients, server = defaultdict(list), Server(problem.x0, sgd)
     for rank, t, _, g in seen:
         if (w := f"worker{rank}", t) not in dropped:
             gradients[w].append((w, np.float64(g), problem.images(rank, t)))
     for e in run.trace.marks("update"):
-        rule(server, [(*gradients[w].pop(0), e.data["version"] - read) for w, read in e.data["reads"]])
+        rule(server, [(*gradients[w].pop(0), e.values["version"] - read) for w, read in e.values["reads"]])
     assert not any(gradients.values())
     return final_parameters(run), server.x
 
@@ -126,28 +132,36 @@ def hold_hogwild(deploy):
     sgd = SGD(0.05, 0.0, 0.1, StepDecay(2, 0.7))
     run = simulate(deploy(problem, WORKERS, STEPS, sgd), UNEQUAL)
     steps = [float(sgd.rate(t)) * (np.float64(g) + sgd.weight_decay * x) for _, t, x, g in seen]
-    assert len(steps) == WORKERS * STEPS and np.allclose(final_parameters(run), problem.x0 - sum(steps), rtol=0, atol=1e-5)
+    assert len(steps) == WORKERS * STEPS and np.allclose(final_parameters(run), problem.x0 - sum(steps),
+                                                         rtol=0, atol=1e-5)
 
 
 def test_hogwild_adds_all_steps():
     hold_hogwild(CATALOGUE["hogwild"])
 
 
-@pytest.mark.parametrize(("right", "wrong"), [("weight_decay) * x if", "weight_decay) * g if"), ("if sgd.weight_decay else g", "if sgd.momentum else g")])
+@pytest.mark.parametrize(("right", "wrong"),
+                         [("weight_decay) * x if", "weight_decay) * g if"),
+                          ("if sgd.weight_decay else g", "if sgd.momentum else g")])
 def test_another_step_of_hogwild_is_caught(right, wrong):
     with pytest.raises(AssertionError):
         hold_hogwild(wrong_deployment(CATALOGUE["hogwild"], right, wrong))
 
 
 def both_centers(deploy, threshold, seed=0):
-    """The parameters of a run of Gaia, half of a copy from each data centre, and by hand: all steps of both, each with its own velocity."""
-    sgd, (problem, seen) = SGD(0.05, 0.6, 0.0, StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3), curved(workers=3).gradient, lambda x: 0.0))
+    """The parameters of a run of Gaia, half of a copy from each data centre, and by hand: all steps of
+    both, each with its own velocity."""
+    sgd, (problem, seen) = SGD(0.05, 0.6, 0.0,
+                               StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3),
+                                                                    curved(workers=3).gradient,
+                                                                    lambda x: 0.0))
     run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold), UNEQUAL, seed)
     x = np.float64(problem.x0)
     for k, center in enumerate((("worker0",), ("worker1", "worker2"))):
-        gradients, server = {w: [g for rank, _, _, g in seen if w == f"worker{rank}"] for w in center}, Server(0 * problem.x0, sgd)
+        gradients, server = {w: [g for rank, _, _, g in seen if w == f"worker{rank}"]
+                             for w in center}, Server(0 * problem.x0, sgd)
         for e in run.trace.marks("update"):
-            (w, _), = e.data["reads"]
+            (w, _), = e.values["reads"]
             if e.node == f"server{k}" and w in center:
                 server.move(gradients[w].pop(0))
         x += server.x
@@ -161,20 +175,26 @@ def test_both_data_centres_end_with_the_steps_of_both(threshold):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("old = x", "old = v"), ("unsent + (x - old), done + 1", "x - old, done + 1"), ("if done < pushes else 0.0", "if done else 0.0"),
-    ("x, v = yield", "x, _ = yield"), ("per_iteration) ** 0.5 if done <", "per_iteration) ** 0.5 if not done <")])
+    ("old = x", "old = v"), ("unsent + (x - old), done + 1", "x - old, done + 1"),
+    ("if done < pushes else 0.0", "if done else 0.0"),
+    ("x, v = yield", "x, _ = yield"),
+    ("per_iteration) ** 0.5 if done <", "per_iteration) ** 0.5 if not done <")])
 def test_a_data_centre_that_lacks_something_is_caught(right, wrong):
     with pytest.raises(AssertionError):
         for threshold in (0.01, 50.0):
-            assert np.allclose(*both_centers(wrong_deployment(CATALOGUE["approximate"], right, wrong), threshold), rtol=0, atol=1e-5)
+            assert np.allclose(*both_centers(wrong_deployment(CATALOGUE["approximate"], right, wrong),
+                                             threshold), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("asp", "x, v = yield Compute(sgd.step, x, v,", "x, _ = yield Compute(sgd.step, x, v,"),
-    ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"), ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
-    ("dc-asgd", "backup[w] = x\n", "pass\n"), ("dc-asgd", "dict.fromkeys(workers, x)", "dict.fromkeys(workers, v)"),
+    ("asp", "self.x, self.v = yield", "self.x, _ = yield"),
+    ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"),
+    ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
+    ("dc-asgd", "backup[w] = x\n", "pass\n"),
+    ("dc-asgd", "dict.fromkeys(workers, x)", "dict.fromkeys(workers, v)"),
     ("dc-asgd", "sgd.step(x, v, g, t)", "sgd.step(x, v, g, t + 1)"),
-    ("downpour", "squares = squares + a * a", "squares = a * a"), ("downpour", "np.where(squares > 0,", "np.where(x > 0,"),
+    ("downpour", "squares = squares + a * a", "squares = a * a"),
+    ("downpour", "np.where(squares > 0,", "np.where(x > 0,"),
     ("staleness-aware", "grad=g / tau", "grad=g"),
     ("softsync", "version, kept = version + 1, []", "version, kept = version + 1, kept[1:]"),
 ])
@@ -187,12 +207,15 @@ def test_another_rule_is_caught(name, right, wrong):
 
 
 def hold_empty(deploy):
-    """Iteration 1 has no images at all, 2 none for worker 0: such gradients are zero, and where no share has images all weigh the same."""
+    """Iteration 1 has no images at all, 2 none for worker 0: such gradients are zero, and where no share
+    has images all weigh the same."""
     def images(rank, t):
         return 0 if t == 1 or (t == 2 and not rank) else 2
 
-    problem = Problem(np.ones(4, np.float32), lambda x, rank, t: np.float32(images(rank, t) > 0) * x, lambda x: 0.0, images=images)
-    run = simulate(deploy(problem, 1 if deploy.__name__ == "sequential" else WORKERS, STEPS, SGD(0.1)), UNEQUAL)
+    problem = Problem(np.ones(4, np.float32), lambda x, rank, t: np.float32(images(rank, t) > 0) * x,
+                      lambda x: 0.0, images=images)
+    run = simulate(deploy(problem, 1 if deploy.__name__ == "sequential" else WORKERS, STEPS, SGD(0.1)),
+                   UNEQUAL)
     assert np.all(np.isfinite(final_parameters(run)))
 
 

@@ -45,3 +45,9 @@ def nothing_left_behind():
 def transport(request):
     """Both ways to move bytes between processes of one machine."""
     return request.param
+
+
+@pytest.fixture(params=["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+def usual(request):
+    """The same where the claim is the launcher's, which is one and the same over both."""
+    return request.param

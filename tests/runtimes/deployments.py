@@ -53,7 +53,7 @@ def server(workers, x, steps):
 def exchange(n=4, d=100, steps=50, gradient=gradient):
     """A parameter server that waits for all."""
     workers, x = [f"worker{i}" for i in range(n)], np.zeros(d, np.float32)
-    return {"server0": Node(server(workers, x, steps))} | {
+    return {"server0": Node(server(workers, x, steps), role="server")} | {
         w: Node(worker(i, "server0", x, steps, gradient)) for i, w in enumerate(workers)}
 
 

@@ -1,4 +1,5 @@
-"""What follows a fault, for every algorithm of the catalogue: stated once, printed in the documentation, tested in every runtime."""
+"""What follows a fault, for every algorithm of the catalogue: stated once, printed in the documentation,
+tested in every runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Literal
 from refsgd.runtimes.faults import POLICIES
 
 Outcome = Literal["ends", "refused", "goes on", "same bits"]
-#: an error names the culprit | one line before anything runs | to the end, with other parameters | with the same parameters
+#: an error names the culprit | one line before anything runs | to the end, with other parameters | with the
+#: same parameters
 
 #: Algorithms in which somebody waits for every worker, so that none can be missing.
 WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
@@ -20,7 +22,8 @@ LOST = {
     "ssp": "the gradient that it was computing; the bound counts the living",
     "easgd": "its replica; the centre keeps what it was given",
     "downpour": "up to `push_every` accrued gradients",
-    "backup-workers": "nothing that was waited for, up to `backups` deaths; one more blocks, and the run ends",
+    "backup-workers": "nothing that was waited for, up to `backups` deaths; one more blocks, and the run "
+                      "ends",
     "softsync": "its gradient, and at the end those of a step that is no longer filled",
     "staleness-aware": "the gradient that it was computing",
     "dc-asgd": "the gradient that it was computing, and its backup",
@@ -54,8 +57,11 @@ def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> 
 
 def table() -> str:
     """The outcomes of the death of a worker as a table in Markdown."""
-    lines = [f"| algorithm | {' | '.join(POLICIES)} | lost where the others go on |", "| --- " * (len(POLICIES) + 2) + "|"]
+    lines = [f"| algorithm | {' | '.join(POLICIES)} | lost where the others go on |",
+             "| --- " * (len(POLICIES) + 2) + "|"]
     for name in sorted([*WAITS, *LOST, "sequential"]):
         found = [outcome(name, "kill", policy) for policy in POLICIES]
-        lines.append(f"| {name} | {' | '.join(found)} | {LOST.get(name, 'nobody goes on' if name == 'sequential' else 'velocities, residuals')} |")
+        lines.append(
+            f"| {name} | {' | '.join(found)} | "
+            f"{LOST.get(name, 'nobody goes on' if name == 'sequential' else 'velocities, residuals')} |")
     return "\n".join(lines)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.compiled_server import parameter_server
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.performing import perform
-from refsgd.phantom import phantom
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
+from refsgd.problems.shapes import shape_only
 
+pytestmark = pytest.mark.slow  # it is a benchmark's, and compiled first
 MACHINES = {
     "random": Machine("exponential(0.02)", 0.0005, 1e6, update="lognormal(0.002,0.5)"),
     "ties": Machine("fixed(0.01)", 0.001, 1e6, update=0.002),
@@ -25,7 +26,8 @@ MACHINES = {
 @pytest.mark.parametrize(("workers", "steps"), [(1, 4), (5, 300), (8, 3), (3, 0)])
 def test_it_is_the_simulator_bit_for_bit(name, algorithm, workers, steps):
     machine = MACHINES[name].for_workers(workers)
-    trace = perform(prepare(algorithm, phantom(1000), workers=workers, steps=steps, machine=machine, seed=5), "simulator").trace
+    trace = perform(prepare(algorithm, shape_only(1000), workers=workers, steps=steps, machine=machine, seed=5),
+                    "simulator").trace
     found = parameter_server(machine, workers, steps, 4000, seed=5, synchronous=algorithm == "bsp")
     assert found.seconds == trace.seconds
     assert found.times.tolist() == [e.time for e in trace.marks("update")]
@@ -43,7 +45,7 @@ def test_another_seed_another_link_rule_and_another_size_give_other_moments():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ((Machine(), 0, 5, 100), "workers 0, steps 5; expected at least 1 worker"),
-    ((Machine(collocated=True), 2, 5, 100), "servers are collocated; expected"),
+    ((Machine(colocated=True), 2, 5, 100), "servers are colocated; expected"),
 ])
 def test_what_it_does_not_cover_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

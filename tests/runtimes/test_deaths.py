@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
-from refsgd.machine import Machine
 from refsgd.runtimes import faulty
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.processes import RunFailed, run
+from refsgd.runtimes.processes.local import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
+from refsgd.trace import Crashed
 from tests.runtimes.deployments import exchange
 
 
@@ -73,7 +74,7 @@ def server(workers, x):
 def asp(n=4, steps=12, gradient=lambda x, rank, t: x + np.float32(1), d=50):
     """Asynchronous workers and a server that outlives them."""
     workers, x = [f"worker{i}" for i in range(n)], np.zeros(d, np.float32)
-    return {"server0": Node(server(workers, x))} | {
+    return {"server0": Node(server(workers, x), role="server", survives=True)} | {
         w: Node(worker(i, "server0", x, steps, gradient)) for i, w in enumerate(workers)}
 
 
@@ -87,7 +88,7 @@ def test_the_others_go_on_and_who_asks_is_told(world, machine):
     """Worker 2 dies before its gradient 5: five of its gradients count, all of the others'."""
     result = world(asp, machine, faults=[kill("worker2", 5)])
     assert result.values == {"server0": (12 * 3 + 5, ["worker2"]), "worker0": 0, "worker1": 1, "worker3": 3}
-    (death,) = result.trace.of("died")
+    (death,) = result.trace.of(Crashed)
     assert death.node == "worker2" and result.trace.nodes == ["server0", *(f"worker{i}" for i in range(4))]
     assert len(result.trace.marks("update")) == 41
 
@@ -96,8 +97,8 @@ def test_of_two_that_lose_their_connection_the_worker_ends(world):
     """Both live and both see it; never the server, with which the run would end."""
     result = world(asp, MACHINES[0], faults=[Fault("drop", "worker1", 5, to="server0")])
     assert result.values == {"server0": (12 * 3 + 5, ["worker1"]), "worker0": 0, "worker2": 2, "worker3": 3}
-    (death,) = result.trace.of("died")
-    assert "worker1" in death.data["reason"] and "server0" in death.data["reason"]
+    (death,) = result.trace.of(Crashed)
+    assert "worker1" in death.reason and "server0" in death.reason
 
 
 def test_all_but_one_may_die(world):
@@ -169,12 +170,15 @@ def test_whoever_waits_in_vain_after_a_death_is_told_if_it_knows(world):
             yield Compute(abs, -1)
             yield Send("server0", Push(np.ones(1)))
 
-    def build(server):
-        return {"server0": Node(server)} | {f"worker{i}": Node(pushes()) for i in range(2)}
+    def build(server, survives):
+        return {"server0": Node(server, role="server", survives=survives)} | {f"worker{i}": Node(pushes()) for i in range(2)}
 
-    assert world(lambda: build(counts()), MACHINES[0], faults=[kill("worker1", 4)]).values["server0"] == 14
-    with pytest.raises(Deadlock, match=r"after the death of worker1: server0 at .*in ignorant waits for Recv\(Push\)"):
-        world(lambda: build(ignorant()), MACHINES[0], faults=[kill("worker1", 4)])
+    assert world(lambda: build(counts(), True), MACHINES[0], faults=[kill("worker1", 4)]).values["server0"] == 14
+    with pytest.raises(Deadlock,
+                       match=r"after the death of worker1: server0 at .*in ignorant waits for Recv\(Push\)"):
+        world(lambda: build(ignorant(), False), MACHINES[0], faults=[kill("worker1", 4)])
+    with pytest.raises(Deadlock, match=r"after the death of worker1: server0 .*does not catch RunEnded"):
+        faulty.simulate(lambda: build(ignorant(), True), MACHINES[0], faults=[kill("worker1", 4)])
 
 
 def test_a_peer_that_goes_on_asking_the_dead_waits_for_ever(world):
@@ -204,11 +208,13 @@ def test_a_peer_that_goes_on_asking_the_dead_waits_for_ever(world):
         return {"peer0": Node(asks(strikes))} | {f"peer{i}": Node(trains(), [answers()]) for i in (1, 2)}
 
     assert world(lambda: build(True), MACHINES[0], faults=[kill("peer1", 5)]).values["peer0"] >= 9
-    with pytest.raises(Deadlock, match=r"after the death of peer1: peer0 at .*in asks waits for Recv\(Model or Died from peer1\)"):
+    with pytest.raises(Deadlock,
+                       match=r"after the death of peer1: peer0 at .*in asks waits for Recv\(Model or Died "
+                             r"from peer1\)"):
         world(lambda: build(False), MACHINES[0], faults=[kill("peer1", 5)])
 
 
-def test_responders_are_closed_after_a_death(world):
+def test_handlers_are_closed_after_a_death(world):
     """The counting leaves out what the dead sent and were sent."""
     def main(names, me):
         for t in range(10):
@@ -226,7 +232,8 @@ def test_responders_are_closed_after_a_death(world):
             return
 
     names = [f"peer{i}" for i in range(4)]
-    result = world(lambda: {n: Node(main(names, n), [respond()]) for n in names}, MACHINES[0], faults=[kill("peer2", 4)])
+    result = world(lambda: {n: Node(main(names, n), [respond()]) for n in names}, MACHINES[0],
+                   faults=[kill("peer2", 4)])
     assert result.values == {n: n for n in names if n != "peer2"}
 
 
@@ -244,24 +251,28 @@ def test_a_host_dies_whole(world):
                 yield Send(f"server{k}", Push(np.ones(1)))
                 yield Recv(Model)
 
-    machine = Machine(compute="fixed(0.005)", collocated=True)
+    machine = Machine(compute="fixed(0.005)", colocated=True)
 
     def build():
-        return {"server0": Node(beside()), "server1": Node(beside()), "worker0": Node(asks(0)), "worker1": Node(asks(1))}
+        servers = {f"server{k}": Node(beside(), role="server") for k in range(2)}
+        return servers | {f"worker{i}": Node(asks(i)) for i in range(2)}
 
-    with pytest.raises(Deadlock, match=r"after the death of .*worker1.*worker0 at .*in asks waits for Recv\(Model\)"):
+    with pytest.raises(Deadlock,
+                       match=r"after the death of .*worker1.*worker0 at .*in asks waits for Recv\(Model\)"):
         world(build, machine, faults=[kill("worker1", 2)])
 
 
 def test_a_synchronous_algorithm_stands_still_without_its_worker(world):
     """BSP that does not ask for deaths: a deadlock that names the death."""
-    with pytest.raises(Deadlock, match=r"after the death of worker1: .*server0 at .*in server waits for Recv\(Push\)"):
+    with pytest.raises(Deadlock,
+                       match=r"after the death of worker1: .*server0 at .*in server waits for Recv\(Push\)"):
         world(partial(exchange, n=3, steps=20), MACHINES[0], faults=[kill("worker1", 3)])
 
 
 def test_a_planned_death_ends_a_run_that_does_not_survive_deaths():
     """on_death="stop": the error of any other death."""
-    with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) was killed by SIGKILL .*in Compute\(gradient\) 4 at"):
+    with pytest.raises(RunFailed,
+                       match=r"worker1 \(pid \d+\) was killed by SIGKILL .*in Compute\(gradient\) 4 at"):
         run(partial(exchange, n=3, steps=20), MACHINES[0], faults=[kill("worker1", 3)])
 
 
@@ -293,7 +304,7 @@ def test_when_all_are_dead_the_run_has_failed():
 
 def test_bad_plans_are_refused():
     """Saying what was expected."""
-    for text in ("kill worker at step 3", "kill worker 1", "stop worker 1 at step 2"):
+    for text in ("kill at step 3", "kill worker 1", "stop worker 1 at step 2"):
         with pytest.raises(ValueError, match="expected kill.drop ROLE RANK at step STEP, pause"):
             Fault.parse(text)
     with pytest.raises(ValueError, match="there is no worker9; expected one of server0, worker0"):

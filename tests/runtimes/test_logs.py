@@ -1,4 +1,5 @@
-"""Log records of all processes reach the parent's handlers, with node and step, whatever is killed meanwhile."""
+"""Log records of all processes reach the parent's handlers, with node and step, whatever is killed
+meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from functools import partial
 import pytest
 
 from refsgd.effects import Compute, Node
-from refsgd.runtimes.processes import RunFailed, run
+from refsgd.runtimes.processes.local import RunFailed, run
 from tests.runtimes.deployments import exchange
 
 log = logging.getLogger("refsgd.test")
@@ -54,7 +55,8 @@ def records(request):
 
 
 def test_records_arrive_complete_and_in_order(records, kept):
-    """500 lines of each of three processes, all there when `run` returns; the handler stays the parent's own."""
+    """500 lines of each of three processes, all there when `run` returns; the handler stays the parent's
+    own."""
     before = list(log.handlers)
     run(lambda: {f"worker{i}": Node(chatty(500)) for i in range(3)}, records=records)
     lines = {f"worker{i}": [] for i in range(3)}
@@ -90,6 +92,7 @@ def test_the_last_words_of_a_failing_process_arrive(records, kept):
     assert [r.getMessage() for r in kept.records] == ["about to fail"]
 
 
+@pytest.mark.alone
 def test_killing_busy_loggers_spoils_no_later_run(kept):
     """A process killed while it writes a record holds no lock that anybody else needs."""
     def talk(x, rank, t):

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.runtimes.processes import run
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.prepare import prepare
+from refsgd.runtimes.processes.local import run
 
 ROOT = Path(__file__).parents[2]
 WORKERS, SERVERS, STEPS = 64, 4, 5
-#: Bytes by which one more worker may make the whole run larger, shared pages counted once: its interpreter's own
-#: pages, which the fork does not share once they are written to, and its ends of the channels to all others.
+#: Bytes by which one more worker may make the whole run larger, shared pages counted once: its interpreter's
+#: own pages, which the fork does not share once they are written to, and its ends of the channels to all
+#: others.
 BOUND = {"shm": 8 << 20, "tcp": 16 << 20}
 
 
@@ -61,7 +62,8 @@ class Measured:
 
 
 def bytes_of_a_run(algorithm, workers, transport):
-    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=SERVERS, machine=Machine())
+    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=SERVERS,
+                         machine=Machine())
     gradient = Measured(experiment.problem.gradient)
     experiment = replace(experiment, problem=replace(experiment.problem, gradient=gradient))
     result = run(experiment.deploy, experiment.machine, transport=transport, on_start=gradient.look)
@@ -74,22 +76,27 @@ def bytes_of_a_run(algorithm, workers, transport):
 
 def bytes_of_a_run_elsewhere(*arguments):
     code = f"from tests.runtimes.test_many_processes import bytes_of_a_run as run; print(run(*{arguments!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          check=False)
     assert done.returncode == 0, done.stderr
     return float(done.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs the kernel's account of shared pages")
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"),
+                    reason="needs the kernel's account of shared pages")
 @pytest.mark.parametrize("algorithm", ["bsp", "asp", "adpsgd"])
 def test_sixty_four_workers_and_four_servers_come_to_the_end(transport, algorithm, capsys):
-    """On whatever cores there are; the memory of a run is that of a small one and a bounded sum for each further worker.
+    """On whatever cores there are; the memory of a run is that of a small one and a bounded sum for each
+    further worker.
 
-    In an interpreter of its own: what a forked process writes to lies scattered over the heap of its parent, and that of
-    a test session is large and full of holes.
+    In an interpreter of its own: what a forked process writes to lies scattered over the heap of its parent,
+    and that of a test session is large and full of holes.
     """
     few, many = (bytes_of_a_run_elsewhere(algorithm, n, transport) for n in (WORKERS // 4, WORKERS))
     each = (many - few) / (WORKERS - WORKERS // 4)
     with capsys.disabled():
-        print(f"\n{algorithm}, {transport}: {many / 2**20:.0f} MB with {WORKERS} workers, {each / 2**20:.1f} MB for one more")
+        print(
+            f"\n{algorithm}, {transport}: {many / 2**20:.0f} MB with {WORKERS} workers, {each / 2**20:.1f} "
+            "MB for one more")
     assert 0 < each < BOUND[transport]

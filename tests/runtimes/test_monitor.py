@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refsgd
-from refsgd.runtimes.monitor import Monitor
+from refsgd.runtimes.processes.monitor import Monitor
 
 
 def busy(seconds):
@@ -20,7 +20,8 @@ def busy(seconds):
 
 
 def hold(nbytes, seconds):
-    held = mmap.mmap(-1, nbytes)  # malloc could give a forked process what its parent had freed, which is resident already
+    # malloc could give a forked process what its parent had freed, which is resident already
+    held = mmap.mmap(-1, nbytes)
     np.frombuffer(held, np.uint8)[:] = 1
     time.sleep(seconds)
 
@@ -56,7 +57,8 @@ def test_it_sees_memory():
 
 def test_it_sees_what_is_written(tmp_path):
     found = watched(write, str(tmp_path / "file"), 3_000_000)
-    assert found["written"] >= 3_000_000 or found["written"] == 0  # some file systems are memory and count nothing
+    # some file systems are memory and count nothing
+    assert found["written"] >= 3_000_000 or found["written"] == 0
 
 
 def test_it_leaves_no_thread_and_stands_a_process_that_has_ended():
@@ -71,7 +73,8 @@ def test_it_leaves_no_thread_and_stands_a_process_that_has_ended():
 
 def test_a_run_says_what_its_processes_used(tmp_path):
     """Workers and server each, and this process, which writes the checkpoints."""
-    arguments = {"data": "digits", "workers": 2, "epochs": 2, "machine": refsgd.Machine(compute="fixed(0.01)"), "monitor": True}
+    arguments = {"data": "digits", "workers": 2, "epochs": 2,
+                 "machine": refsgd.Machine(compute="fixed(0.01)"), "monitor": True}
     used = refsgd.run("bsp", runtime="processes", checkpoint=tmp_path, **arguments).measured["resources"]
     assert set(used) == {"worker0", "worker1", "server0", "launcher"}
     assert all(u["rss_max"] > 1e6 and 0 <= u["cpu"] < 1.5 and u["samples"] for u in used.values())

@@ -8,20 +8,29 @@ from functools import partial
 import numpy as np
 import pytest
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node
-from refsgd.machine import Machine
-from refsgd.runtimes.processes import run
+from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Computed
 from tests.runtimes.deployments import exchange
 
+MACHINES = {
+    "network without cost": Machine(compute="exponential(0.05)"),
+    "link and update": Machine(compute="exponential(0.05)", latency=0.0125, bandwidth=4e5, update=0.0025),
+    "colocated": Machine(compute="exponential(0.05)", latency=0.0025, bandwidth=4e5, speeds=(1, 1, 2, 0.5),
+                          colocated=True)}
 
-@pytest.mark.parametrize("machine", [
-    Machine(compute="exponential(0.05)"),
-    Machine(compute="exponential(0.05)", latency=0.0125, bandwidth=4e5, update=0.0025),
-    Machine(compute="exponential(0.05)", latency=0.0025, bandwidth=4e5, speeds=(1, 1, 2, 0.5), collocated=True),
-], ids=["network without cost", "link and update", "collocated"])
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("transport", "machine"), [
+    pytest.param(transport, machine, id=f"{transport}-{name}",
+                 marks=() if (transport, name) in (("shm", "link and update"), ("tcp", "colocated"))
+                 else pytest.mark.slow)
+    for transport in ("shm", "tcp") for name, machine in MACHINES.items()])
 def test_an_exchange_takes_the_simulated_time(transport, machine):
-    """Within 5 % of the prediction from the same draws, 4 workers, mean 50 ms: a busy machine wakes sleepers up milliseconds late."""
+    """Within 5 % of the prediction from the same draws, 4 workers, mean 50 ms: a busy machine wakes
+    sleepers up milliseconds late."""
     build = partial(exchange, n=4, d=2000, steps=20)
     expected = simulate(build, machine, 1)
     for _ in range(3):  # a machine that is busy with other things may spoil one run
@@ -61,13 +70,14 @@ def test_unpaced_runs_take_their_real_time(transport):
 
     trace = run(partial(exchange, n=2, steps=10, gradient=slow), transport=transport).trace
     assert trace.seconds > 0.05
-    assert all(e.time - e.data["start"] >= 0.005 for e in trace.of("compute"))
+    assert all(e.time - e.start >= 0.005 for e in trace.of(Computed))
     assert all(t.sent <= t.arrival <= t.received for t in trace.transits) and len(trace.transits) == 40
 
 
 def test_an_unpaced_run_may_have_an_emulated_link(transport):
     """Real computing, drawn network."""
-    trace = run(partial(exchange, n=2, d=1000, steps=5), Machine(latency=0.01, bandwidth=1e6), transport=transport).trace
+    trace = run(partial(exchange, n=2, d=1000, steps=5), Machine(latency=0.01, bandwidth=1e6),
+                transport=transport).trace
     assert all(t.arrival - t.sent >= 0.014 - 1e-6 for t in trace.transits)
     assert trace.seconds >= 5 * 2 * 0.014
 

@@ -1,4 +1,5 @@
-"""Processor sharing: of k programs that compute on c cores of one host each proceeds at rate min(1, c / k)."""
+"""Processor sharing: of k programs that compute on c cores of one host each proceeds at rate min(1, c /
+k)."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.cluster.cores import Processors
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Cell, Compute, Mark, Node, Recv, Send
-from refsgd.machine import Machine
-from refsgd.running import run
+from refsgd.experiment.run import run
 from refsgd.runtimes import simulator
-from refsgd.runtimes.processors import Processors
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import absent, predict
+from refsgd.trace import Computed, Received
 
 
 class FirstCome(Processors):
@@ -74,7 +76,8 @@ JOBS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8)), min_size=1, ma
 
 @given(JOBS, st.integers(1, 3))
 def test_no_work_is_lost_and_no_core_rests_while_there_is_any(gaps, cores):
-    """On one core busy time is work, whatever the order; on c cores jobs end as in small time slices dealt in turn."""
+    """On one core busy time is work, whatever the order; on c cores jobs end as in small time slices
+    dealt in turn."""
     jobs = [(float(sum(gap for gap, _ in gaps[: k + 1])), float(work)) for k, (_, work) in enumerate(gaps)]
     found = ends(jobs, cores)
     assert found == pytest.approx(sliced(jobs, cores), abs=0.05)
@@ -103,13 +106,15 @@ def test_time_slices_catch_first_come_first_served():
 
 
 def test_events_say_when_computing_began_and_ended():
-    """One and two seconds of work on one core: the first ends at 2, the second at 3; of equals who began first goes on first."""
+    """One and two seconds of work on one core: the first ends at 2, the second at 3; of equals who began
+    first goes on first."""
     def program(count):
         for _ in range(count):
             yield Compute(abs, 1)
 
     found = simulate({"worker0": Node(program(1), [program(2)])}, Machine(compute="fixed(1)", cores=1)).trace
-    assert [(e.program, e.data["start"], e.time) for e in found.of("compute")] == [(0, 0.0, 2.0), (1, 0.0, 2.0), (1, 2.0, 3.0)]
+    assert [(e.program, e.start, e.time)
+            for e in found.of(Computed)] == [(0, 0.0, 2.0), (1, 0.0, 2.0), (1, 2.0, 3.0)]
     assert found.seconds == 2.0  # of the main program
 
 
@@ -123,24 +128,27 @@ def test_an_addition_to_a_cell_is_computing():
     def computes():
         yield Compute(abs, 1)
 
-    found = simulate({"worker0": Node(computes(), [adds()], cells=[cell])}, Machine(compute="fixed(1)", update=0.5, cores=1)).trace
+    found = simulate({"worker0": Node(computes(), [adds()], cells=[cell])},
+                     Machine(compute="fixed(1)", update=0.5, cores=1)).trace
     assert [(e.kind, e.time) for e in found.events if e.kind != "return"] == [("add", 1.0), ("compute", 1.5)]
 
 
 def trace(algorithm, steps, machine, runtime="simulator"):
     """Of three workers with a server beside each."""
-    found = run(algorithm, data="quadratic", workers=3, servers=3, steps=steps, machine=machine, runtime=runtime, seed=2).trace
+    found = run(algorithm, data="quadratic", workers=3, servers=3, steps=steps, machine=machine,
+                runtime=runtime, seed=2).trace
     assert found is not None
     return found
 
 
 def test_more_cores_than_programs_change_no_bit():
     def shared(cores):
-        machine = Machine(compute="exponential(0.02)", update=0.003, latency=0.001, bandwidth=1e6, collocated=True, cores=cores)
+        machine = Machine(compute="exponential(0.02)", update=0.003, latency=0.001, bandwidth=1e6,
+                          colocated=True, cores=cores)
         return trace("asp", 20, machine)
 
     def seen(found):
-        return [(e.time, e.node, e.kind, e.data.get("start")) for e in found.events]
+        return [(e.time, e.node, e.kind, getattr(e, "start", None)) for e in found.events]
 
     assert seen(shared(None)) == seen(shared(2)) != seen(shared(1))
 
@@ -152,7 +160,8 @@ class Job(NamedTuple):
 
 
 def station(customers, servers):
-    """Jobs come from another host in intervals of the law of gradients; each takes a program that does an update."""
+    """Jobs come from another host in intervals of the law of gradients; each takes a program that does an
+    update."""
     def source():
         for _ in range(customers):
             yield Compute(abs, 1)
@@ -171,10 +180,11 @@ def station(customers, servers):
 
 def sojourn(law, seed, rho=0.6, customers=3000):
     """Mean seconds in the station, which has one core and gets Poisson arrivals, one a second."""
-    found = simulate(station(customers, 60), Machine(compute="exponential(1)", update=law, cores=1), seed).trace
-    arrival = [e.data["arrival"] for e in found.of("receive", "station")]
-    assert all(e.time == e.data["arrival"] for e in found.of("receive", "station"))  # a program was free
-    done = [e.time for e in found.of("compute", "station")]
+    found = simulate(station(customers, 60), Machine(compute="exponential(1)", update=law, cores=1),
+                     seed).trace
+    arrival = [e.arrival for e in found.of(Received, "station")]
+    assert all(e.time == e.arrival for e in found.of(Received, "station"))  # a program was free
+    done = [e.time for e in found.of(Computed, "station")]
     return (sum(done) - sum(arrival)) / customers
 
 
@@ -196,13 +206,16 @@ def test_first_come_first_served_is_not_insensitive(monkeypatch):
     assert abs(np.mean(found) - 0.6 / 0.4) > 4 * np.std(found, ddof=1) / np.sqrt(len(found))
 
 
-# Times so long that the 5 ms of a busy machine, in which a sleeper wakes up late, are a small share of a step.
-SHARED = Machine(compute="lognormal(0.09,0.3)", latency=0.003, update=0.024, collocated=True, cores=1)
+# Times so long that the 5 ms of a busy machine, in which a sleeper wakes up late, are a small share of a
+# step.
+SHARED = Machine(compute="lognormal(0.09,0.3)", latency=0.003, update=0.024, colocated=True, cores=1)
 
 
-@pytest.mark.parametrize("runtime", ["processes", "tcp"])
+@pytest.mark.alone
+@pytest.mark.parametrize("runtime", ["processes", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_paced_processes_share_as_the_simulator_does(runtime):
-    """Three workers with a server beside each, within 5 % on the same draws; without sharing it would be 10 % less."""
+    """Three workers with a server beside each, within 5 % on the same draws; without sharing it would be
+    10 % less."""
     expected = trace("asp", 24, SHARED)
     for _ in range(3):  # a machine that is busy with other things may spoil one run
         found = trace("asp", 24, SHARED, runtime)
@@ -212,28 +225,33 @@ def test_paced_processes_share_as_the_simulator_does(runtime):
     assert expected.seconds > 1.08 * trace("asp", 24, SHARED.with_(cores=None)).seconds
 
     def updates(found):
-        return np.mean([e.time - e.data["start"] for e in found.of("compute") if e.data["work"] == "update"])
+        return np.mean([e.time - e.start for e in found.of(Computed) if e.work == "update"])
 
     assert updates(found) == pytest.approx(updates(expected), rel=0.1) and updates(expected) > 1.4 * 0.024
 
 
 def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhere():
-    """Under BSP's barrier a worker waits while the server beside it updates; two servers on one core do meet."""
+    """Under BSP's barrier a worker waits while the server beside it updates; two servers on one core do
+    meet."""
     sizes = {"workers": 3, "nbytes": 100, "steps": 7}
-    for name, servers, given_ in (("bsp", 3, True), ("bsp", 4, False), ("asp", 1, False), ("ssp", 3, False), ("allreduce", 1, True)):
+    for name, servers, given_ in (("bsp", 3, True), ("bsp", 4, False), ("asp", 1, False), ("ssp", 3, False),
+                                  ("allreduce", 1, True)):
         found = predict(name, SHARED, servers=servers, **sizes)
         assert bool(found) == given_, name
         if not given_:
             assert "share 1 core, for which no formula accounts" in absent(name, SHARED, found)["seconds"]
-    for free in (SHARED.with_(cores=2), SHARED.with_(update=None), SHARED.with_(collocated=False)):
-        assert predict("asp", free, servers=3, **sizes)["seconds"].value == predict("asp", free.with_(cores=None), servers=3, **sizes)["seconds"].value
+    for free in (SHARED.with_(cores=2), SHARED.with_(update=None), SHARED.with_(colocated=False)):
+        assert predict("asp", free, servers=3,
+                       **sizes)["seconds"].value == predict("asp", free.with_(cores=None), servers=3,
+                                                            **sizes)["seconds"].value
 
 
 def test_the_formula_of_a_barrier_beside_shared_processors():
     """What `predict` gives for BSP with cores=1 is what the simulator takes, to the last digit."""
     machine = SHARED.with_(compute=Machine("fixed(0.09)").compute)
     predicted = predict("bsp", machine, workers=3, servers=3, nbytes=0, steps=9)["seconds"]
-    assert predicted.kind == "exact" and trace("bsp", 9, machine).seconds == pytest.approx(predicted.value, rel=1e-9)
+    assert predicted.kind == "exact" and trace("bsp", 9,
+                                               machine).seconds == pytest.approx(predicted.value, rel=1e-9)
 
 
 def test_a_machine_says_its_cores():

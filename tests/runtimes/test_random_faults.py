@@ -1,4 +1,5 @@
-"""Random faults, planned and unplanned, at random moments in every algorithm: the stated outcome in time, never a hang."""
+"""Random faults, planned and unplanned, at random moments in every algorithm: the stated outcome in time,
+never a hang."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ import psutil
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment import Usage, prepare
-from refsgd.machine import Machine
-from refsgd.performing import perform
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import Usage, prepare
 from refsgd.runtimes.faults import POLICIES, draw
-from refsgd.runtimes.processes import RunFailed, run
+from refsgd.runtimes.processes.local import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
+from refsgd.trace import Crashed
 from tests.runtimes.outcomes import outcome
 
 
@@ -57,23 +59,25 @@ class Blow:
 
 
 MACHINES = [Machine(), Machine(compute="exponential(0.004)"), Machine(compute="fixed(0.005)", latency=0.002),
-            Machine(compute="exponential(0.004)", bandwidth=1e7, collocated=True)]
+            Machine(compute="exponential(0.004)", bandwidth=1e7, colocated=True)]
 
 
 STOPPED = 1.0  # seconds after which a stopped process is ended here
 
 
 def unplanned(rng, seed, name, transport):
-    """A signal from outside, or an exception of the program, in any algorithm: what it was, and seconds, or None if it came too late.
+    """A signal from outside, or an exception of the program, in any algorithm: what it was, and seconds, or
+    None if it came too late.
 
-    The first are from the victim's last sign of life until the launcher knew of its end, the second from the blow (an exception:
-    from the beginning) until all processes were gone and one error had named the victim.
+    The first are from the victim's last sign of life until the launcher knew of its end, the second from the
+    blow (an exception: from the beginning) until all processes were gone and one error had named the victim.
     """
     n, kind = rng.randint(2, 5), rng.choice(["SIGKILL", "SIGTERM", "SIGHUP", "SIGSTOP", "exception"])
     machine = rng.choice(MACHINES)
     endless = prepare(name, data="quadratic", lr=0.01, steps=3000, workers=n, seed=seed, machine=machine)
-    hosts = machine.hosts(endless.deploy())
-    ranks = [node for node in hosts if not node.startswith("server")]
+    deployment = endless.deploy()
+    hosts = machine.hosts(deployment)
+    ranks = [name for name, node in deployment.items() if node.role == "worker"]
     if kind == "exception":
         rank, step = rng.randrange(len(ranks)), rng.randrange(20)
         problem = endless.problem
@@ -84,14 +88,16 @@ def unplanned(rng, seed, name, transport):
         victim = rng.choice(list(hosts))
         blow = told = Blow(victim, signal.Signals[kind], rng.uniform(0, 0.3))
     try:
-        run(endless.deploy, machine, seed, transport=transport, on_start=told, deadline=STOPPED if kind == "SIGSTOP" else 20.0,
+        run(endless.deploy, machine, seed, transport=transport, on_start=told,
+            deadline=STOPPED if kind == "SIGSTOP" else 20.0,
             records=rng.choice(["queue", "pipe"]))
     except RunFailed as error:
         failed = error
     else:
         failed = None
     if kind == "exception":
-        assert failed is not None and "ArithmeticError: planned" in str(failed) and failed.node == hosts[victim]
+        assert failed is not None and "ArithmeticError: planned" in str(failed) and failed.node == hosts[
+            victim]
         return kind, failed.silent, time.monotonic() - began
     blow.thread.join()
     if failed is None or blow.missed:
@@ -103,8 +109,10 @@ def unplanned(rng, seed, name, transport):
 
 
 def planned(rng, seed, name, runtime):
-    """One to three drawn faults under a drawn policy, in any algorithm and runtime: the outcome is the stated one."""
-    experiment = prepare(name, data="quadratic", lr=0.01, steps=15, workers=rng.randint(2, 5), seed=seed, machine=rng.choice(MACHINES[1:]))
+    """One to three drawn faults under a drawn policy, in any algorithm and runtime: the outcome is the
+    stated one."""
+    experiment = prepare(name, data="quadratic", lr=0.01, steps=15, workers=rng.randint(2, 5), seed=seed,
+                         machine=rng.choice(MACHINES[1:]))
     deployment = experiment.deploy()
     plan = draw(rng.randint(1, 3), seed, list(deployment), 10)
     on_death = rng.choice(POLICIES)
@@ -113,7 +121,7 @@ def planned(rng, seed, name, runtime):
     try:
         run = perform(experiment, runtime, faults=plan, on_death=on_death)
         found = "goes on"
-        silent = max((e.data["silent"] for e in run.trace.of("died") if runtime != "simulator"), default=0.0)
+        silent = max((e.silent for e in run.trace.of(Crashed) if runtime != "simulator"), default=0.0)
     except Usage:
         found = "refused"
     except (RunFailed, Deadlock) as error:
@@ -124,14 +132,16 @@ def planned(rng, seed, name, runtime):
         assert "refused" not in expected
     elif found == "ends":
         # Deaths add up: more than the backups mask, the server beside a worker, all that there were.
-        assert lives and (on_death == "stop" or "ends" in expected or name == "backup-workers" or experiment.machine.collocated or len(lives) > 1)
+        assert lives and (on_death == "stop" or "ends" in expected or name == "backup-workers"
+                          or experiment.machine.colocated or len(lives) > 1)
     else:
         assert "refused" in expected
     return f"planned, {found}", silent, time.monotonic() - began
 
 
 def strike(seed):
-    """One random fault or plan: what it was, seconds until a death was known (0 in virtual time), seconds to the run's end."""
+    """One random fault or plan: what it was, seconds until a death was known (0 in virtual time), seconds
+    to the run's end."""
     rng = random.Random(seed)
     name = rng.choice([name for name in CATALOGUE if name != "sequential"])
     runtime = rng.choice(["simulator", "processes", "tcp"])
@@ -141,15 +151,20 @@ def strike(seed):
 
 
 SPAN = 50
-NOTICE = 2.0  # seconds in which a death must be known, from the last sign of life on; a stopped process: its deadline and as much
-DEADLINES = {"SIGSTOP": 4.0, "exception": 4.0, "planned, ends": 6.0, "planned, goes on": 20.0, "planned, refused": 1.0}
+# seconds in which a death must be known, from the last sign of life on; a stopped process: its deadline and
+# as much
+NOTICE = 2.0
+DEADLINES = {"SIGSTOP": 4.0, "exception": 4.0, "planned, ends": 6.0, "planned, goes on": 20.0,
+             "planned, refused": 1.0}
 
 
 @pytest.mark.filterwarnings("ignore:real computing overran")
 @pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow),
-                                   *(pytest.param(k, marks=pytest.mark.long) for k in range(SPAN, 500, SPAN))])
+                                   *(pytest.param(k, marks=pytest.mark.long)
+                                     for k in range(SPAN, 500, SPAN))])
 def test_random_faults(first, capsys):
-    """Named in time, whatever, whoever and whenever; every outcome is the stated one, and nothing is left behind."""
+    """Named in time, whatever, whoever and whenever; every outcome is the stated one, and nothing is left
+    behind."""
     noticed, ended, count = {}, {}, Counter()
     for seed in range(first, first + SPAN):
         found = strike(seed)
@@ -170,26 +185,30 @@ def test_random_faults(first, capsys):
 def test_ten_random_faults():
     """Some of each sort."""
     found = list(filter(None, map(strike, range(1000, 1010))))
-    assert len({kind for kind, *_ in found}) > 2 and all(silent < NOTICE + (kind == "SIGSTOP") * STOPPED for kind, silent, _ in found)
+    assert len({kind for kind, *_ in found}) > 2 and all(silent < NOTICE + (kind == "SIGSTOP") * STOPPED
+                                                         for kind, silent, _ in found)
 
 
 PARENT = """
 import sys
 from functools import partial
-from refsgd.machine import Machine
-from refsgd.runtimes.processes import run
+from refsgd.cluster.machine import Machine
+from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange
 print("begins", flush=True)
 run(partial(exchange, n=3, steps=100_000), Machine(compute="fixed(0.01)"), transport=sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count",
+                         [2, pytest.param(5, marks=pytest.mark.slow),
+                          pytest.param(50, marks=pytest.mark.long)])
 def test_killing_the_parent_at_random_moments_leaves_nothing(count):
     """Between its first fork and later: no process of its group is left after two seconds."""
     rng = random.Random(0)
     for _ in range(count):
-        parent = subprocess.Popen([sys.executable, "-c", PARENT, rng.choice(["shm", "tcp"])], stdout=subprocess.PIPE,
+        parent = subprocess.Popen([sys.executable, "-c", PARENT, rng.choice(["shm", "tcp"])],
+                                  stdout=subprocess.PIPE,
                                   text=True, start_new_session=True,
                                   env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         parent.stdout.readline()

@@ -1,4 +1,5 @@
-"""Record files that were cut short, torn or altered: what was recorded until then replays, and nothing is taken for what it is not."""
+"""Record files that were cut short, torn or altered: what was recorded until then replays, and nothing is
+taken for what it is not."""
 
 from __future__ import annotations
 
@@ -6,21 +7,35 @@ import os
 import signal
 import time
 import zlib
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 import refsgd
 from refsgd.cli import main
-from refsgd.evaluation import evaluate
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.running import recording
-from refsgd.runtimes import cells, processes
+from refsgd.cluster.machine import Machine
+from refsgd.effects import roles
+from refsgd.experiment.evaluation import evaluate
+from refsgd.experiment.prepare import prepare
+from refsgd.experiment.resume import Records
 from refsgd.runtimes.journal import line, read
+from refsgd.runtimes.processes import cells
+from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.replay import ReplayError, replay_beginning
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.trace import Crashed
+
+
+@contextmanager
+def recording(experiment, runtime, path):
+    """The journal of one attempt of an experiment."""
+    header = {"algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime}
+    with Records(header, runtime, path) as records:
+        records.begin(0, roles(experiment.deploy()), {})
+        yield records.journals[0]
+
 
 SMALL = {"data": "quadratic", "workers": 3, "lr": 0.05, "machine": Machine()}
 
@@ -45,12 +60,16 @@ def test_a_record_cut_at_any_byte_of_its_last_lines_replays_what_is_there(record
     for size in range(begin, len(record)):
         path.write_bytes(record[:size])
         found = read(path)
-        whole = sum(sum(map(len, lines[: k + 1])) - 1 <= size for k in range(len(lines)))  # the last one is the end, the first one the header
-        assert count(found) == min(whole, len(lines) - 1) - 1 and (found.end is not None) == (whole == len(lines))
+        # the last one is the end, the first one the header
+        whole = sum(sum(map(len, lines[: k + 1])) - 1 <= size for k in range(len(lines)))
+        assert count(found) == min(whole,
+                                   len(lines) - 1) - 1 and (found.end is not None) == (whole == len(lines))
         assert 0 < replay_beginning(factory, found.steps)[1] <= count(found)
     for size in (begin, begin + 5, len(record) - 3):
         path.write_bytes(record[:size])
-        with pytest.warns(UserWarning, match=r"the record ends early \(no end line\): it was cut off, or the run crashed; this replays \d+ of \d+ steps"):
+        with pytest.warns(UserWarning,
+                          match=r"the record ends early \(no end line\): it was cut off, or the run crashed; "
+                                r"this replays \d+ of \d+ steps"):
             refsgd.replay(path)
 
 
@@ -59,11 +78,13 @@ def test_a_record_without_a_step_fails_and_says_that_it_was_cut(record, tmp_path
     path, lines = tmp_path / "cut", record.splitlines(keepends=True)
     path.write_bytes(lines[0])
     assert main(["replay", str(path)]) == 1
-    assert capsys.readouterr().err == (f"refsgd: {path}: the record ends early (no end line): it was cut off, or the run crashed; "
+    assert capsys.readouterr().err == (
+        f"refsgd: {path}: the record ends early (no end line): it was cut off, or the run crashed; "
                                        "of its 0 steps none can be replayed, expected at least one\n")
     path.write_bytes(b"".join(lines[:-1]))
     assert main(["replay", str(path)]) == 0
-    assert f"or the run crashed; this replays {len(lines) - 2} of {len(lines) - 2} steps" in " ".join(capsys.readouterr().out.split())
+    assert f"or the run crashed; this replays {len(lines) - 2} of {len(lines) - 2} steps" in " ".join(
+        capsys.readouterr().out.split())
 
 
 def test_a_record_cut_in_its_first_line_is_none(record, tmp_path):
@@ -82,7 +103,8 @@ def test_a_byte_that_is_flipped_is_found_or_changes_nothing(record, tmp_path, ma
     path.write_bytes(record)
     good, refused = read(path), 0
     middle = sum(map(len, lines[: len(lines) // 2]))
-    for at in [*range(len(lines[0]) + 200), *range(middle, middle + 200), *range(len(record) - 400, len(record))]:
+    for at in [*range(len(lines[0]) + 200), *range(middle, middle + 200),
+               *range(len(record) - 400, len(record))]:
         path.write_bytes(record[:at] + bytes([record[at] ^ mask]) + record[at + 1 :])
         try:
             assert read(path) == good, at
@@ -94,7 +116,8 @@ def test_a_byte_that_is_flipped_is_found_or_changes_nothing(record, tmp_path, ma
 
 
 def test_a_line_torn_by_a_death_in_the_middle_is_passed_over(tmp_path):
-    """SIGKILL ends a write at the border of a page; the others, who go on, append behind what there is of it."""
+    """SIGKILL ends a write at the border of a page; the others, who go on, append behind what there is of
+    it."""
     path, problem = tmp_path / "record", prepare("asp", steps=12, **SMALL)
 
     def gradient(x, rank, t):
@@ -103,7 +126,8 @@ def test_a_line_torn_by_a_death_in_the_middle_is_passed_over(tmp_path):
         return problem.problem.gradient(x, rank, t)
 
     with recording(problem, "processes", path) as journal:
-        run = processes.run(replace(problem, problem=replace(problem.problem, gradient=gradient)).deploy, on_death="continue", journal=journal)
+        run = processes.run(replace(problem, problem=replace(problem.problem, gradient=gradient)).deploy,
+                            on_death="continue", journal=journal)
         expected = evaluate(problem, "processes", run).parameters_sha256
         journal.finish(run.trace, expected)
     good, data = read(path), path.read_bytes()
@@ -113,17 +137,21 @@ def test_a_line_torn_by_a_death_in_the_middle_is_passed_over(tmp_path):
     for size in range(len(torn) - 1):
         path.write_bytes(b"".join([*rows[: last + 1], torn[:size], *rows[last + 1 :]]))
         assert read(path) == good, size
-    path.write_bytes(b"".join([*rows[: last + 1], torn[:-1], *rows[last + 1 :]]))  # it lacks nothing but its end, and counts: the end knows of no such line
+    # it lacks nothing but its end, and counts: the end knows of no such line
+    path.write_bytes(b"".join([*rows[: last + 1], torn[:-1], *rows[last + 1 :]]))
     with pytest.raises(ReplayError, match=r"end\.sha256 is not that of the lines before it"):
         read(path)
-    path.write_bytes(b"".join([*rows[: last + 1], torn[: len(torn) // 2], torn[:3], *rows[last + 1 :]]))  # two deaths, one behind the other
+    # two deaths, one behind the other
+    path.write_bytes(b"".join([*rows[: last + 1], torn[: len(torn) // 2], torn[:3], *rows[last + 1 :]]))
     assert read(path) == good and refsgd.replay(path).parameters_sha256 == expected
 
 
 def test_what_was_altered_is_no_torn_line(record, tmp_path):
-    """Between two lines something else than an end, a line without its beginning, and one that the checksum of another ends."""
+    """Between two lines something else than an end, a line without its beginning, and one that the
+    checksum of another ends."""
     path, rows = tmp_path / "altered", record.splitlines(keepends=True)
-    for wrong in (rows[3][:-1] + b"," + rows[4], rows[3][7:] + rows[4], rows[3][:-9] + b"%08x\n" % zlib.crc32(rows[4]), b"x" + rows[3]):
+    for wrong in (rows[3][:-1] + b"," + rows[4], rows[3][7:] + rows[4],
+                  rows[3][:-9] + b"%08x\n" % zlib.crc32(rows[4]), b"x" + rows[3]):
         path.write_bytes(b"".join([*rows[:3], wrong, *rows[5:]]))
         with pytest.raises(ReplayError, match=r"line 4: the line is not as it was written"):
             read(path)
@@ -155,7 +183,8 @@ HOGWILD = {"data": "quadratic", "workers": 3, "steps": 12, "lr": 0.05}
 
 
 def test_hogwild_without_atomic_additions_replays_in_virtual_time(tmp_path):
-    """Additions are lost, and the same ones in the replay: the record says how many accesses came before each began."""
+    """Additions are lost, and the same ones in the replay: the record says how many accesses came before
+    each began."""
     arguments = HOGWILD | {"machine": Machine(compute="exponential(0.01)", update="fixed(0.004)")}
     found = refsgd.run("hogwild", record=tmp_path / "record", atomic=False, **arguments)
     assert found.parameters_sha256 != refsgd.run("hogwild", atomic=True, **arguments).parameters_sha256
@@ -163,9 +192,13 @@ def test_hogwild_without_atomic_additions_replays_in_virtual_time(tmp_path):
 
 
 def test_hogwild_without_atomic_additions_is_not_recorded_among_processes(tmp_path):
-    """Their memory has no order that could be written down: the run ends at the first addition, in one line."""
-    with pytest.raises(RunFailed, match=r"ReplayError: additions without a lock happen in no order that could be recorded; expected hogwild --atomic$"):
-        refsgd.run("hogwild", runtime="processes", record=tmp_path / "record", atomic=False, machine=Machine(), **HOGWILD)
+    """Their memory has no order that could be written down: the run ends at the first addition, in one
+    line."""
+    with pytest.raises(RunFailed,
+                       match=r"ReplayError: additions without a lock happen in no order that could be "
+                             r"recorded; expected hogwild --atomic$"):
+        refsgd.run("hogwild", runtime="processes", record=tmp_path / "record", atomic=False,
+                   machine=Machine(), **HOGWILD)
 
 
 def die_once(rank, *, after):
@@ -182,8 +215,10 @@ def die_once(rank, *, after):
 
 @pytest.mark.parametrize("after", [1, 4, 5, 13, 20])
 def test_an_access_that_its_process_did_not_live_to_record_is_made_up_for(tmp_path, after):
-    """The dead worker had added, or read, and others have seen it; its program stands at that effect in the replay, too."""
-    path, experiment, look = tmp_path / "record", prepare("hogwild", machine=Machine(), **HOGWILD), die_once(1, after=after)
+    """The dead worker had added, or read, and others have seen it; its program stands at that effect in
+    the replay, too."""
+    path, experiment, look = tmp_path / "record", prepare("hogwild", machine=Machine(),
+                                                          **HOGWILD), die_once(1, after=after)
     with recording(experiment, "processes", path) as journal:
 
         def tell(event):
@@ -193,12 +228,14 @@ def test_an_access_that_its_process_did_not_live_to_record_is_made_up_for(tmp_pa
 
         run = processes.run(experiment.deploy, on_death="continue", journal=tell)
         journal.finish(run.trace, evaluate(experiment, "processes", run).parameters_sha256)
-    assert refsgd.replay(path).trace.of("died")  # and it has compared the parameters' bits
+    assert refsgd.replay(path).trace.of(Crashed)  # and it has compared the parameters' bits
 
 
 def test_a_death_in_the_middle_of_an_addition_leaves_nothing_of_it(tmp_path, monkeypatch):
-    """A slice is half written when worker 1 is killed with the lock in its hand: the next one undoes it, and nobody waits."""
-    path, experiment, look = tmp_path / "record", prepare("hogwild", machine=Machine(), **HOGWILD), die_once(1, after=11)
+    """A slice is half written when worker 1 is killed with the lock in its hand: the next one undoes it,
+    and nobody waits."""
+    path, experiment, look = tmp_path / "record", prepare("hogwild", machine=Machine(),
+                                                          **HOGWILD), die_once(1, after=11)
     began = time.monotonic()
 
     def half(effect, seen):
@@ -218,6 +255,6 @@ def test_a_death_in_the_middle_of_an_addition_leaves_nothing_of_it(tmp_path, mon
     with recording(experiment, "processes", path) as journal:
         run = processes.run(experiment.deploy, on_death="continue", journal=journal)
         journal.finish(run.trace, evaluate(experiment, "processes", run).parameters_sha256)
-    assert time.monotonic() - began < 8.0 and len(run.trace.of("died")) == 1
+    assert time.monotonic() - began < 8.0 and len(run.trace.of(Crashed)) == 1
     monkeypatch.undo()
-    assert refsgd.replay(path).trace.of("died")
+    assert refsgd.replay(path).trace.of(Crashed)

@@ -1,4 +1,4 @@
-"""Rings, arenas and sockets, each by itself and in runs that press on their limits."""
+"""Rings, blocks and sockets, each by itself and in runs that press on their limits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Recv, Send
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.runtimes import allocator, board, processes, tcp
-from refsgd.runtimes.allocator import LARGE
-from refsgd.runtimes.arena import Arenas
-from refsgd.runtimes.processes import run
-from refsgd.runtimes.rings import Rings, Segment
+from refsgd.experiment.prepare import prepare
+from refsgd.runtimes.processes import local as processes
+from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
-from refsgd.runtimes.wire import WireError
+from refsgd.runtimes.transports import blocks, tcp, waking
+from refsgd.runtimes.transports.blocks import LARGE, STAGGER, Pools
+from refsgd.runtimes.transports.shared_memory import Rings, Segment
+from refsgd.runtimes.transports.wire import WireError
 from tests.runtimes.deployments import exchange
 
 
@@ -41,10 +41,10 @@ HOSTS = ["peer0", "peer1", "peer2"]
 PLACES = {host: frozenset([i]) for i, host in enumerate(HOSTS)}
 
 
-@pytest.fixture(params=[False, True], ids=["rings", "arena"])
+@pytest.fixture(params=[False, True], ids=["rings", "blocks"])
 def ends(request):
     """Both ends of small rings, in one process."""
-    segment = Segment(HOSTS, PLACES, ring=4096, arena=request.param)
+    segment = Segment(HOSTS, PLACES, ring=4096, pool=request.param)
     out = [Rings(segment, host) for host in HOSTS]
     yield out
     out.clear()
@@ -63,19 +63,28 @@ def move(src: Rings, to: Rings, count: int) -> list[Any]:
     raise AssertionError(f"{len(frames)} of {count} frames after 10,000 turns")
 
 
+@pytest.fixture(scope="module")
+def rings():
+    """Both ends of small rings without blocks; what is left over from one message is met by the next."""
+    segment = Segment(HOSTS, PLACES, ring=4096, pool=False)
+    out = [Rings(segment, host) for host in HOSTS]
+    yield out
+    out.clear()
+    gc.collect()
+    segment.close()
+
+
 @given(sizes=st.lists(st.integers(0, 30_000), min_size=1, max_size=8))
-def test_messages_larger_than_the_ring_stream_through_it(sizes):
+def test_messages_larger_than_the_ring_stream_through_it(rings, sizes):
     """In order and whole, whatever wraps where."""
-    segment = Segment(HOSTS, PLACES, ring=4096, arena=False)
-    a, b, _ = [Rings(segment, host) for host in HOSTS]
+    a, b, _ = rings
     for k, size in enumerate(sizes):
         a.post("peer1", Data(np.full(size, k, np.int32), k), 0, 1, k, 0.0)
     frames = move(a, b, len(sizes))
-    assert [f.number for f in frames] == list(range(len(sizes))) and all((f.fields[0] == f.number).all() for f in frames)
+    assert [f.number
+            for f in frames] == list(range(len(sizes))) and all((f.fields[0] == f.number).all()
+                                                                for f in frames)
     assert [len(f.fields[0]) for f in frames] == sizes
-    del a, b, _
-    gc.collect()
-    segment.close()
 
 
 def test_an_array_stays_true_as_long_as_somebody_holds_it(ends):
@@ -94,118 +103,87 @@ def test_an_array_stays_true_as_long_as_somebody_holds_it(ends):
         assert all((array == k).all() for k, array in kept.items())
 
 
-def test_an_array_sent_to_many_is_copied_once():
-    """One slot, two receivers; free when both have dropped it."""
-    arenas = Arenas(HOSTS, 3 << 18)  # room for two
-    mine, theirs = arenas.of(0), [arenas.of(0), arenas.of(0)]
-    x, y, z = (np.full(LARGE, k, np.float32) for k in range(3))
-    first, again, second = mine.place(1, x), mine.place(2, x), mine.place(1, y)
-    assert first == again == 0 and second is not None and second >= x.nbytes
-    assert mine.place(1, z) is None  # no room: it streams
-    lent = [arena.fetch(k + 1, 0, x.shape, x.dtype) for k, arena in enumerate(theirs)]
-    assert all((array == 0).all() and not array.flags.writeable for array in lent)
-    del x
-    assert mine.place(1, z) is None
-    lent.pop()
-    assert mine.place(1, z) is None  # one of them reads on
-    lent.pop()
-    assert mine.place(1, z) == 0
-    for distance, shape in ((3 << 18, (4,)), (1 << 70, (4,)), (second, (1 << 30,)), (second, (1 << 17,)), (0, (4,))):
-        with pytest.raises(WireError, match="where none was lent"):
-            theirs[1].fetch(2, distance, shape, np.dtype(np.float32))
-    del mine, theirs
+FLOAT = np.dtype(np.float32)
+
+
+@pytest.fixture
+def pools():
+    """Pools with room for two arrays of LARGE float32 each."""
+    pools = Pools(HOSTS, 2 * (4 * LARGE + 4096))
+    yield pools
     gc.collect()
-    arenas.close()
+    pools.close()
 
 
-def test_small_and_huge_arrays_stream():
-    """An arena is for the sizes between."""
-    arenas = Arenas(HOSTS, 1 << 17)
-    assert arenas.of(0).place(1, np.zeros(LARGE - 1, np.uint8)) is None and arenas.of(0).place(1, np.zeros(1 << 18, np.uint8)) is None
-    arenas.close()
+def lent(pool, to, array):
+    """The block that a pool lends of an array; None if it streams."""
+    loan = pool.lend(to, array)
+    return None if loan is None else loan // pool._stride
 
 
-class Table:
-    """The table of an arena of three blocks' room, for addresses that nobody writes to."""
-
-    def __init__(self) -> None:
-        self.words = np.zeros(allocator.words_of(2), np.int64)
-        allocator.prepare(self.words, 1 << 40, 3 * (LARGE + allocator.STAGGER), 2)
-
-    def take(self, nbytes: int = LARGE) -> int:
-        """How far from the beginning a new block lies; -1 where there is none."""
-        return (allocator.take(self.words, nbytes) or (1 << 40) - 1) - (1 << 40)
-
-
-def test_a_block_is_used_again_when_its_array_and_all_loans_are_gone():
-    """Two loans of one block to one receiver, one of them of its middle: both come back, in any order."""
-    table = Table()
-    words, block = table.words, table.take()
-    assert allocator.lend(words, (1 << 40) + 4096, 1) == 4096 and allocator.lend(words, 1 << 40, 1) == 0
-    allocator.release(words, 1 << 40)
-    given = [allocator.borrow(words, 4096, 100, 1), allocator.borrow(words, 0, LARGE, 1)]
-    assert given[0] == given[1] > 0 and allocator.borrow(words, 0, LARGE, 0) == -1  # nothing was lent to the other
-    allocator.give_back(words, given[0])
-    assert table.take() != block
-    allocator.give_back(words, given[1])
-    assert table.take() == block and allocator.borrow(words, 0, LARGE, 1) == -1
+def test_an_array_sent_to_many_is_copied_once(pools):
+    """One block, two receivers; free when both have dropped it."""
+    mine, theirs = pools.of(0), [pools.of(0), pools.of(0)]
+    x, y, z = (np.full(LARGE, k, np.float32) for k in range(3))
+    loans = [mine.lend(1, x), mine.lend(2, x)]
+    assert loans == [blocks.LOANS, blocks.LOANS + 1] and lent(mine, 1, y) == 1
+    assert lent(mine, 1, z) is None  # no room: it streams
+    views = [theirs[k].borrow(k + 1, loans[k], x.shape, FLOAT) for k in range(2)]
+    assert all((array == 0).all() and not array.flags.writeable for array in views)
+    del x
+    for _ in range(2):
+        assert lent(mine, 2, z) is None  # somebody reads on
+        views.pop()
+    loan = mine.lend(2, z)
+    assert loan == loans[0] and (theirs[1].borrow(2, loan, z.shape, FLOAT) == 2).all()
+    mine.forget(1)
+    assert [lent(mine, 2, np.zeros(LARGE, np.float32)) for _ in range(3)] == [0, 1, None]
 
 
-def test_a_full_arena_gives_what_fits_and_then_nothing():
-    """A small array takes a large block where there is no better one; the dead keep nothing."""
-    table = Table()
-    large = table.take(2 * LARGE)
-    assert [table.take(), table.take()] == [2 * LARGE + allocator.STAGGER, -1]
-    allocator.lend(table.words, (1 << 40) + large, 1)
-    allocator.release(table.words, (1 << 40) + large)
-    assert table.take() == -1
-    allocator.forget(table.words, 1)
-    assert table.take() == large and table.take() == -1
+def test_an_array_sent_to_one_receiver_again_is_not_copied_again(pools):
+    """Several loans of one block: all end before it is used again; where none is left the array is copied."""
+    mine, theirs, x = pools.of(0), pools.of(0), np.arange(LARGE, dtype=np.float32)
+    most = len(HOSTS) + blocks.AGAIN
+    views = [theirs.borrow(1, mine.lend(1, x), x.shape, FLOAT) for _ in range(most)]
+    assert lent(mine, 1, x) == 1 and lent(mine, 1, x[1:]) is None
+    for _ in range(most):
+        assert all((view == x).all() for view in views)
+        assert lent(mine, 2, x[1:]) is None
+        views.pop()
+    assert lent(mine, 2, x[1:]) == 0
 
 
-def test_a_loan_does_not_reach_into_the_next_block():
-    """What a receiver asks for lies within one block that it was lent."""
-    table = Table()
-    table.take()
-    next_ = table.take()
-    allocator.lend(table.words, 1 << 40, 1)
-    assert allocator.borrow(table.words, 8, LARGE - 8, 1) > 0 and allocator.borrow(table.words, 8, LARGE - 7, 1) == -1
-    assert allocator.borrow(table.words, next_, 8, 1) == -1 and allocator.lend(table.words, (1 << 40) + 3 * (LARGE + allocator.STAGGER), 1) == -1
+def test_a_block_holds_an_array_in_the_order_of_its_elements(pools):
+    """Columns before rows, and with gaps between."""
+    mine, x = pools.of(0), np.arange(2 * LARGE, dtype=np.float32).reshape(256, -1)
+    for array in (x[:, ::2].T, x[::2]):
+        assert (pools.of(0).borrow(1, mine.lend(1, array), array.shape, FLOAT) == array).all()
 
 
-BORN = """
-import numpy as np
-from refsgd.runtimes.arena import Arenas
-from refsgd.runtimes.allocator import LARGE
-arenas = Arenas(["peer0", "peer1"], 1 << 22)
-mine, theirs = arenas.of(0), arenas.of(0)
-before = np.full(LARGE, 1, np.uint8)
-mine.adopt()
-x, zeros = np.full(LARGE, 2, np.uint8), np.zeros(LARGE, np.uint8)
-grown = np.full(LARGE, 3, np.uint8)
-grown.resize(2 * LARGE, refcheck=False)
-shrunk = np.full(2 * LARGE, 4, np.uint8)
-shrunk.resize(100, refcheck=False)
-at = [mine.place(1, a) for a in (x, zeros, before, x[5:], x[: LARGE - 1], grown)]
-print(at[:2] == [0, at[1]], at[3] is None, at[4] is None, zeros.any(), (grown[:LARGE] == 3).all(), grown[LARGE:].any(), (shrunk == 4).all())
-view = theirs.fetch(1, at[0], (LARGE,), np.dtype(np.uint8))
-x[0] = 7  # a program must not; it shows that there is one memory
-print(view[0], theirs.fetch(1, at[2], (LARGE,), np.dtype(np.uint8))[0])
-del x
-fresh = np.full(LARGE, 9, np.uint8)
-print(view[0], mine.place(1, fresh) != at[0])
-del view, fresh
-print(mine.place(1, np.full(LARGE, 9, np.uint8)) == at[0])
-many = [np.full(1 << 20, k, np.uint8) for k in range(8)]  # more than there is room for
-print([int(a[-1]) for a in many] == list(range(8)), sum(mine.place(1, a) is not None for a in many) < 8)
-"""
+def test_a_small_array_takes_a_large_block_where_there_is_no_better_one(pools):
+    """Else one of at most twice its size; blocks begin at different places of a page."""
+    mine, small = pools.of(0), [np.zeros(LARGE, np.uint8) for _ in range(20)]
+    assert lent(mine, 1, np.zeros(LARGE, np.float32)) == 0 and lent(mine, 1, small[0]) == 1
+    assert mine._words[mine._stride] == 4 * LARGE + STAGGER
+    mine.forget(1)
+    assert [lent(mine, 1, array) for array in small] == [1, 2, 3, 4, 0, *[None] * 15]
 
 
-def test_numpy_makes_large_arrays_in_the_arena():
-    """In a process of its own, as it stays so for its life."""
-    done = subprocess.run([sys.executable, "-c", BORN], capture_output=True, text=True)
-    assert done.stderr == "" and done.stdout.split("\n") == [
-        "True True True False True False True", "7 1", "7 True", "True", "True True", ""], done
+def test_small_and_huge_arrays_stream(pools):
+    assert pools.of(0).lend(1, np.zeros(LARGE - 1, np.uint8)) is None
+    assert pools.of(0).lend(1, np.zeros(9 * LARGE, np.uint8)) is None
+
+
+def test_nobody_reads_what_was_not_lent(pools):
+    """A forged message: no loan, another's, the table's own words, an array that is too large."""
+    mine, theirs = pools.of(0), pools.of(0)
+    loan = mine.lend(1, np.zeros(LARGE, np.uint8))
+    for me, forged, shape in ((2, loan, (4,)), (1, loan + 1, (4,)), (1, loan + mine._stride, (4,)),
+                              (1, loan, (LARGE // 4 + 1,)), (1, loan, (1 << 40, 1 << 40)), (1, 0, (4,)),
+                              (LARGE - 1, blocks.ROOM, (4,)), (1, 1 << 62, (4,)), (1, -mine._stride, (4,))):
+        with pytest.raises(WireError, match="which does not exist"):
+            theirs.borrow(me, forged, shape, FLOAT)
+    assert theirs.borrow(1, loan, (LARGE // 4,), FLOAT).size == LARGE // 4
 
 
 def flood(other, count, size):
@@ -218,23 +196,26 @@ def flood(other, count, size):
     return [float(v[-1]) for v in kept]
 
 
-@pytest.mark.parametrize("network", ["small rings", "small rings, no arena", "tcp"])
+@pytest.mark.parametrize("network", ["small rings", "small rings, no blocks", "tcp"])
 def test_two_nodes_flood_each_other_through_small_pipes(network, monkeypatch):
     """Twenty times two megabytes each way before either receives, and all of it is kept."""
     monkeypatch.setitem(processes.NETWORKS, "small rings", partial(Segment, ring=1 << 16))
-    monkeypatch.setitem(processes.NETWORKS, "small rings, no arena", partial(Segment, ring=1 << 16, arena=False))
-    values = run(lambda: {"peer0": Node(flood("peer1", 20, 500_000)), "peer1": Node(flood("peer0", 20, 500_000))},
+    monkeypatch.setitem(processes.NETWORKS, "small rings, no blocks",
+                        partial(Segment, ring=1 << 16, pool=False))
+    values = run(lambda: {"peer0": Node(flood("peer1", 20, 500_000)),
+                          "peer1": Node(flood("peer0", 20, 500_000))},
                  transport=network, deadline=10.0).values
     assert values == {"peer0": list(range(20)), "peer1": list(range(20))}
 
 
 def test_large_models_give_the_same_bits(transport):
-    """1.7 MB a message: slots, rings and sockets agree with the simulator."""
+    """1.7 MB a message: blocks, rings and sockets agree with the simulator."""
     build = partial(exchange, n=3, d=431_080, steps=4)
     expected, got = simulate(build).values, run(build, transport=transport).values
     assert all(got[node].tobytes() == expected[node].tobytes() for node in expected)
 
 
+@pytest.mark.slow
 def test_forty_workers(transport):
     """Many more processes than cores run to the end, and none is left."""
     result = run(partial(exchange, n=40, steps=3), Machine(compute="fixed(0.05)"), transport=transport)
@@ -242,7 +223,8 @@ def test_forty_workers(transport):
 
 
 def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypatch):
-    """The core is left to others meanwhile; a long wait, an alarm's end and a bell without a message send the waiter to sleep at once."""
+    """The core is left to others meanwhile; a long wait, an alarm's end and a wake-up without a message send
+    the waiter to sleep at once."""
     a, b, _ = ends
     looks = 0
 
@@ -257,8 +239,8 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
             b.wait(timeout, [])
         return looks > 0
 
-    monkeypatch.setattr(board, "SPIN", 0.01)
-    monkeypatch.setattr(board.os, "sched_yield", leave_the_core)
+    monkeypatch.setattr(waking, "SPIN", 0.01)
+    monkeypatch.setattr(waking.os, "sched_yield", leave_the_core)
     assert not looked(0.001)  # nobody has answered yet
     a.post("peer1", Data(1), 0, 1, 0, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1  # it is there: this wait was short
@@ -268,10 +250,10 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
     assert not looked(1.0) and not looked(0.001)
     a.post("peer1", Data(2), 0, 1, 1, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1
-    monkeypatch.setattr(board.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
+    monkeypatch.setattr(waking.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
     assert b.soon(1.0) and len(move(a, b, 1)) == 1  # seen without sleeping
-    monkeypatch.setattr(board.os, "sched_yield", leave_the_core)
-    assert looked(0.01) and looks <= board.LOOKS  # of thousands that fit
+    monkeypatch.setattr(waking.os, "sched_yield", leave_the_core)
+    assert looked(0.01) and looks <= waking.LOOKS  # of thousands that fit
 
 
 # -- cores -------------------------------------------------------------------------------------------------
@@ -287,14 +269,14 @@ def where(count):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
-def test_unpaced_processes_share_the_cores_out_where_there_is_one_for_each(transport):
+def test_unpaced_processes_share_the_cores_out_where_there_is_one_for_each(usual):
     ours = sorted(os.sched_getaffinity(0))
     for count in {1, 2, len(ours)}:
-        found = run(partial(where, count), transport=transport).values
+        found = run(partial(where, count), transport=usual).values
         if count <= len(ours):
             assert sorted(core for cores in found.values() for core in cores) == ours and all(found.values())
-    crowd = run(partial(where, len(ours) + 1), transport=transport).values
-    paced = run(partial(where, 1), Machine(compute="fixed(0.01)"), transport=transport).values
+    crowd = run(partial(where, len(ours) + 1), transport=usual).values
+    paced = run(partial(where, 1), Machine(compute="fixed(0.01)"), transport=usual).values
     assert all(cores == ours for cores in [*crowd.values(), *paced.values()])
     assert sorted(os.sched_getaffinity(0)) == ours
 
@@ -422,7 +404,8 @@ def test_frames_of_others_end_the_run_with_their_origin():
 
 
 def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(monkeypatch):
-    """Its head alone, with a description that fits it, as a peer in good standing could forge it; the largest allowed passes."""
+    """Its head alone, with a description that fits it, as a peer in good standing could forge it; the
+    largest allowed passes."""
     largest = 1 << 20
 
     def main(other, size):
@@ -437,8 +420,11 @@ def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(mon
 
     monkeypatch.setattr(processes, "Listeners", Oversized)
     start = partial(run, transport="tcp", deadline=5.0, largest=largest)
-    assert start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest))}).values == {"peer0": largest, "peer1": 3}
-    with pytest.raises(processes.RunFailed, match=rf"peer0 .*WireError: from peer1 came a frame of {largest + 1} bytes with .* at most {largest} "):
+    assert start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest))}).values == {
+        "peer0": largest, "peer1": 3}
+    with pytest.raises(processes.RunFailed,
+                       match=rf"peer0 .*WireError: from peer1 came a frame of {largest + 1} bytes with .* at "
+                             rf"most {largest} "):
         start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest + 1))})
 
 
@@ -454,7 +440,8 @@ def test_a_message_larger_than_the_run_needs_is_refused_by_its_sender(transport)
     if transport == "shm":
         assert run(programs, transport=transport, largest=1000).values["peer1"] == 2000
         return
-    with pytest.raises(processes.RunFailed, match="peer0: .* sends a message Data of 2000 bytes .* at most 1000 "):
+    with pytest.raises(processes.RunFailed,
+                       match="peer0: .* sends a message Data of 2000 bytes .* at most 1000 "):
         run(programs, transport=transport, largest=1000, deadline=5.0)
 
 
@@ -484,8 +471,10 @@ def test_a_repeated_frame_ends_the_run():
 
     processes.NETWORKS["repeats"] = Repeats
     try:
-        with pytest.raises(processes.RunFailed, match=r"peer1 .*message 0 of peer0 to peer1 came twice or out of turn"):
-            run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats", deadline=5.0)
+        with pytest.raises(processes.RunFailed,
+                           match=r"peer1 .*message 0 of peer0 to peer1 came twice or out of turn"):
+            run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats",
+                deadline=5.0)
     finally:
         del processes.NETWORKS["repeats"]
 
@@ -518,14 +507,15 @@ def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, cap
         thread.join()
     close(slow, found, *out)
     listener.close()
-    assert list(found) == [1] and any("has not proved itself within 0.3 s" in r.getMessage() for r in caplog.records)
+    assert list(found) == [1] and any("has not proved itself within 0.3 s" in r.getMessage()
+                                      for r in caplog.records)
 
 
 FAULTS = """
 import resource
 import numpy as np
 from refsgd.effects import Compute, Node
-from refsgd.runtimes import arena, processes
+from refsgd.runtimes.processes import local as processes
 
 def main():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -535,20 +525,15 @@ def main():
 
 for transport in ("shm", "tcp"):
     print(processes.run({"worker0": Node(main())}, transport=transport).values["worker0"])
-
-def refused(hosts):
-    raise OSError
-
-arena.Arenas = refused
-print(processes.run({"worker0": Node(main())}, transport="tcp").values["worker0"])
 processes.keep_memory = lambda: None
 print(processes.run({"worker0": Node(main())}, transport="tcp").values["worker0"])
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what is freed, or not, as they like")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc",
+                    reason="other allocators keep what is freed, or not, as they like")
 def test_fresh_vectors_use_memory_that_is_there():
-    """Four of 1 MB have 1,024 pages, which without an arena and without `keep_memory` are faulted in each of 20 times."""
+    """Four of 1 MB have 1,024 pages, which without `keep_memory` are faulted in each of 20 times."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=60)
-    *arenas, kept, given_back = map(int, done.stdout.split())
-    assert max(*arenas, kept) < 5 * 1024 and given_back > 10 * 1024
+    *kept, given_back = map(int, done.stdout.split())
+    assert max(kept) < 5 * 1024 and given_back > 10 * 1024

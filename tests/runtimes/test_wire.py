@@ -1,4 +1,5 @@
-"""Frames: what comes out is what went in, and what no peer can have sent is refused before memory is taken."""
+"""Frames: what comes out is what went in, and what no peer can have sent is refused before memory is
+taken."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from refsgd.runtimes.mailbox import tag_of
-from refsgd.runtimes.wire import (
+from refsgd.runtimes.transports.wire import (
     ARRAY,
     DTYPES,
     HEAD,
@@ -55,7 +56,8 @@ def joined(body, **changes):
 
 def same(a, b):
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() and not b.flags.writeable
+        return (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+                and not b.flags.writeable)
     if isinstance(a, tuple):
         return type(b) is tuple and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, np.generic):
@@ -65,7 +67,8 @@ def same(a, b):
 
 arrays = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 scalars = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, 1)).map(lambda a: a[0])
-plain = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(), arrays, scalars)
+plain = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(), arrays,
+                  scalars)
 fields = st.recursive(plain, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
 
 
@@ -73,7 +76,8 @@ def depth(value):
     return 1 + max(map(depth, value), default=0) if isinstance(value, tuple) else 0
 
 
-@given(st.tuples(fields.filter(lambda v: depth(v) <= 4), fields.filter(lambda v: depth(v) <= 4)), st.integers(1, 100))
+@given(st.tuples(fields.filter(lambda v: depth(v) <= 4), fields.filter(lambda v: depth(v) <= 4)),
+       st.integers(1, 100))
 def test_what_comes_out_is_what_went_in(values, piece):
     """Whatever pieces the stream gives; types, shapes and bits are kept."""
     body = Body(*values)
@@ -100,7 +104,8 @@ def test_a_broadcast_number_travels_as_one_number():
 @pytest.mark.parametrize(("value", "what"), [
     ({1}, "is of type set"), ([1, 2], "is of type list"), (1 << 64, "is an int of 65 bits"),
     (np.array([object()]), "is an array of object"), (np.zeros(2, "M8[s]"), "is an array of datetime64"),
-    ("x" * 70_000, "is a str of 70000 bytes"), ((((((1,),),),),), "is of type tuple"), (1 + 2j, "is of type complex"),
+    ("x" * 70_000, "is a str of 70000 bytes"), ((((((1,),),),),), "is of type tuple"),
+    (1 + 2j, "is of type complex"),
     (b"raw", "is of type bytes"), (np.zeros(2, ">f4"), "is an array of >f4")])
 def test_fields_that_cannot_travel_are_named(value, what):
     """By class and field, with what was expected."""
@@ -117,11 +122,13 @@ def test_only_messages_travel():
 
 
 def frame(description, total=0, src=1, to=2, stamp=0.0, length=None):
-    return HEAD.pack(len(description) if length is None else length, 3, src, to, 0, stamp, total) + description
+    return HEAD.pack(len(description) if length is None else length, 3, src, to, 0, stamp,
+                     total) + description
 
 
 def array_field(kind, code, shape, *rest):
-    return struct.pack("<BH", TUPLE, 1) + struct.pack(f"<BBB{len(shape)}Q", kind, code, len(shape), *shape) + b"".join(rest)
+    return struct.pack("<BH", TUPLE, 1) + struct.pack(f"<BBB{len(shape)}Q", kind, code, len(shape),
+                                                      *shape) + b"".join(rest)
 
 
 @pytest.mark.parametrize("data", [
@@ -174,19 +181,24 @@ def test_altered_frames_are_refused_or_have_the_right_size(data):
     except WireError:
         return
     for f in frames:
-        assert sum(getattr(v, "nbytes", 0) for v in f.fields if isinstance(v, np.ndarray) and any(v.strides)) <= 80
+        assert sum(getattr(v, "nbytes", 0) for v in f.fields if isinstance(v, np.ndarray)
+                   and any(v.strides)) <= 80
 
 
-#: frames of any kind: heads that a peer could have sent, or nobody, with any description and any bytes behind it
-numbers = st.one_of(st.integers(0, 40), st.integers(0, 2**63), st.sampled_from([0xFFFF, 1 << 16, 1 << 20, (1 << 32) - 1, 2**64 - 1]))
+#: frames of any kind: heads that a peer could have sent, or nobody, with any description and any bytes behind
+#: it
+numbers = st.one_of(st.integers(0, 40), st.integers(0, 2**63),
+                    st.sampled_from([0xFFFF, 1 << 16, 1 << 20, (1 << 32) - 1, 2**64 - 1]))
 descriptions = st.one_of(
     st.binary(max_size=60),
     st.tuples(st.integers(0, 12), st.integers(0, 20), st.lists(numbers, max_size=4)).map(
         lambda parts: array_field(parts[0], parts[1], [n % 2**64 for n in parts[2]])),
     fields.filter(lambda v: depth(v) <= 4).map(lambda v: joined(Body(v))[HEAD.size :]))
 frames = st.builds(
-    lambda description, total, src, to, stamp, length, rest: frame(description, total % 2**64, src, to, stamp, length) + rest,
-    descriptions, numbers, st.integers(0, 5), st.integers(0, 5), st.floats(), st.one_of(st.none(), st.integers(0, 2**32 - 1)),
+    lambda description, total, src, to, stamp, length, rest: frame(description, total % 2**64, src, to, stamp,
+                                                                   length) + rest,
+    descriptions, numbers, st.integers(0, 5), st.integers(0, 5), st.floats(),
+    st.one_of(st.none(), st.integers(0, 2**32 - 1)),
     st.binary(max_size=100))
 
 
@@ -194,7 +206,8 @@ frames = st.builds(
 @settings(max_examples=10_000, deadline=None)
 @given(frames, st.integers(1, 50))
 def test_ten_thousand_frames_of_any_kind(data, piece):
-    """Refused, waited for, or frames of a bounded size from and to nodes of the stream; never another error."""
+    """Refused, waited for, or frames of a bounded size from and to nodes of the stream; never another
+    error."""
     try:
         got = decode(data, piece=piece)
     except WireError:
@@ -214,7 +227,8 @@ def recorded():
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_altered_recordings_crash_nothing(count):
-    """Bytes changed, cut out, doubled, swapped, frames repeated: refused, or frames of a bounded size; seeded."""
+    """Bytes changed, cut out, doubled, swapped, frames repeated: refused, or frames of a bounded size;
+    seeded."""
     frames, rng, refused = recorded(), np.random.default_rng(1), 0
     for _ in range(count):
         data = bytearray(b"".join(frames[k] for k in rng.integers(0, len(frames), 3)))
@@ -235,7 +249,8 @@ def test_altered_recordings_crash_nothing(count):
         except WireError:
             refused += 1
         else:
-            assert all(sum(a.nbytes for a in f.fields if isinstance(a, np.ndarray) and any(a.strides)) <= 1 << 20
+            assert all(
+                sum(a.nbytes for a in f.fields if isinstance(a, np.ndarray) and any(a.strides)) <= 1 << 20
                        for f in got)
     assert refused > count // 4
 

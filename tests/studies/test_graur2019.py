@@ -6,35 +6,42 @@ from benchmarks.studies import Lab, graur_terms
 from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
 from benchmarks.studies.graur_runs import forward_only, rate, runs
 from refsgd.algorithms import CATALOGUE
-from refsgd.architectures import ARCHITECTURES
 from refsgd.cli import main
-from refsgd.machine import Machine
-from refsgd.running import run
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.run import run
 from refsgd.theory import published
 
 
 def test_a_forward_pass_costs_what_the_formula_says():
     """C/n + (n-1)/n M/B a batch, beside one of the workers: to the last digit from the second step."""
     n, w = 4, published.RESNET50 / 125e6
-    machine = Machine(compute="fixed(2)", bandwidth=125e6, collocated=True)
-    found = run(forward_only, net=f"phantom:{published.RESNET50 // 4}", data="none", workers=n, steps=10, machine=machine)
+    machine = Machine(compute="fixed(2)", bandwidth=125e6, colocated=True)
+    found = run(forward_only, net=f"shapes:{published.RESNET50 // 4}", data="none", workers=n, steps=10,
+                machine=machine)
     assert found.measured["seconds"] == pytest.approx(10 * (2 + (n - 1) * w))
 
 
 def test_the_slow_machine_was_one_of_the_single_nodes_and_gives_forty():
-    """Its factor is one node's at batch 128; nothing of 40 nodes was fitted, and on either network messages alone miss by a quarter and more."""
-    assert published.SLOW * published.alone("F+B", 128) == pytest.approx(SECONDS4[Key(SERVER, "F+B", "Ethernet", 1, 128)])
+    """Its factor is one node's at batch 128; nothing of 40 nodes was fitted, and on either network
+    messages alone miss by a quarter and more."""
+    assert published.SLOW * published.alone("F+B",
+                                            128) == pytest.approx(
+                                                SECONDS4[Key(SERVER, "F+B", "Ethernet", 1, 128)])
     for link, b in (("InfiniBand", 64), ("InfiniBand", 128), ("InfiniBand", 256), ("Ethernet", 256)):
         quoted = IMAGES4[Key(SERVER, "F+B", link, 40, b)]
         assert b / published.implemented("F+B", link, b, 40) == pytest.approx(quoted, rel=0.1)
         assert b / published.implemented("F+B", link, b, 40, slow=1) > 1.25 * quoted
 
 
-@pytest.mark.parametrize("key", [Key(SERVER, "F+B", "Ethernet", 40, 256), Key(SERVER, "F+B", "Ethernet", 16), Key(SERVER, "F", "Ethernet", 24, 128)], ids=str)
+@pytest.mark.parametrize("key", [Key(SERVER, "F+B", "Ethernet", 40, 256), Key(SERVER, "F+B", "Ethernet", 16),
+                                 Key(SERVER, "F", "Ethernet", 24, 128)], ids=str)
 def test_the_terms_of_a_server_by_formula_and_by_simulation(key):
-    """Within the first and the last of 15 steps; a slow machine that is answered first would hide behind the others' transfers."""
+    """Within the first and the last of 15 steps; a slow machine that is answered first would hide behind
+    the others' transfers."""
     ((_, seen),) = runs(Lab(quick=True), [key], terms=True).items()
-    assert key.batch / rate(seen) == pytest.approx(published.implemented(*key[1:3], key.batch, key.nodes), rel=0.05)
+    assert key.batch / rate(seen) == pytest.approx(published.implemented(*key[1:3], key.batch, key.nodes),
+                                                   rel=0.05)
     machine = graur_terms.implemented(key)
     assert machine.speeds == ((1.0,) * (key.nodes - 1) + (1 / published.SLOW,) if key.nodes > 16 else ())
 
@@ -42,9 +49,11 @@ def test_the_terms_of_a_server_by_formula_and_by_simulation(key):
 def test_a_slow_machine_that_is_answered_first_is_another_cluster():
     key = Key(SERVER, "F+B", "Ethernet", 40, 256)
     machine = graur_terms.implemented(key)
-    hidden = run("bsp", net=f"phantom:{published.RESNET50 // 4}", data="none", workers=40, batch=256, steps=15,
+    hidden = run("bsp", net=f"shapes:{published.RESNET50 // 4}", data="none", workers=40, batch=256,
+                 steps=15,
                  machine=machine.with_(speeds=machine.speeds[::-1]))
-    assert hidden.measured["images_per_second"] > 1.25 * 256 / published.implemented("F+B", "Ethernet", 256, 40)
+    assert hidden.measured["images_per_second"] > 1.25 * 256 / published.implemented(
+        "F+B", "Ethernet", 256, 40)
 
 
 def test_crowded_processors_are_fitted_forward_and_tested_with_training():
@@ -52,7 +61,8 @@ def test_crowded_processors_are_fitted_forward_and_tested_with_training():
     assert fitted == pytest.approx(CHAPTER3[Key("caffe2", "F", "Ethernet", 2)])
     keys = [Key("caffe2", "F+B", link, 2) for link in published.LINKS]
     found = {key.link: 32 / rate(seen) for key, seen in runs(Lab(quick=True), keys, terms=True).items()}
-    assert all(abs(seconds / CHAPTER3[Key("caffe2", "F+B", "Ethernet", 2)] - 1) < 0.25 for seconds in found.values())
+    assert all(abs(seconds / CHAPTER3[Key("caffe2", "F+B", "Ethernet", 2)] - 1) < 0.25
+               for seconds in found.values())
     assert found["Ethernet"] < 1.1 * found["InfiniBand"]
 
 
@@ -64,12 +74,15 @@ def test_one_session_does_everything_in_turn():
 
 
 def test_congestion_that_gives_forty_nodes_gives_32_fewer_images():
-    """So it is no reason for 95.1 images/s on 40 nodes and 111.5 on 32, however well it meets the ceiling and small batches."""
+    """So it is no reason for 95.1 images/s on 40 nodes and 111.5 on 32, however well it meets the ceiling
+    and small batches."""
     at = {n: graur_terms.congested(n, 256) for n in (32, 40)}
     assert at[40] == pytest.approx(IMAGES4[Key(SERVER, "F+B", "Ethernet", 40, 256)]) and at[32] < at[40]
     assert max(graur_terms.congested(n, 32) for n in (16, 24, 32, 40)) == pytest.approx(20, rel=0.05)
-    assert all(graur_terms.congested(16, b) > 0.9 * max(graur_terms.congested(n, b) for n in (24, 32, 40)) for b in (8, 32, 64))
-    assert graur_terms.congested(40, 256, k=0) == pytest.approx(256 / published.served("Ethernet", 256, 40, "full"))
+    assert all(graur_terms.congested(16, b) > 0.9 * max(graur_terms.congested(n, b) for n in (24, 32, 40))
+               for b in (8, 32, 64))
+    assert graur_terms.congested(40, 256,
+                                 k=0) == pytest.approx(256 / published.served("Ethernet", 256, 40, "full"))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -85,17 +98,22 @@ def test_a_preset_is_its_flags(capsys):
     one = capsys.readouterr().out
     assert main(["run", "allreduce", "--collective", "halving-doubling", *given]) == 0
     assert capsys.readouterr().out == one
-    assert main(["run", "--preset", "nothing"]) == 2 and "distributed-replicated" in capsys.readouterr().err
+    assert main(["run", "--preset", "nothing"]) == 2 and "horovod" in capsys.readouterr().err
 
 
 #: what does not hold by messages
 BY_MESSAGES = {
-    "figures of several nodes with batches of 32 follow from those of one, within 25 %", "Parameter Server gains nothing beyond 8 nodes on Ethernet",
-    "a ceiling of about 20 images/s on Ethernet", "Distributed Replicated stays below Parameter Server on InfiniBand",
-    "Distributed Allreduce never scales, with one ring", "Distributed Allreduce stays below 7 images/s on Ethernet and falls with the nodes",
+    "figures of several nodes with batches of 32 follow from those of one, within 25 %",
+    "Parameter Server gains nothing beyond 8 nodes on Ethernet",
+    "a ceiling of about 20 images/s on Ethernet",
+    "Distributed Replicated stays below Parameter Server on InfiniBand",
+    "Distributed Allreduce never scales, with one ring",
+    "Distributed Allreduce stays below 7 images/s on Ethernet and falls with the nodes",
     "Distributed Allreduce's images per second fall with the nodes on InfiniBand too",
-    "Distributed Allreduce is much worse than Parameter Server on InfiniBand too", "memory does not depend on the number of nodes",
-    "on Ethernet a parameter server's traffic levels off at the link's rate", "all but Caffe2 and Collective Allreduce benefit from InfiniBand"}
+    "Distributed Allreduce is much worse than Parameter Server on InfiniBand too",
+    "memory does not depend on the number of nodes",
+    "on Ethernet a parameter server's traffic levels off at the link's rate",
+    "all but Caffe2 and Collective Allreduce benefit from InfiniBand"}
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +125,30 @@ def study(quick):
 def test_every_verdict(study):
     found = {claim.says: claim.verdict for claim in study.claims}
     wrong = {says for says, verdict in found.items() if verdict == "does not hold"}
-    # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; the others fail by messages, and a term chosen by them tests nothing
-    assert wrong == {"and 40 nodes are slower than 32 with training", "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
-    assert found["Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "not testable"
-    for says in ("Caffe2 takes 19 times as long on two nodes as on one", "the network makes no difference to Caffe2",
+    # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; the others fail by
+    # messages, and a term chosen by them tests nothing
+    assert wrong == {"and 40 nodes are slower than 32 with training",
+                     "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
+    assert found[
+        "Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "not testable"
+    for says in ("Caffe2 takes 19 times as long on two nodes as on one",
+                 "the network makes no difference to Caffe2",
                  "the best number of nodes on Ethernet for forward passes is 16, more yield little",
                  "up to batches of 64 training on Ethernet gains next to nothing beyond 16 nodes"):
-        assert found[says] == "holds in shape", says  # with a term or beside one: no figure on which it was fitted
+        # with a term or beside one: no figure on which it was fitted
+        assert found[says] == "holds in shape", says
 
 
 @pytest.mark.slow
 def test_a_figure_is_counted_once_and_misses_are_listed(study):
-    """Both of an experiment's figures, seconds and images per second, are one; the slow machine's row counts its successes and failures."""
+    """Both of an experiment's figures, seconds and images per second, are one; the slow machine's row
+    counts its successes and failures."""
     experiments = {key for key in (*SECONDS4, *IMAGES4) if key.nodes > 1}
-    assert [line for line in study.part("chapter4").lines if f"one of each experiment, of {len(experiments)}" in line.what]
+    assert [line for line in study.part("chapter4").lines
+            if f"one of each experiment, of {len(experiments)}" in line.what]
     tested = [line for line in study.part("terms").lines if line.what.startswith("a slow machine, tested on")]
-    met = [sum(abs(value / line.paper - 1) <= 0.25 for line in tested for value in [getattr(line, name)]) for name in ("formula", "implementation")]
+    met = [sum(abs(value / line.paper - 1) <= 0.25 for line in tested for value in [getattr(line, name)])
+           for name in ("formula", "implementation")]
     (told,) = [line for line in study.part("terms").lines if line.what.startswith("a slow machine: of these")]
     assert len(tested) == sum(key.nodes > published.WITHOUT_SLOW for key in experiments)
     assert [told.formula, told.implementation] == met and met[1] < len(tested)

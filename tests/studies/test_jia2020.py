@@ -15,9 +15,11 @@ def verdicts(study, part):
 
 
 def test_profile(study):
-    """Updates n to 1, a synchronous push at least ten times as long, an asynchronous pull and update longer, pulls at most 1.5 times."""
+    """Updates n to 1, a synchronous push at least ten times as long, an asynchronous pull and update
+    longer, pulls at most 1.5 times."""
     found = verdicts(study, "table2")
-    untestable = {"95 to 98 % CPU, 65 to 98 % memory", "the learning rate adapts to the number of updates", "the server issues a pull"}
+    untestable = {"95 to 98 % CPU, 65 to 98 % memory", "the learning rate adapts to the number of updates",
+                  "the server issues a pull"}
     assert {found.pop(says) for says in untestable} == {"not testable"}
     assert len(found) == 10 and set(found.values()) <= {"holds", "holds in shape"}
 
@@ -28,13 +30,16 @@ def test_an_update_beside_a_computing_worker_takes_as_long_as_the_formula_says(s
     for net in ("Inception-v1", "ResNet-18"):
         alone, beside = lines[f"sync {net}: one update"], lines[f"async {net}: one update"]
         assert alone.simulated == pytest.approx(alone.formula, rel=1e-9)
-        assert beside.simulated == pytest.approx(beside.formula, rel=0.03) and beside.simulated > 1.7 * alone.simulated
+        assert beside.simulated == pytest.approx(beside.formula,
+                                                 rel=0.03) and beside.simulated > 1.7 * alone.simulated
 
 
 def test_asynchronous_training_loses_accuracy_with_workers_and_synchronous_does_not(study):
     found = verdicts(study, "figure7")
-    # the mean of more gradients is better at equal updates; the wait for the slowest falls with the iterations of a pass
-    assert {found.pop(says) for says in ("synchronous accuracy falls from 4 to 12 workers (by 0.08)", "communicating stays")} == {"does not hold"}
+    # the mean of more gradients is better at equal updates; the wait for the slowest falls with the
+    # iterations of a pass
+    assert {found.pop(says) for says in ("synchronous accuracy falls from 4 to 12 workers (by 0.08)",
+                                         "communicating stays")} == {"does not hold"}
     assert set(found.values()) == {"holds in shape"}
 
 
@@ -43,7 +48,8 @@ def test_staleness_by_three_definitions(study):
 
 
 def test_servers_change_times_and_no_sum(study):
-    assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds", "small batches need more servers": "holds in shape",
+    assert verdicts(study, "figure9") == {"the number of servers does not change accuracy": "holds",
+                                          "small batches need more servers": "holds in shape",
                                           "time rises with the number of servers on the same machines": "holds in shape",
                                           "async: computing and exchanging both take longer": "holds in shape",
                                           # under a barrier a worker waits while servers update
@@ -54,7 +60,8 @@ def test_batches(study):
     found = verdicts(study, "figure10")
     assert found["time falls with the batch, each doubling saving less"] == "holds in shape"
     assert found["a larger batch gives a lower accuracy after three passes"] == "holds in shape"
-    assert found["the first doubling saves 51 % and 54 %"] == "does not hold"  # more than half cannot be saved
+    # more than half cannot be saved
+    assert found["the first doubling saves 51 % and 54 %"] == "does not hold"
 
 
 def test_idleness_and_its_measurement(study):

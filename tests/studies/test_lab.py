@@ -10,8 +10,20 @@ from benchmarks.studies import lab as room
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.lab import Trial
 from benchmarks.studies.report import markdown, picture, tables
-from benchmarks.studies.study import Line, Panel, Part, Study, cells, decided, interval, judged, shown, tally, untestable
-from refsgd.machine import Machine
+from benchmarks.studies.study import (
+    Line,
+    Panel,
+    Part,
+    Study,
+    cells,
+    decided,
+    interval,
+    judged,
+    shown,
+    tally,
+    untestable,
+)
+from refsgd.cluster.machine import Machine
 
 SMALL = {"data": "quadratic", "steps": 4, "machine": Machine(compute="exponential(0.02)"), "seed": 3}
 
@@ -30,7 +42,9 @@ def test_a_trial_is_run_once_and_kept_by_its_inputs(tmp_path, monkeypatch):
     assert again.the_result.parameters_sha256 == first.the_result.parameters_sha256
 
 
-@pytest.mark.parametrize("change", [{"workers": 4}, {"seed": 4}, {"machine": Machine(compute="exponential(0.03)")}, {"steps": 5}])
+@pytest.mark.parametrize("change",
+                         [{"workers": 4}, {"seed": 4}, {"machine": Machine(compute="exponential(0.03)")},
+                          {"steps": 5}])
 def test_other_inputs_are_another_result(change):
     assert Trial("asp", SMALL).key != Trial("asp", {**SMALL, **change}).key
 
@@ -100,11 +114,13 @@ def test_seeds_that_do_not_decide_are_no_verdict():
     assert decided(*says, [0.1], "").verdict == "holds in shape"
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_simulated_figures_bit_for_bit(capsys):
     """The command, twice without a cache: the same text; with another seed another one."""
 
     def figures(seed):
-        assert main(["jia2020", "--quick", "--parts", "table2", "--seed", seed, "--no-cache", "--json", "-"]) == 0
+        assert main(["jia2020", "--quick", "--parts", "table2", "--seed", seed, "--no-cache", "--json",
+                     "-"]) == 0
         return json.loads(capsys.readouterr().out)["parts"]
 
     first = figures("1")
@@ -112,8 +128,10 @@ def test_a_seed_repeats_simulated_figures_bit_for_bit(capsys):
 
 
 def test_tables_pages_and_pictures(tmp_path):
-    part = Part("t", "A table", "Table I", [Line("time", 3.0, None, 2.5, unit="s")], [judged("a|b", "Table I", False, "2.5")],
-                [Panel("p", "n", "s", {"ours": [(1, 2), (2, 3)], "(paper)": [(1, 1)]}, log="x"), Panel("q", "n", "s", {"a": [(1, 2)]}, "bars")])
+    part = Part("t", "A table", "Table I", [Line("time", 3.0, None, 2.5, unit="s")],
+                [judged("a|b", "Table I", False, "2.5")],
+                [Panel("p", "n", "s", {"ours": [(1, 2), (2, 3)], "(paper)": [(1, 1)]}, log="x"),
+                 Panel("q", "n", "s", {"a": [(1, 2)]}, "bars")])
     study = Study("x", "X", True, 0, [part])
     assert cells(part) == (["", "paper", "simulated"], [["time [s]", "3", "2.5"]])
     text = markdown(study, "images/")
@@ -133,6 +151,7 @@ def test_every_document_has_parts_and_is_named_wrongly_in_one_line(capsys):
 
 
 def test_the_command_writes_everything(tmp_path, capsys):
-    assert main(["jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"), "--no-cache"]) == 0
+    assert main(["jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"),
+                 "--no-cache"]) == 0
     assert "idle period" in capsys.readouterr().out
     assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020.json", "jia2020.md"]

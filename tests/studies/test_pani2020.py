@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.studies.pani2020 import IMAGES, crossing
-from refsgd.data import load
+from refsgd.problems.data import load
 
 pytestmark = pytest.mark.slow
 
@@ -14,9 +14,11 @@ def study(quick):
 
 
 def test_every_verdict(study):
-    found = {claim.says: claim.verdict for part in study.parts if part.key not in ("deeper", "here") for claim in part.claims}
+    found = {claim.says: claim.verdict for part in study.parts if part.key not in ("deeper", "here")
+             for claim in part.claims}
     # in the model two devices pay from some batch on
-    for says in ("that order holds for every batch up to 8192", "the larger net's time hardly changes at every batch",
+    for says in ("that order holds for every batch up to 8192",
+                 "the larger net's time hardly changes at every batch",
                  "the classification error decreases with the batch size"):
         assert found.pop(says) == "does not hold"
     assert {v for v in found.values() if v != "not testable"} == {"holds", "holds in shape"}
@@ -25,7 +27,8 @@ def test_every_verdict(study):
 
 def test_small_batches_have_one_verdict_for_each_statement(study):
     found = {claim.says: claim.verdict for claim in study.part("deeper").claims}
-    assert found["training at small batches gives NaN"] == "does not hold" and found["small batches over-fit"] == "not testable"
+    assert found["training at small batches gives NaN"] == "does not hold" and found[
+        "small batches over-fit"] == "not testable"
     assert [c.says for c in study.claims if "NaN" in c.says] == ["training at small batches gives NaN"]
 
 
@@ -36,7 +39,8 @@ def test_the_pass_is_as_long_as_the_data():
 def test_a_slow_machine_pays_only_above_its_smallest_batch(study):
     time = {line.what.split(",")[0]: line.simulated for line in study.part("unequal").lines}
     alone = time["split all on the fast one: a step"]
-    assert [alone / time[f"split batch {b}"] for b in (32, 512, 1024)] == pytest.approx([0.05, 0.8, 1.05], rel=1e-3)
+    assert [alone / time[f"split batch {b}"]
+            for b in (32, 512, 1024)] == pytest.approx([0.05, 0.8, 1.05], rel=1e-3)
 
 
 def test_the_larger_net_crosses_earlier():

@@ -1,7 +1,7 @@
 """A small independent simulation: generator programs on links, to hold the formulas to.
 
-A program yields ``("send", to, bytes, what)``, ``("recv",)`` (answered with (src, what), in order of arrival),
-``("recv", test)`` (the first that passes the test) or ``("work", seconds)``.
+A program yields ``("send", to, bytes, what)``, ``("recv",)`` (answered with (src, what), in order of
+arrival), ``("recv", test)`` (the first that passes the test) or ``("work", seconds)``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def ring_allreduce(i, n, size, gamma=0.0, tag=""):
 
 
 def halving_doubling(i, n, size, gamma=0.0, halving=True):
-    """Fold, halve with partners q/2, ..., 1 apart and double back, unfold; whole vectors, 1, 2, ... if not `halving`."""
+    """Fold, halve with partners q/2, ..., 1 apart and double back, unfold; whole vectors, 1, 2, ... if
+    not `halving`."""
     log = n.bit_length() - 1
     q = 1 << log
     extra = n - q

@@ -1,34 +1,37 @@
-"""Half-duplex links: formula, simulator and processes serve both ways over one link, first come first served."""
+"""Half-duplex links: formula, simulator and processes serve both ways over one link, first come first
+served."""
 
 import math
 
 import numpy as np
 import pytest
 
-from refsgd.experiment import prepare
-from refsgd.machine import Machine
-from refsgd.performing import perform
-from refsgd.phantom import phantom
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.perform import perform
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
+from refsgd.problems.shapes import shape_only
 from refsgd.theory import predict
 
 D = 1200
 
 
 def seconds(machine, n, steps, seed=0, name="bsp", **options):
-    return perform(prepare(name, phantom(D), workers=n, steps=steps, machine=machine, seed=seed, **options), "simulator").trace.seconds
+    return perform(prepare(name, shape_only(D), workers=n, steps=steps, machine=machine, seed=seed, **options),
+                   "simulator").trace.seconds
 
 
-@pytest.mark.parametrize("collocated", [False, True])
+@pytest.mark.parametrize("colocated", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("transfer", [0.001, 0.03])
-def test_formula_equals_simulation(n, transfer, collocated):
+def test_formula_equals_simulation(n, transfer, colocated):
     """BSP, one server, to the last digit; where the link is busy, full duplex is another time."""
-    machine = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=4 * D / transfer, update=0.002, duplex="half", collocated=collocated)
+    machine = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=4 * D / transfer, update=0.002,
+                      duplex="half", colocated=colocated)
     p = predict("bsp", machine, workers=n, nbytes=4 * D, steps=7)["seconds"]
     assert p.kind == "exact" and p.value == pytest.approx(seconds(machine, n, 7), rel=1e-9)
     full = seconds(machine.with_(duplex="full"), n, 7)
-    assert (full < p.value * (1 - 1e-6)) == (transfer > 0.02 and n - collocated > 1)
+    assert (full < p.value * (1 - 1e-6)) == (transfer > 0.02 and n - colocated > 1)
 
 
 def test_random_times():
@@ -44,7 +47,8 @@ def test_algorithms_without_a_formula_say_so():
     assert predict("asp", machine, workers=4, nbytes=4 * D, steps=5) == {}
     assert predict("bsp", machine, workers=4, servers=2, nbytes=4 * D, steps=5) == {}
     quiet = predict("asp", machine.with_(bandwidth=math.inf), workers=4, nbytes=4 * D, steps=5)
-    assert quiet["seconds"].value == predict("asp", Machine(compute="fixed(0.02)"), workers=4, nbytes=4 * D, steps=5)["seconds"].value
+    assert quiet["seconds"].value == predict("asp", Machine(compute="fixed(0.02)"), workers=4, nbytes=4 * D,
+                                             steps=5)["seconds"].value
 
 
 def test_machine():
@@ -54,6 +58,7 @@ def test_machine():
         Machine(duplex="double")
 
 
+@pytest.mark.alone
 def test_processes_serve_one_link():
     """Three paced workers, 15 ms for the model: 90 ms of link a round; full duplex would need 80."""
     machine = Machine(compute="fixed(0.02)", bandwidth=4 * D / 0.015, duplex="half")

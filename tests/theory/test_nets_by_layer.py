@@ -3,18 +3,26 @@
 import pytest
 
 from refsgd.theory import DomainError
-from refsgd.theory.overlap import fuse, of_net, serial
+from refsgd.theory.phenomena.overlap import bucketed, fuse, layered, merge, serial
 
 
 def test_order_of_the_schedules():
-    """Sending beside the backward pass saves time, the layer that is needed first saves more; layers without parameters cost no latency."""
+    """Sending beside the backward pass saves time; one bucket saves nothing but latencies; layers without
+    parameters cost none."""
     parameters, flops = [0, 100, 0, 50, 0, 10_000], [1e6, 5e6, 1e6, 2e6, 0.0, 3e6]
-    found = of_net(parameters, flops, batch=4, speed=1e9, bandwidth=1e6, latency=0.001, bucket=1000)
-    assert found["priority"].value <= found["first-come"].value <= found["serial"].value
-    compute, wire = 3 * 4 * sum(flops) / 1e9, 2 * 4 * sum(parameters) / 1e6
-    assert found["serial"].value == pytest.approx(compute + wire + 3 * 2 * 0.001)
-    assert found["serial"].value != pytest.approx(compute + wire + 6 * 2 * 0.001)  # a latency for every layer
-    assert found["buckets"].value >= compute
+
+    def link(m):
+        return 2 * (0.001 + m / 1e6)
+
+    work, nbytes = layered(parameters, flops)
+    assert len(nbytes) == 3 and sum(nbytes) == 4 * sum(parameters) and sum(work) == sum(flops)
+    compute, wire = 0.144, sum(map(link, nbytes))
+    forward = [compute / 3 * f / sum(work) for f in work]
+    none = serial(forward, [2 * f for f in forward], [link(m) for m in nbytes])
+    assert none.value == pytest.approx(compute + wire)
+    assert compute <= bucketed(parameters, flops, compute, link, 1000).value < none.value
+    one = bucketed(parameters, flops, compute, link, 1e9).value
+    assert one == pytest.approx(compute + link(sum(nbytes)))
 
 
 def test_buckets_fill_from_the_end():
@@ -23,5 +31,6 @@ def test_buckets_fill_from_the_end():
 
 def test_domain():
     with pytest.raises(DomainError, match="one of each"):
-        of_net([1], [1.0, 2.0], batch=1, speed=1e9, bandwidth=1e9)
+        layered([1], [1.0, 2.0])
+    assert merge([1, 2, 3], [1, 2]) == [1, 5]
     assert serial([1.0], [2.0], [3.0]).value == 6

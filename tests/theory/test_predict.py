@@ -1,4 +1,5 @@
-"""The table: every algorithm has its figures, they agree with each other, bad settings are refused by name."""
+"""The table: every algorithm has its figures, they agree with each other, bad settings are refused by
+name."""
 
 import json
 import math
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refsgd
-from refsgd.algorithms import easgd
+from refsgd.algorithms.averaging import easgd
 from refsgd.algorithms.sgd import SGD
 from refsgd.cli import main
-from refsgd.machine import Machine
+from refsgd.cluster.machine import Machine
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, absent, predict
@@ -21,9 +22,11 @@ ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
 MACHINE = Machine(compute="fixed(0.02)")
 PARALLEL = sorted(set(ALGORITHMS) - {"sequential"})
 machines = st.builds(
-    Machine, compute=st.sampled_from(["fixed(0.02)", "exponential(0.02)", "gamma(0.02,4)", "straggler(0.02,0.1,5)"]),
-    latency=st.sampled_from([0.0, 0.001]), bandwidth=st.sampled_from([math.inf, 4e6]), update=st.sampled_from([None, "fixed(0.001)"]),
-    speeds=st.sampled_from([(), (1, 2)]), collocated=st.booleans())
+    Machine,
+    compute=st.sampled_from(["fixed(0.02)", "exponential(0.02)", "gamma(0.02,4)", "straggler(0.02,0.1,5)"]),
+    latency=st.sampled_from([0.0, 0.001]), bandwidth=st.sampled_from([math.inf, 4e6]),
+    update=st.sampled_from([None, "fixed(0.001)"]),
+    speeds=st.sampled_from([(), (1, 2)]), colocated=st.booleans())
 
 
 @pytest.mark.parametrize("name", PARALLEL)
@@ -43,7 +46,8 @@ def test_every_algorithm_has_its_figures(name, n):
         assert sum(out["idle_by_cause"].terms.values()) == pytest.approx(out["idle_ratio"].value, abs=1e-9)
 
 
-@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(2, 5), k=st.integers(1, 3), steps=st.integers(0, 12))
+@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(2, 5), k=st.integers(1, 3),
+       steps=st.integers(0, 12))
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
     out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
     seconds, each = out["seconds"].value, out["seconds_per_iteration"].value
@@ -56,27 +60,36 @@ def test_figures_agree_with_each_other(name, machine, n, k, steps):
     if "lead_max" in out:
         assert out["clock_gap_max"].value <= out["lead_max"].value <= steps
     for p in out.values():
-        assert p.lower is None or p.value >= p.lower * (1 - 1e-6) - 6 * p.terms.get("standard error", 0) or p.kind == "approximation"
+        assert p.lower is None or p.value >= p.lower * (1 - 1e-6) - 6 * p.terms.get(
+            "standard error", 0) or p.kind == "approximation"
 
 
-@pytest.mark.parametrize("name,options", [*((name, {}) for name in PARALLEL), ("ssp", {"staleness": 0}), ("ssp", {"staleness": 0, "refresh": "lazy"}),
-                                          ("ssp", {"staleness": 2, "refresh": "eager"}), ("dssp", {"lower": 0, "upper": 0}), ("easgd", {"mode": "sync"})])
+@pytest.mark.parametrize("name,options",
+                         [*((name, {}) for name in PARALLEL), ("ssp", {"staleness": 0}),
+                          ("ssp", {"staleness": 0, "refresh": "lazy"}),
+                                          ("ssp", {"staleness": 2, "refresh": "eager"}),
+                                          ("dssp", {"lower": 0, "upper": 0}), ("easgd", {"mode": "sync"})])
 def test_a_mean_of_draws_is_never_called_exact(name, options):
     """It has a standard error, which every figure made of it has too; what has none is no mean of draws."""
     random, network = Machine(compute="gamma(0.02,4)"), {"latency": 0.001, "bandwidth": 4e6}
-    for machine in (random, random.with_(**network), random.with_(**network, collocated=True), Machine(compute="fixed(0.02)", **network)):
+    for machine in (random, random.with_(**network), random.with_(**network, colocated=True),
+                    Machine(compute="fixed(0.02)", **network)):
         out = predict(name, machine, workers=4, nbytes=12_000, batch=4, steps=12, options=options)
         for key, p in out.items():
-            assert p.kind in ("approximation", "bound") or (p.kind == "numerical") == (p.terms.get("standard error", 0.0) > 0), (key, p)
+            assert p.kind in ("approximation",
+                              "bound") or (p.kind == "numerical") == (
+                                  p.terms.get("standard error", 0.0) > 0), (key, p)
         step, images = out["seconds_per_iteration"], out["images_per_second"]
-        assert images.kind == step.kind and images.error / images.value == pytest.approx(step.error / step.value if step.kind != "bound" else 0.0)
+        assert images.kind == step.kind and images.error / images.value == pytest.approx(
+            step.error / step.value if step.kind != "bound" else 0.0)
 
 
 def test_the_barrier_on_a_link_is_a_mean_of_draws_and_without_a_link_a_quadrature():
     machine = Machine(compute="exponential(0.02)", latency=0.001)
     for bandwidth, kind in ((4e6, "numerical"), (math.inf, "exact")):
         out = predict("bsp", machine.with_(bandwidth=bandwidth), workers=4, nbytes=12_000, batch=4, steps=12)
-        assert {out[key].kind for key in (*ALWAYS[:3], "idle_ratio")} == {kind} and out["bytes_sent"].kind == "exact"
+        assert {out[key].kind for key in (*ALWAYS[:3], "idle_ratio")} == {kind} and out[
+            "bytes_sent"].kind == "exact"
 
 
 def test_bytes_of_the_message_protocol():
@@ -105,11 +118,14 @@ def test_the_lattice_of_limits():
     """n = 1: all are sequential; SSP without a bound is ASP; local SGD with period 1 is allreduce."""
     alone = Machine(compute="exponential(0.02)", update=0.001)
     one = predict("sequential", alone, workers=1, steps=10)["seconds_per_iteration"].value
-    for name in ("bsp", "asp", "ssp", "allreduce", "independent", "local-sgd", "gosgd", "dc-asgd", "dpsgd", "pair-averaging"):
-        assert predict(name, alone, workers=1, steps=10)["seconds_per_iteration"].value == pytest.approx(one, rel=2e-3), name
+    for name in ("bsp", "asp", "ssp", "allreduce", "independent", "local-sgd", "gosgd", "dc-asgd", "dpsgd",
+                 "pair-averaging"):
+        assert predict(name, alone, workers=1,
+                       steps=10)["seconds_per_iteration"].value == pytest.approx(one, rel=2e-3), name
     machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=4e6)
     sizes = {"workers": 4, "nbytes": 4000, "steps": 50}
-    asp, free = predict("asp", machine, **sizes), predict("ssp", machine, **sizes, options={"staleness": math.inf})
+    asp, free = predict("asp", machine, **sizes), predict("ssp", machine, **sizes,
+                                                          options={"staleness": math.inf})
     assert free["seconds_per_iteration"].value == asp["seconds_per_iteration"].value
     every = predict("local-sgd", machine, **sizes, options={"period": 1})["seconds_per_iteration"].value
     assert every == pytest.approx(predict("allreduce", machine, **sizes)["seconds_per_iteration"].value)
@@ -124,18 +140,23 @@ def test_a_graph_without_a_formula_has_no_figures():
 
 def test_names_with_underscores_are_the_same():
     machine = Machine(compute="fixed(0.02)")
-    assert predict("local_sgd", machine, workers=2, steps=8)["seconds"] == predict("local-sgd", machine, workers=2, steps=8)["seconds"]
+    assert predict("local_sgd", machine, workers=2,
+                   steps=8)["seconds"] == predict("local-sgd", machine, workers=2, steps=8)["seconds"]
 
 
 def test_prediction():
     with pytest.raises(ValueError, match="lower or upper"):
         Prediction(1.0, "s", "bound")
-    p = Prediction(math.inf, "s", "bound", {"a": math.inf, "b": 2.0}, units={"b": "1"}, bound="upper", lower=0.0)
-    assert p.to_json() == {"value": None, "unit": "s", "kind": "bound", "terms": {"a": None, "b": 2.0}, "formula": "", "source": "",
+    p = Prediction(math.inf, "s", "bound", {"a": math.inf, "b": 2.0}, units={"b": "1"}, bound="upper",
+                   lower=0.0)
+    assert p.to_json() == {"value": None, "unit": "s", "kind": "bound", "terms": {"a": None, "b": 2.0},
+                           "formula": "", "source": "",
                            "assumptions": "", "units": {"b": "1"}, "bound": "upper", "lower": 0.0}
     assert float(p) == math.inf and p.binding == "a"
     for kind, error in (("exact", 0.1), ("numerical", 0.0)):
-        with pytest.raises(ValueError, match=f"kind '{kind}' with standard error {error:g}; expected numerical with one, exact without"):
+        with pytest.raises(ValueError,
+                           match=f"kind '{kind}' with standard error {error:g}; expected numerical with one, "
+                                 "exact without"):
             Prediction(1.0, "s", kind, {"standard error": error})
     assert Prediction(1.0, "s", "numerical", {"standard error": 0.1}).binding == ""
 
@@ -166,13 +187,15 @@ def test_domain(name, machine, sizes, assumption):
 def test_synchronous_easgd_of_unequal_workers_goes_at_the_pace_of_the_slowest(speeds, period):
     """A harmonic mean of the rounds less an arithmetic mean of the times would be a negative exchange."""
     slow = Machine("fixed(0.02)", latency=0.001, bandwidth=1e6, speeds=speeds)
-    out = predict("easgd", slow, workers=4, nbytes=1000, steps=400, options={"period": period, "mode": "sync"})
+    out = predict("easgd", slow, workers=4, nbytes=1000, steps=400,
+                  options={"period": period, "mode": "sync"})
     trace = simulate(easgd.easgd(quadratic(d=250), 4, 400, SGD(0.1), period=period, mode="sync"), slow).trace
     for name in ("seconds_per_iteration", "seconds"):
         assert out[name].value == pytest.approx(trace.seconds / (1 if name == "seconds" else 400), rel=0.03)
 
 
-@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(1, 5), k=st.integers(1, 3), steps=st.integers(0, 3), half=st.booleans(),
+@given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(1, 5), k=st.integers(1, 3),
+       steps=st.integers(0, 3), half=st.booleans(),
        graph=st.sampled_from(["", "torus", "ring"]))
 def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, graph):
     machine = machine.with_(duplex="half" if half else "full")
@@ -186,19 +209,24 @@ def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, gr
 def test_reasons_are_plain():
     half = Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half")
     assert "half-duplex" in absent("asp", half, predict("asp", half, workers=4, nbytes=4000))["seconds"]
-    assert "with 2 servers" in absent("bsp", half, predict("bsp", half, workers=4, servers=2, nbytes=4000), servers=2)["seconds"]
-    assert "'torus'" in absent("dpsgd", MACHINE, predict("dpsgd", MACHINE, workers=6, options={"graph": "torus"}), graph="torus")["seconds"]
+    assert "with 2 servers" in absent("bsp", half, predict("bsp", half, workers=4, servers=2, nbytes=4000),
+                                      servers=2)["seconds"]
+    assert "'torus'" in absent("dpsgd", MACHINE,
+                               predict("dpsgd", MACHINE, workers=6, options={"graph": "torus"}),
+                               graph="torus")["seconds"]
     backup = predict("backup-workers", MACHINE, workers=4, steps=5)
-    assert backup["bytes_sent"].bound == "upper" and "discarded" in absent("backup-workers", MACHINE, backup)["idle_by_cause"]
+    assert backup["bytes_sent"].bound == "upper" and "discarded" in absent("backup-workers", MACHINE, backup)[
+        "idle_by_cause"]
     with pytest.raises(DomainError, match="nobody said why"):
         absent("bsp", MACHINE, {"seconds": backup["seconds"]})
 
 
 def test_the_command_says_why(capsys, tmp_path):
     """As a table, as JSON, and in one line where there is no figure at all."""
-    assert main(["predict", "asp", "--compute", "exponential(0.02)", "--latency", "0.001", "--json", "-"]) == 0
+    assert main(["predict", "asp", "--compute", "exponential(0.02)", "--latency", "0.001", "--json",
+                 "-"]) == 0
     assert "others may update" in json.loads(capsys.readouterr().out)["absent"]["staleness_max"]
-    assert main(["predict", "backup-workers", "--collocated"]) == 0
+    assert main(["predict", "backup-workers", "--colocated"]) == 0
     table = " ".join(capsys.readouterr().out.split())
     assert "discarded" in table and "upper bound" in table
     half = tmp_path / "half.json"
@@ -209,13 +237,22 @@ def test_the_command_says_why(capsys, tmp_path):
 
 @pytest.mark.parametrize("steps", [40, 46, 100])
 def test_what_post_local_sgd_is_predicted_agrees_with_itself(steps):
-    """A run that ends before the switch never sees the later iteration; one that goes on says that its iteration is that of the time after."""
+    """A run that ends before the switch never sees the later iteration; one that goes on says that its
+    iteration is that of the time after."""
     machine = Machine(compute="fixed(0.02)", latency=0.002, bandwidth=5e7)
-    told = {"steps": steps, "net": "phantom:100000", "data": "none", "machine": machine}
+    told = {"steps": steps, "net": "shapes:100000", "data": "none", "machine": machine}
     found, run = refsgd.predict("post-local", **told), refsgd.run("post-local", **told).measured
     each, sent = found["seconds_per_iteration"], found["bytes_per_iteration"].value
-    assert found["seconds"].value == pytest.approx(run["seconds"]) and found["bytes_sent"].value == sum(run["bytes_sent"].values())
+    assert found["seconds"].value == pytest.approx(run["seconds"]) and found["bytes_sent"].value == sum(
+        run["bytes_sent"].values())
     if steps <= 46:
-        assert steps * each.value == pytest.approx(run["seconds"]) and steps * sent == sum(run["bytes_sent"].values())
+        assert steps * each.value == pytest.approx(run["seconds"]) and steps * sent == sum(
+            run["bytes_sent"].values())
     else:
         assert "after the switch, before it 0.044 s" in each.assumptions and each.value < 0.03
+
+
+@pytest.mark.parametrize("name,n", [("dssp", 3_000), ("sgp", 3_000), ("bsp", 1_000_000)])
+def test_more_workers_than_are_evaluated_have_no_figures_and_a_reason(name, n):
+    found = predict(name, MACHINE, workers=n, nbytes=4000, steps=9)
+    assert found == {} and f"not for {n}" in absent(name, MACHINE, found, workers=n)["seconds"]

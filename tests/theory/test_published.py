@@ -1,4 +1,5 @@
-"""The papers' figures: within a quarter of the prediction, or a reason is given; calibrated on one node alone."""
+"""The papers' figures: within a quarter of the prediction, or a reason is given; calibrated on one node
+alone."""
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_the_implementation_s_terms_meet_more_figures():
     thesis = [f for f in EVERY if f.source == GRAUR]
     met = [f for f in thesis if f.implemented is not None and abs(f.implemented / f.quoted - 1) <= 0.25]
     assert len(met) > sum(abs(f.error) <= 0.25 for f in thesis)
-    assert {f.what for f in thesis if "40 nodes" in f.what and f not in met} == {"InfiniBand, training, batch 8, 40 nodes"}
+    assert {f.what for f in thesis if "40 nodes" in f.what
+            and f not in met} == {"InfiniBand, training, batch 8, 40 nodes"}
     assert implemented("F+B", "Ethernet", 256, 1) == alone("F+B", 256)
 
 

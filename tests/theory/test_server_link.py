@@ -1,4 +1,5 @@
-"""What docs/server-link.md says and its pictures show: BSP through servers' links, in the library's simulator."""
+"""What docs/server-link.md says and its pictures show: BSP through servers' links, in the library's
+simulator."""
 
 import re
 from pathlib import Path
@@ -6,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_link import period, run
-from refsgd.laws import Law
-from refsgd.theory import iteration
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.phenomena import iteration
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 T, W, ALPHA = 1.0, 0.3, 0.04
@@ -35,7 +36,8 @@ def test_servers_in_index_order(n, k):
 
 @pytest.mark.parametrize("n,k", [(4, 2), (8, 4), (8, 5), (5, 3), (6, 6), (7, 1)])
 def test_rotation_wins_the_first_iteration_and_loses_the_others(n, k):
-    """min(2 n/K, (n-1)/K + 2) w in the long run; the formula of index order would be noticed wherever it differs."""
+    """min(2 n/K, (n-1)/K + 2) w in the long run; the formula of index order would be noticed wherever it
+    differs."""
     rotated, index = (run(n, 14, transfer=W, servers=k, rotated=r, latency=ALPHA) for r in (True, False))
     assert answered(rotated, n * k) == pytest.approx(T + 2 * ALPHA + 2 * n / k * W, rel=1e-9)
     assert answered(index, n * k) == pytest.approx(T + 2 * ALPHA + ((2 * n - 1) / k + 1) * W, rel=1e-9)
@@ -45,8 +47,9 @@ def test_rotation_wins_the_first_iteration_and_loses_the_others(n, k):
 
 
 def test_the_picture_of_random_times_lies_between_its_limits():
-    """n = 1 to 12, exponential T, w = T/4: strictly between the limits from two workers on, and below the textbook."""
-    law = Law.parse("exponential(1)")
+    """n = 1 to 12, exponential T, w = T/4: strictly between the limits from two workers on, and below the
+    textbook."""
+    law = Distribution.parse("exponential(1)")
     for n in range(2, 13):
         p = iteration.bsp([law] * n, transfer=0.25)
         assert p.lower < p.value < p.upper < iteration.mean_of_maximum([law] * n) + 2 * n * 0.25

@@ -1,4 +1,5 @@
-"""SSP: the lumped chain against the full one, the closed form and the process; the bound on staleness is reached."""
+"""SSP: the lumped chain against the full one, the closed form and the process; the bound on staleness is
+reached."""
 
 import heapq
 import itertools
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.laws import Law
-from refsgd.theory import DomainError, ssp, staleness
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory import DomainError
+from refsgd.theory.phenomena import ssp, staleness
 
 
 def gate(law, n, s, clocks, seed, latency=0.0, may_start=lambda clock, slowest, s: clock - slowest <= s):
@@ -58,7 +60,7 @@ def full_chain(n, s):
 def test_two_workers(s):
     """1/(2s+3), exactly; the throughput 2 (2s+2)/(2s+3); mean staleness 1 - 1/(2s+2)."""
     chain = ssp.lumped_chain(2, s)
-    assert chain.blocked == pytest.approx(1 / (2 * s + 3), rel=1e-12) == ssp.two_workers(s).value
+    assert chain.blocked == pytest.approx(1 / (2 * s + 3), rel=1e-12)
     assert 1 - chain.missed == pytest.approx(1 - 1 / (2 * s + 2), rel=1e-12)
     assert chain.states == ssp.chain_size(2, s) == s + 2
 
@@ -80,17 +82,19 @@ def test_slack_zero_is_a_barrier():
 
 @pytest.mark.parametrize("n,s", [(2, 0), (2, 3), (4, 1), (8, 4)])
 def test_the_process_agrees(n, s):
-    law, clocks = Law.parse("exponential(1)"), 1500
+    law, clocks = Distribution.parse("exponential(1)"), 1500
     chain = ssp.lumped_chain(n, s)
     seconds, ages, lead = gate(law, n, s, clocks, 1)
-    assert seconds / clocks == pytest.approx(1 / (1 - chain.blocked), rel=0.05)  # 4 standard errors at 1,500 clocks
+    # 4 standard errors at 1,500 clocks
+    assert seconds / clocks == pytest.approx(1 / (1 - chain.blocked), rel=0.05)
     assert np.mean(ages) == pytest.approx(n - 1 - chain.missed, rel=0.05)
     assert lead == s + 1
 
 
 def test_an_off_by_one_gate_is_caught():
     """A gate that says `<` waits too long; the chain and the lead both see it."""
-    wrong = gate(Law.parse("exponential(1)"), 4, 2, 1500, 1, may_start=lambda clock, slowest, s: clock - slowest < s)
+    wrong = gate(Distribution.parse("exponential(1)"), 4, 2, 1500, 1,
+                 may_start=lambda clock, slowest, s: clock - slowest < s)
     assert wrong[2] != 3
     assert abs(wrong[0] / 1500 * (1 - ssp.lumped_chain(4, 2).blocked) - 1) > 0.05
 
@@ -98,7 +102,7 @@ def test_an_off_by_one_gate_is_caught():
 @pytest.mark.parametrize("text", ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"])
 @pytest.mark.parametrize("n,s,latency", [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)])
 def test_recursion_for_any_law(text, n, s, latency):
-    law, clocks = Law.parse(text), 300
+    law, clocks = Distribution.parse(text), 300
     path = ssp.recursion([law] * n, s, clocks, 2 * latency)
     runs = [gate(law, n, s, clocks, seed, latency) for seed in range(8)]
     mean, error = np.mean([r[0] for r in runs]), np.std([r[0] for r in runs]) / math.sqrt(7)
@@ -107,7 +111,7 @@ def test_recursion_for_any_law(text, n, s, latency):
 
 
 def test_recursion_meets_the_chain():
-    law = Law.parse("exponential(1)")
+    law = Distribution.parse("exponential(1)")
     for n, s in ((2, 0), (4, 1), (6, 3)):
         path = ssp.recursion([law] * n, s, 100, replicas=400)
         assert abs(path.seconds - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * path.error
@@ -115,7 +119,7 @@ def test_recursion_meets_the_chain():
 
 @given(n=st.integers(1, 5), s=st.integers(0, 3), seed=st.integers(0, 10**6), clocks=st.integers(1, 12))
 def test_staleness_never_exceeds_its_bound(n, s, seed, clocks):
-    _, ages, lead = gate(Law.parse("straggler(1,0.4,20)"), n, s, clocks, seed)
+    _, ages, lead = gate(Distribution.parse("straggler(1,0.4,20)"), n, s, clocks, seed)
     assert max(ages) <= staleness.ssp_bound(n, s, clocks).value
     assert lead <= s + 1
 
@@ -123,14 +127,14 @@ def test_staleness_never_exceeds_its_bound(n, s, seed, clocks):
 def test_the_bound_on_staleness_is_reached():
     """(2s+1)(n-1); s (n-1), which bounds what a read lacks, is not a bound on the age in updates."""
     for n, s in ((2, 0), (2, 1), (3, 1), (2, 2)):
-        oldest = max(max(gate(Law.parse("straggler(1,0.4,20)"), n, s, 200, seed)[1]) for seed in range(4))
+        oldest = max(max(gate(Distribution.parse("straggler(1,0.4,20)"), n, s, 200, seed)[1]) for seed in range(4))
         assert oldest == staleness.ssp_bound(n, s, 200).value == (2 * s + 1) * (n - 1) > s * (n - 1)
 
 
 @given(n=st.integers(2, 6), s=st.integers(0, 4))
 def test_slack_shortens_the_wait(n, s):
     """Between no bound and the barrier, falling in s and rising in n."""
-    law = Law.parse("exponential(1)")
+    law = Distribution.parse("exponential(1)")
     here, more = ssp.ssp([law] * n, s).value, ssp.ssp([law] * n, s + 1).value
     harmonic = sum(1 / k for k in range(1, n + 1))
     assert 1 <= more <= here <= harmonic * (1 + 1e-12)
@@ -138,11 +142,11 @@ def test_slack_shortens_the_wait(n, s):
 
 
 def test_limits():
-    fixed, law = Law.parse("fixed(2)"), Law.parse("exponential(1)")
+    fixed, law = Distribution.parse("fixed(2)"), Distribution.parse("exponential(1)")
     assert ssp.ssp([fixed] * 5, 0, exchange=0.5).value == 2.5
     assert ssp.ssp([law], 0, exchange=0.5).value == 1.5
     assert ssp.ssp([law] * 3, math.inf, exchange=0.5).value == 1.5
-    slow = [Law.parse("fixed(1)"), Law.parse("fixed(3)")]
+    slow = [Distribution.parse("fixed(1)"), Distribution.parse("fixed(3)")]
     assert ssp.ssp(slow, 2, steps=50).value == pytest.approx(3, rel=0.02)  # the slowest sets the pace
     lazy = ssp.recursion([fixed] * 3, 3, 400, 0.1, refresh="lazy")
     assert 1 / 4 <= lazy.refreshes <= 1 / 3 + 0.01
@@ -153,7 +157,7 @@ def test_limits():
     (lambda: ssp.lumped_chain(2, -1), "at least 0"),
     (lambda: ssp.lumped_chain(50, 10), "at most"),
     (lambda: ssp.check_slack(math.nan), "at least 0"),
-    (lambda: ssp.ssp([Law.parse("fixed(1)")], 1, exchange=-1.0), "finite time"),
+    (lambda: ssp.ssp([Distribution.parse("fixed(1)")], 1, exchange=-1.0), "finite time"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

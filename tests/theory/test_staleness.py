@@ -1,4 +1,5 @@
-"""Staleness: the pathwise identity on drawn schedules, the geometric law, ends of runs, batched and delayed reads."""
+"""Staleness: the pathwise identity on drawn schedules, the geometric law, ends of runs, batched and
+delayed reads."""
 
 import heapq
 import math
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from refsgd.laws import Law
-from refsgd.theory import DomainError, staleness
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory import DomainError
+from refsgd.theory.phenomena import staleness
 
 
 def ledger(order, n, read_at_once=True):
-    """Ages of the updates of `order` (worker ids in order of application), and of the reads left at the end."""
+    """Ages of the updates of `order` (worker ids in order of application), and of the reads left at the
+    end."""
     read, ages = [0] * n, []
     for version, i in enumerate(order):
         ages.append(version - read[i])
@@ -55,7 +58,7 @@ def test_of_worker_weights_to_n_minus_1():
     rates = [1.0, 2.0, 7.0]
     taus = [p.value for p in staleness.asp_of_worker(rates)]
     assert sum(r * t for r, t in zip(rates, taus, strict=True)) / sum(rates) == pytest.approx(2)
-    order = asynchronous([Law.parse("fixed(1)").scaled(1 / r) for r in rates], 4000, 0)[:5500]
+    order = asynchronous([Distribution.parse("fixed(1)").scaled(1 / r) for r in rates], 4000, 0)[:5500]
     ages, _ = ledger(order, 3)
     for i in range(3):
         mine = [a for a, j in zip(ages, order, strict=True) if j == i]
@@ -65,7 +68,7 @@ def test_of_worker_weights_to_n_minus_1():
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_geometric_law(n):
     """Goodness of fit of 4,000 ages, every n-th of them to be nearly independent; level 1e-4."""
-    ages, _ = ledger(asynchronous([Law.parse("exponential(1)")] * n, 4000, 5)[: 4000 * n // 2], n)
+    ages, _ = ledger(asynchronous([Distribution.parse("exponential(1)")] * n, 4000, 5)[: 4000 * n // 2], n)
     sample = np.array(ages[50::n])
     top = int(3 * n)
     seen = [np.sum(sample == j) for j in range(top)] + [np.sum(sample >= top)]
@@ -78,7 +81,7 @@ def test_geometric_law(n):
 @pytest.mark.parametrize("n,steps", [(2, 1), (2, 7), (5, 30)])
 def test_ends_of_exponential_runs(n, steps):
     """(n-1)(1 - C(2N, N)/4^N): mean over 1,500 runs within 4.5 standard errors."""
-    law = Law.parse("exponential(1)")
+    law = Distribution.parse("exponential(1)")
     means = [np.mean(ledger(asynchronous([law] * n, steps, seed), n)[0]) for seed in range(1500)]
     p = staleness.asp_run([law] * n, steps)
     assert p.kind == "exact"
@@ -87,14 +90,16 @@ def test_ends_of_exponential_runs(n, steps):
 
 @pytest.mark.parametrize("n,steps", [(1, 5), (4, 1), (4, 90)])
 def test_fixed_times_come_in_turn(n, steps):
-    ages, _ = ledger(asynchronous([Law.parse("fixed(1)")] * n, steps, 0), n)
-    assert np.mean(ages) == pytest.approx(staleness.asp_run([Law.parse("fixed(1)")] * n, steps).value)
+    ages, _ = ledger(asynchronous([Distribution.parse("fixed(1)")] * n, steps, 0), n)
+    assert np.mean(ages) == pytest.approx(staleness.asp_run([Distribution.parse("fixed(1)")] * n, steps).value)
     assert max(ages) == n - 1
 
 
-@pytest.mark.parametrize("texts", [["uniform(0.5,1.5)"] * 4, ["gamma(1,4)"] * 3, ["exponential(1)", "exponential(0.5)", "fixed(1)"]])
+@pytest.mark.parametrize("texts",
+                         [["uniform(0.5,1.5)"] * 4, ["gamma(1,4)"] * 3,
+                          ["exponential(1)", "exponential(0.5)", "fixed(1)"]])
 def test_ends_of_other_runs(texts):
-    laws, steps = [Law.parse(t) for t in texts], 60
+    laws, steps = [Distribution.parse(t) for t in texts], 60
     means = [np.mean(ledger(asynchronous(laws, steps, seed, 0.2), len(laws))[0]) for seed in range(200)]
     p = staleness.asp_run(laws, steps, 0.2)
     assert p.kind == "approximation" and p.value == pytest.approx(np.mean(means), rel=0.01)
@@ -102,27 +107,18 @@ def test_ends_of_other_runs(texts):
 
 
 @given(n=st.integers(1, 8), steps=st.integers(1, 50), e=st.floats(0, 3),
-       texts=st.lists(st.sampled_from(["fixed(1)", "exponential(2)", "gamma(0.3,2)", "pareto(1,1.5)"]), min_size=1, max_size=3))
+       texts=st.lists(st.sampled_from(["fixed(1)", "exponential(2)", "gamma(0.3,2)", "pareto(1,1.5)"]),
+                      min_size=1, max_size=3))
 def test_a_run_stays_between_0_and_n_minus_1(n, steps, e, texts):
-    laws = [Law.parse(texts[i % len(texts)]) for i in range(n)]
+    laws = [Distribution.parse(texts[i % len(texts)]) for i in range(n)]
     p = staleness.asp_run(laws, steps, e)
     assert -1e-9 <= p.value <= n - 1 + 1e-9
-
-
-def test_softsync():
-    """c = 3 of 6 workers: updates are every third push; ages in updates."""
-    order = asynchronous([Law.parse("exponential(1)")] * 6, 3000, 2)[:15000]
-    read, ages = [0] * 6, []
-    for push, i in enumerate(order):
-        ages.append(push // 3 - read[i])
-        read[i] = (push + 1) // 3
-    assert np.mean(ages) == pytest.approx(staleness.softsync(6, 3).value, rel=0.02)
 
 
 @pytest.mark.parametrize("f", [1, 2, 5])
 def test_downpour(f):
     n = 4
-    order = asynchronous([Law.parse("exponential(1)")] * n, 4000, 3)[:14000]
+    order = asynchronous([Distribution.parse("exponential(1)")] * n, 4000, 3)[:14000]
     read, pushes, ages = [0] * n, [0] * n, []
     for version, i in enumerate(order):
         ages.append(version - read[i])
@@ -130,23 +126,6 @@ def test_downpour(f):
         if pushes[i] % f == 0:
             read[i] = version + 1
     assert np.mean(ages[100:]) == pytest.approx(staleness.downpour(n, f).value, rel=0.03)
-
-
-def test_delayed_read():
-    """Each worker reads a fixed 0.5 after its update, then computes an exponential time of mean 1."""
-    n, rng = 4, np.random.default_rng(0)
-    heap, version, read, ages = [(rng.exponential(), "update", i) for i in range(n)], 0, [0] * n, []
-    heapq.heapify(heap)
-    for _ in range(60_000):
-        at, what, i = heapq.heappop(heap)
-        if what == "read":
-            read[i] = version
-            heapq.heappush(heap, (at + rng.exponential(), "update", i))
-        else:
-            ages.append(version - read[i])
-            version += 1
-            heapq.heappush(heap, (at + 0.5, "read", i))
-    assert np.mean(ages[100:]) == pytest.approx(staleness.delayed_read(n, 0.5, 1.5).value, rel=0.02)
 
 
 def test_largest():
@@ -158,19 +137,13 @@ def test_largest():
 
 
 def test_limits():
-    assert staleness.asp_mean(1).value == 0
-    assert staleness.delayed_read(5, 0, 1).value == staleness.asp_mean(5).value
-    assert staleness.softsync(5, 1).value == staleness.downpour(5, 1).value == 4
-    assert staleness.local_steps(1).value == 0
+    assert staleness.downpour(5, 1).value == 4
     assert staleness.ssp_bound(4, math.inf, 10).value == 30
 
 
 @pytest.mark.parametrize("call,assumption", [
-    (lambda: staleness.asp_mean(0), "whole number"),
     (lambda: staleness.asp_of_worker([1.0, 0.0]), "positive rate"),
-    (lambda: staleness.delayed_read(2, 2.0, 1.0), "within the cycle"),
-    (lambda: staleness.softsync(3, 0), "whole number"),
-    (lambda: staleness.asp_run([Law.parse("fixed(1)")], 1, -1.0), "finite time"),
+    (lambda: staleness.asp_run([Distribution.parse("fixed(1)")], 1, -1.0), "finite time"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

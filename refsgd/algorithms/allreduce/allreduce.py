@@ -1,0 +1,89 @@
+"""All-reduce SGD (AR-SGD): every peer holds the whole model, and gradients are summed without a server.
+
+Peer i, step t::
+
+    g_i = gradient at x on its share of b_i images
+    g = allreduce(b_i * g_i) / sum_i b_i               # the same bits on every peer
+    x = update(x, g)                                   # everywhere, with a momentum of its own: also the same
+    bits
+
+It is BSP with the server's work done by all: the same mean gradient, with other additions first.  In a ring
+no link carries more than about 2 M per iteration, however many peers there are, where one server's carries n
+M each way.
+
+Quick facts
+-----------
+synchronous: yes | centralised: no | roles: n peers | messages and bytes per iteration: those of the
+collective; the ring 2 (n-1) messages and 2 (n-1)/n M out of each peer (M = 4 d) | staleness: 0 | clock gap: 0
+while computing | momentum: replicated on every peer | aggregation: mean over images | deterministic: yes,
+whatever the schedule
+
+What differs from the papers
+----------------------------
+Nothing is broadcast at the start: every peer is given the same x0.  Goyal et al. divide by n since their
+shares are equal; here shares may be ragged, even empty, and each gradient weighs its images.  The counts b_i
+are known to all. The vector is reduced in one piece after the whole backward pass, not layer by layer during
+it.
+
+References
+----------
+Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv:1706.02677, 2017, section 4:
+all-reduce of gradients; section 3: momentum, and the mean over the whole minibatch.
+Sergeev and Del Balso, "Horovod", arXiv:1802.05799, 2018: the ring instead of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from refsgd.algorithms.baselines.independent import peers
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.sgd import SGD, weights
+from refsgd.collectives import ALLREDUCE
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+
+Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
+                     "pscpu", "hierarchical", "torus"]
+
+
+def peer(rank: int, group: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+         reduce: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
+    """Gradient, all-reduce, update; returns the replica, shape (d,), the same on every peer."""
+    x, v = problem.x0, sgd.start(problem.x0)
+    for t in range(steps):
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        share, whole = weights([problem.images(i, t) for i in range(len(group))])
+        total = yield from reduce(rank, group, g * np.float32(share[rank]))
+        x, v = yield Compute(sgd.step, x, v, total / np.float32(whole), t, kind="update")
+        yield Mark("update", part=0, version=t, reads=((group[rank], t),), t=t, x=x)
+        yield Mark("clock", t=t)
+    return x
+
+
+def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
+              collective: Collective = "ring") -> Deployment:
+    """Deploy AR-SGD.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    collective : str
+        How gradients are summed: a key of `refsgd.collectives.ALLREDUCE`.
+
+    See Also
+    --------
+    refsgd.theory.phenomena.collectives : the time of each collective.
+    """
+    if collective not in ALLREDUCE:
+        raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
+    group = peers(workers)
+    return {me: Node(peer(rank, group, problem, steps, sgd, ALLREDUCE[collective]), rank=rank)
+            for rank, me in enumerate(group)}

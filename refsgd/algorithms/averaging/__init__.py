@@ -1,0 +1,1 @@
+"""Algorithms that average replicas now and then."""

@@ -1,0 +1,119 @@
+"""Local SGD: take H steps alone, then average the replicas.  BSP with fewer, larger messages.
+
+Peer i::
+
+    start = x
+    for t = 0, 1, ...:
+        x = update(x, gradient at x on its share)
+        after every H steps, and after the last one:
+            x = start = start + mean_j (x_j - start)          # a ring all-reduce
+
+H = 1 is BSP, and with H beyond the last step the replicas are averaged once, at the end (one-shot averaging).
+The mean of the replicas moves by -lr times the mean gradient whatever H is; what H costs is that gradients
+are taken at replicas which have drifted apart since the last average.
+
+Quick facts
+-----------
+synchronous: yes, every H steps | centralised: no (SparkNet: a driver) | roles: n peers | messages per peer
+and round of H steps: 2 (n - 1) | bytes per peer and round: 2 (n - 1) / n M each way (M = 4 d), so 1/H of what
+all-reducing gradients sends | staleness: 0 | clock gap: at most H - 1 while computing | momentum: local, kept
+through averages | aggregation: mean of the replicas' moves, weighted by the images of the round | graph: ring
+| deterministic: yes, whatever the schedule
+
+What differs from the papers
+----------------------------
+All-reduce instead of a driver (SparkNet, FedAvg); all peers take part in every round (FedAvg draws some).
+Averaged is the difference to the last common point, as in the code of Lin et al.: the same in exact
+arithmetic, and replicas that did not move come back bit for bit.  A last round that is shorter than H is
+averaged as well.  The papers' plain SGD has no velocity; here each peer keeps its own.
+
+References
+----------
+Stich, "Local SGD converges fast and communicates little", ICLR 2019 (arXiv:1805.09767), algorithm 1.
+Moritz, Nishihara, Stoica and Jordan, "SparkNet: Training deep networks in Spark", ICLR 2016, section 2.
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017:
+weights. Zinkevich, Weimer, Smola and Li, "Parallelized stochastic gradient descent", NIPS 2010: one-shot
+averaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from refsgd.algorithms.baselines.independent import peers
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.sgd import SGD, weights
+from refsgd.collectives import ring_allreduce
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+
+
+def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
+              images: Sequence[int]) -> Program[Array]:
+    """All-reduce how far the replicas moved from their last common point.
+
+    Parameters
+    ----------
+    start, x : ndarray, (d,)
+        The common point and the own replica.
+    images : sequence of int
+        What each peer computed since then, its weight in the mean; where nobody has any, all weigh the same.
+
+    Returns
+    -------
+    ndarray, (d,)
+        ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer.
+    """
+    share, whole = weights(images)
+    number = x.dtype.type
+    total: Array = yield from ring_allreduce(rank, names, number(share[rank]) * (x - start))
+    return total / number(whole)
+
+
+def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+         averages: Callable[[int], bool]) -> Program[Array]:
+    """Learn alone; after the steps t with `averages(t)`, and after the last, become the mean; returns the
+    replica."""
+    me, n = names[rank], len(names)
+    x = start = problem.x0
+    v, since = sgd.start(x), 0
+    for t in range(steps):
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
+        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x)
+        if n > 1 and (averages(t) or t == steps - 1):
+            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
+            move = yield from mean_move(rank, names, start, x, images)
+            x = start = start + move
+            since = t + 1
+        yield Mark("clock", t=t)
+    return x
+
+
+def check_period(period: int, least: int) -> None:
+    """Raise ValueError where a period is not an integer of at least `least` steps."""
+    if not (period >= least and period == period // 1):
+        raise ValueError(f"period {period}; expected a whole number of steps >= {least}")
+
+
+def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8) -> Deployment:
+    """Deploy local SGD.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    period : int
+        H, steps between two averages, at least 1; 0: average only once, at the end.
+    """
+    check_period(period, 0)
+
+    def averages(t: int) -> bool:
+        return period > 0 and (t + 1) % period == 0
+
+    names = peers(workers)
+    return {me: Node(peer(rank, names, problem, steps, sgd, averages), rank=rank)
+            for rank, me in enumerate(names)}

@@ -1,0 +1,1 @@
+"""Algorithms whose peers talk to neighbours."""

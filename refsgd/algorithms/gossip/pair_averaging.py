@@ -1,0 +1,117 @@
+"""Pair averaging: pull the replica of a random peer and go on from the mean of both.  One side only.
+
+It looks like AD-PSGD and is often announced under that name, but the peer that is asked keeps its replica as
+it is. So there is nothing to lock, any graph will do, and nobody can block anybody; the price is that the
+mean of the replicas is not kept: every pull forgets half of what the puller knew, and copies half of what the
+other knows.
+
+Peer i, training program::
+
+    for t = 0, 1, ...:
+        choose another peer j;  ask it                         # its replica travels while we compute
+        g = gradient at x on its share
+        x = (x + x_j) / 2                                      # j learns nothing from this
+        x = update(x, g)
+
+Peer j, responding program, for as long as the run lasts::
+
+    asked by i:  send x to i
+
+Quick facts
+-----------
+synchronous: no | centralised: no | roles: n peers with two programs each | messages per peer and iteration: a
+request out, a replica in | bytes per peer and iteration: M in (M = 4 d) | staleness: 0 (an average comes
+between read and application, but no update) | clock gap: unbounded | momentum: local, never communicated |
+aggregation: mean of two, on one side (row-stochastic, not column-stochastic) | graph: complete |
+deterministic: given the schedule and the choices
+
+What differs from the papers
+----------------------------
+Jin et al. pull every few steps; here before every gradient, as KungFu's PairAveraging optimiser does, which
+saves its replica once per step and answers with what it saved; here the answer is the replica of the moment.
+
+References
+----------
+Jin, Yuan, Iandola and Keutzer, "How to scale distributed deep learning?", arXiv:1611.04581, 2016:
+pull-gossip.
+Mai et al., "KungFu: Making training in distributed machine learning adaptive", OSDI 2020: pair averaging.
+Not: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018; see adpsgd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from refsgd.algorithms.baselines.independent import peers
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
+
+
+class Pull(NamedTuple):
+    """peer -> peer: send me your replica."""
+
+
+class Model(NamedTuple):
+    """peer -> peer: the replica of this moment; the sender keeps it."""
+
+    x: Array  # (d,)
+
+
+@dataclass
+class Replica:
+    """What the two programs of a peer share."""
+
+    x: Array  # (d,)
+
+
+def train(rank: int, me: str, others: Sequence[str], replica: Replica, problem: Objective, steps: int,
+          sgd: SGD) -> Program[Array]:
+    """Main program: ask, learn, average, update; returns its replica, shape (d,)."""
+    v = sgd.start(replica.x)
+    for t in range(steps):
+        if others:
+            j = yield Choose(others)
+            yield Send(j, Pull())
+        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
+        if others:
+            _, theirs = yield Recv(Model, Died, src=j)
+            if isinstance(theirs, Died):
+                others = [i for i in others if i != j]
+            else:
+                # (x + x_j) / 2, written so that the mean of equal replicas is the same bits.
+                replica.x = replica.x + (theirs.x - replica.x) / 2
+        replica.x, v = yield Compute(sgd.step, replica.x, v, g, t, kind="update")
+        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=replica.x)
+        yield Mark("clock", t=t)
+    return replica.x
+
+
+def respond(replica: Replica) -> Program[None]:
+    """Responder: send what one has to whoever asks."""
+    while True:
+        i, _ = yield Recv(Pull)
+        yield Send(i, Model(replica.x))
+
+
+def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
+    """Deploy pair averaging.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    """
+    names, deployment = peers(workers), {}
+    for rank, me in enumerate(names):
+        replica = Replica(problem.x0)
+        others = [name for name in names if name != me]
+        deployment[me] = Node(train(rank, me, others, replica, problem, steps, sgd), [respond(replica)],
+                              rank=rank, survives=True)
+    return deployment

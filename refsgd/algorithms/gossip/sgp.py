@@ -1,0 +1,115 @@
+"""Stochastic gradient push (SGP): push halves to one peer per step, and carry a weight that corrects the
+mean.
+
+Averaging over directed links cannot make both sides equal, so a peer that hears much would count too much.
+Push-sum repairs it: x is only a numerator, its weight w travels with it, and the model is z = x / w.  What is
+split is sent in full, so the sums of all x and of all w are kept, messages under way included.
+
+Peer i::
+
+    w = 1
+    for t = 0, 1, ...:
+        g = gradient at z = x / w on its share                # at the model,
+        x = update(x, g)                                      # but applied to the numerator
+        split (x, w) evenly over itself and its out-neighbours of step t, and send them their parts
+        x, w = own part + all parts received in step t
+
+On the one-peer exponential graph peer i sends to i + 2^k, k = 0, 1, ... in turn: one message per step, and
+with n = 2^k peers the exact average of all after log2 n steps.
+
+Quick facts
+-----------
+synchronous: yes, with one's in-neighbours | centralised: no | roles: n peers | messages per peer and
+iteration: 1 each way on the one-peer graph | bytes per peer and iteration: M + 4 for each (M = 4 d) |
+staleness: 0 | clock gap: at most one less than the steps that it takes until everybody has heard of
+everybody, on the one-peer graph ceil(log2 n) - 1 | momentum: local, never communicated | aggregation:
+column-stochastic | graph: directed, may change with t | deterministic: yes, whatever the schedule
+
+What differs from the paper
+---------------------------
+Weight decay acts on the numerator, as in the authors' code.  Where all peers have the same number of in- and
+of out-neighbours all weights are 1, and that code leaves them out; here they are always sent.  The overlapped
+variant is not built.
+
+References
+----------
+Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed deep learning", ICML 2019
+(arXiv:1811.10792), algorithm 1; one-peer exponential graph in its appendix.
+Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", FOCS 2003: push-sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms.baselines.independent import graph_of, peers
+from refsgd.algorithms.gossip.graphs import GRAPHS, Graph, one_peer_exponential
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+
+
+class Part(NamedTuple):
+    """peer -> out-neighbour: a part of the numerator, and the same part of the weight."""
+
+    x: Array  # (d,)
+    # 4 bytes in float32; in one message, for one without the other would be a different model
+    weight: np.floating
+
+
+def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+         out: Callable[[int], Graph]) -> Program[Array]:
+    """Learn at z, push parts of (x, w), add up what comes; returns the model z = x / w, shape (d,).
+
+    `out` gives the graph of step t: ``out(t)[i]`` are the peers to whom i sends.
+    """
+    x, v, me = problem.x0, sgd.start(problem.x0), names[rank]
+    weight = x.dtype.type(1)
+    for t in range(steps):
+        g: Array = yield Compute(problem.gradient, x / weight, rank, t)
+        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
+        to = out(t)
+        share = x.dtype.type(1 / (len(to[rank]) + 1))
+        part = Part(share * x, share * weight)
+        for j in to[rank]:
+            yield Send(names[j], part)
+        parts = {rank: part}
+        for j in range(len(names)):
+            if rank in to[j]:
+                _, parts[j] = yield Recv(Part, src=names[j])
+        # In rank order, whoever came first.
+        first, *others = sorted(parts)
+        x = sum((parts[j].x for j in others), start=parts[first].x)
+        weight = x.dtype.type(sum(parts[j].weight for j in sorted(parts)))
+        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x / weight)
+        yield Mark("clock", t=t)
+    return x / weight
+
+
+def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
+        graph: str = "one-peer-exponential") -> Deployment:
+    """Deploy SGP.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each peer, >= 0.
+    sgd : SGD
+    graph : str
+        "one-peer-exponential", or a key of `refsgd.algorithms.gossip.graphs.GRAPHS`, where everybody sends to
+        all neighbours in every step; weights differ from 1 where degrees do ("star").
+    """
+    names = peers(workers)
+    if graph != "one-peer-exponential":
+        fixed = graph_of(graph, workers, ("one-peer-exponential", *GRAPHS))
+
+    def out(t: int) -> Graph:
+        return one_peer_exponential(workers, t) if graph == "one-peer-exponential" else fixed
+
+    return {me: Node(peer(rank, names, problem, steps, sgd, out), rank=rank) for rank, me in enumerate(names)}

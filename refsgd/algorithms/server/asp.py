@@ -1,0 +1,72 @@
+"""Asynchronous parallel SGD (ASP, async-SGD): nobody waits for anybody, gradients are old when they arrive.
+
+Worker i::
+
+    g = gradient at x on its share
+    push g to the server;  take the model that answers this push
+
+Server, on each push::
+
+    x = update(x, g);  version = version + 1
+    answer with (x, version)
+
+The gradient was computed at an older version; the difference is its *staleness*, n - 1 in the mean at any
+speeds of the workers.
+
+Quick facts
+-----------
+synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: unbounded, mean
+n - 1 | clock gap: unbounded | momentum: at the server, shared by all | aggregation: each push is applied
+alone, n updates where BSP has one | deterministic: given the order of arrival
+
+What differs from the papers
+----------------------------
+Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every worker
+reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M is 1, see
+softsync for more.  Slices have versions of their own: a model of several servers can be torn.  The learning rate is
+not divided by n; that is the caller's choice.
+
+References
+----------
+Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.1.
+Lian et al., "Asynchronous parallel stochastic gradient for nonconvex optimization", NIPS 2015,
+algorithm 1 (AsySG-con).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, worker
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
+
+
+def server(shard: Shard, pushes: int) -> Program[Array]:
+    """Apply each of `pushes` gradients as it comes and answer its sender; returns the shard's part."""
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for _ in range(pushes):
+            w, push = yield Recv(Push)
+            yield from shard.apply(w, push)
+            yield Send(w, Model(shard.x, shard.version))
+    return shard.x
+
+
+def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False) -> Deployment:
+    """Deploy ASP.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers, servers : int
+        n and K, at least 1.
+    steps : int
+        Iterations of each worker, >= 0.
+    sgd : SGD
+    rotated : bool
+        Worker i begins with server i: where every worker's node has a server.
+    """
+    return deploy(problem, workers, servers, sgd,
+                  lambda rank, servers: worker(rank, servers, problem, steps, rotated),
+                  lambda shard, workers: server(shard, len(workers) * steps))

@@ -1,0 +1,88 @@
+"""Hogwild!: workers read and add to one shared vector without asking anybody, and without a lock.
+
+The parameters lie in memory that all workers share.  Worker i::
+
+    x = read the vector, part by part           # may be torn: others write meanwhile
+    g = gradient at x
+    for each part:  add -lr * g[part] to it
+
+With *atomic* additions nothing is lost: the vector is x_0 plus all steps ever added.  Without, an addition is
+a read and a write, and what others write between the two is lost.
+
+Quick facts
+-----------
+synchronous: no | centralised: shared memory, no server | roles: n workers, one vector in `parts` parts |
+messages, bytes: none | staleness: unbounded, mean about n - 1 where additions take no time | clock gap:
+unbounded | momentum: none | aggregation: each step is added alone | deterministic: given the order of
+accesses, if atomic
+
+Updates are numbered by the trace, in the order of their last additions (`refsgd.trace.shared`): a counter in
+shared memory would be read and raised by the same racing accesses.
+
+What differs from the paper
+---------------------------
+Recht et al. touch only the few components of a sparse example; here gradients are dense and a part is a
+slice, so workers collide far more often.  They take the addition of a component to be atomic: `atomic=False`
+shows what it is without.  Their rate is constant within an epoch and shrinks from one to the next.
+`momentum` is refused: it would need a shared velocity.  The learning rate's schedule runs on the worker's own
+t, not on the number of all updates.
+
+References
+----------
+Recht, Re, Wright, Niu, "Hogwild!: a lock-free approach to parallelizing stochastic gradient descent", NIPS
+2011, algorithm 1: sample, read, compute, add component by component.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refsgd.algorithms.parts import Objective, names
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Add, Array, Cell, Compute, Deployment, Load, Mark, Node, Program
+
+
+def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, atomic: bool) -> Program[Cell]:
+    """Read, compute, add; returns the shared cell, whose contents are the parameters when the run has
+    ended."""
+    for t in range(steps):
+        parts = []
+        for p in range(len(shared.cut)):
+            part: Array = yield Load(shared, p)
+            parts.append(part)
+        x = np.concatenate(parts)
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        step = -sgd.rate(t) * (g + np.float32(sgd.weight_decay) * x if sgd.weight_decay else g)
+        for p, cut in enumerate(shared.cut):
+            yield Add(shared, p, step[cut], atomic)
+        yield Mark("update", part=0, t=t, x=x + step)
+        yield Mark("clock", t=t)
+    return shared
+
+
+def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: bool = True,
+            parts: int = 8) -> Deployment:
+    """Deploy Hogwild!.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    steps : int
+        Iterations of each worker, >= 0.
+    sgd : SGD
+        Without momentum.
+    atomic : bool
+        Whether an addition is one indivisible step.
+    parts : int
+        Into how many slices the vector is cut, at least 1.
+    """
+    if parts < 1:
+        raise ValueError(f"parts {parts}; expected at least 1")
+    if sgd.momentum:
+        raise ValueError(f"momentum {sgd.momentum}; expected 0: hogwild has no shared velocity")
+    shared = Cell(problem.x0, parts)
+    ws, _ = names(workers, 1)
+    return {w: Node(worker(i, shared, problem, steps, sgd, atomic), cells=[shared], rank=i, survives=True)
+            for i, w in enumerate(ws)}

@@ -1,0 +1,7 @@
+"""``python -m refsgd.cli``."""
+
+import sys
+
+from refsgd.cli import main
+
+sys.exit(main())

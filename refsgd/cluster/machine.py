@@ -1,0 +1,343 @@
+"""The machine: durations of computing and of messages, read by formulas, simulator and paced processes alike.
+
+A `Machine` has a `Distribution` of the time of a gradient and of an update, and links with a latency and a
+bandwidth.  It knows no algorithm.
+
+Links meet in a switch that never blocks.  A node's outgoing and its incoming link each serve one message
+at a time, first come first served, cut-through.  A message of m bytes::
+
+    start   = max(now, out_free);   out_free = start + m / bandwidth
+    arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
+
+and an incoming link serves in the order in which heads (start + latency) arrive.  Half duplex: one link both
+ways, ``out_free`` and ``in_free`` are the same time.
+
+Each program that computes has a processor of its own, unless `cores` limits those of a host: then each of k
+programs that compute proceeds at rate min(1, cores / k) (see `refsgd.cluster.cores`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
+from numbers import Integral
+from typing import Any
+
+from refsgd.cluster import units
+from refsgd.cluster.distributions import Distribution, as_distribution, is_number
+from refsgd.effects import Deployment, ranks
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster in numbers.
+
+    Parameters
+    ----------
+    compute : Distribution, str or None
+        Seconds of one gradient; None: nothing is paced, real processes run as fast as they can.
+    latency : float or str
+        Seconds until the first byte of a message arrives, >= 0; or text such as ``"25us"``.
+    bandwidth : float or str
+        Bytes per second of each node's link, each direction; > 0, may be infinite; or text such as
+        ``"10Gbps"`` or ``"1.25GB/s"``.
+    update : float or Distribution or str
+        Seconds of one update at a server (or of a worker's own), >= 0.
+    reduction : float
+        Seconds per byte that is reduced in a collective (gamma), >= 0.
+    speeds : tuple of float or str
+        Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
+    colocated : bool
+        Server k shares the host of worker k mod n; messages between them do not use the network.
+    cores : int or None
+        Programs of one host that can compute at full speed at the same time: of k that compute each proceeds
+        at rate min(1, cores / k). None: processors are no limit.  A gradient whose threads take all
+        processors of its host counts as one program on one core.
+    duplex : {"full", "half"}
+        Whether a node's outgoing and incoming link are two, or one that serves both ways first come first
+        served.
+
+    Examples
+    --------
+    >>> Machine(compute="exponential(20ms)", latency="1ms").compute.mean
+    0.02
+    """
+
+    compute: Distribution | None = None
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    update: Distribution | None = None
+    reduction: float = 0.0
+    speeds: tuple[float, ...] = ()
+    colocated: bool = False
+    cores: int | None = None
+    duplex: str = "full"
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "update"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if name == "update" and is_number(value) and value == 0
+                               else as_distribution(name, value))
+        for name, read in (("latency", units.seconds), ("bandwidth", units.bytes_per_second),
+                           ("speeds", units.speeds)):
+            if isinstance(value := getattr(self, name), str):
+                try:
+                    object.__setattr__(self, name, read(value))
+                except ValueError as error:
+                    raise ValueError(f"{name} {error}") from None
+        for name, unit, expected in (("latency", "s", "a finite number of seconds >= 0"),
+                                     ("bandwidth", "bytes/s", "a number of bytes/s > 0 (inf: unlimited)"),
+                                     ("reduction", "s/byte", "a number of s/byte >= 0")):
+            if not is_number(value := getattr(self, name)):
+                raise _wrong_type(name, value, expected)
+            fits = value > 0 if name == "bandwidth" else value >= 0
+            if not fits or (name == "latency" and value == math.inf):
+                raise ValueError(f"{name} {value} {unit}; expected {expected}")
+        speeds = tuple(self.speeds) if isinstance(self.speeds, Iterable) else (None,)
+        if not all(is_number(s) and 0 < s < math.inf for s in speeds):
+            raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
+        object.__setattr__(self, "speeds", tuple(map(float, speeds)))
+        if not isinstance(self.colocated, bool):
+            raise _wrong_type("colocated", self.colocated, "True or False")
+        if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):
+            raise _wrong_type("cores", self.cores, "a whole number, at least 1, or None")
+        if self.cores is not None and self.cores < 1:
+            raise ValueError(f"cores {self.cores}; expected at least 1, or None")
+        if self.duplex not in ("full", "half"):
+            raise ValueError(f"duplex {self.duplex!r}; expected full or half")
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The machine as it is: no pacing, no emulated link."""
+        return cls()
+
+    @property
+    def paced(self) -> bool:
+        """Whether compute times are drawn (and real processes sleep until a drawn time is over)."""
+        return self.compute is not None
+
+    @property
+    def linked(self) -> bool:
+        """Whether messages take time."""
+        return self.latency > 0 or not math.isinf(self.bandwidth)
+
+    def speed(self, worker: int) -> float:
+        """Speed factor of a worker.
+
+        Parameters
+        ----------
+        worker : int
+            Its rank.
+
+        Returns
+        -------
+        float
+            > 0.
+        """
+        return self.speeds[worker] if worker < len(self.speeds) else 1.0
+
+    def node_speeds(self, deployment: Deployment) -> dict[str, float]:
+        """Speed factor of each node, by name; that of a server is 1.
+
+        Parameters
+        ----------
+        deployment : Deployment
+
+        Returns
+        -------
+        dict of str to float
+        """
+        rank = ranks(deployment)
+        return {name: self.speed(rank[name]) if node.role == "worker" else 1.0
+                for name, node in deployment.items()}
+
+    def distribution(self, kind: str, speed: float = 1.0) -> Distribution | None:
+        """The distribution of a `Compute` of this kind; None if it costs nothing.
+
+        Parameters
+        ----------
+        kind : str
+            Of the `Compute`.
+        speed : float
+            Speed factor of the node.
+
+        Returns
+        -------
+        Distribution or None
+        """
+        found = {"gradient": self.compute, "update": self.update}.get(kind)
+        return found.scaled(1 / speed) if found is not None else None
+
+    def hosts(self, deployment: Deployment) -> dict[str, str]:
+        """The host of each node, by name.
+
+        A node lives on the host that its `Node` names, else on its own; a co-located server k on that of
+        worker k mod n.
+
+        Parameters
+        ----------
+        deployment : Deployment
+
+        Returns
+        -------
+        dict of str to str
+        """
+        place = {name: node.host or name for name, node in deployment.items()}
+        rank = ranks(deployment)
+        workers = [name for name, node in deployment.items() if node.role == "worker"]
+        workers.sort(key=rank.__getitem__)
+        if self.colocated and workers:
+            for name, node in deployment.items():
+                if node.role == "server" and node.host is None:
+                    place[name] = place[workers[rank[name] % len(workers)]]
+        return place
+
+    def with_(self, **changes: Any) -> Machine:
+        """A copy with some fields changed.
+
+        Parameters
+        ----------
+        **changes
+            New values of fields.
+
+        Returns
+        -------
+        Machine
+        """
+        return replace(self, **changes)
+
+    def slow_motion(self, factor: float) -> Machine:
+        """The same machine, slower by a factor in everything: shares of time, staleness and orders of events
+        do not change.
+
+        Parameters
+        ----------
+        factor : float
+            > 0.
+
+        Returns
+        -------
+        Machine
+
+        Examples
+        --------
+        >>> print(Machine(compute="1ms", latency="20us", bandwidth="1GB/s").slow_motion(10))
+        compute fixed(0.01) s, latency 0.2 ms, bandwidth 100 MB/s
+        """
+        if not is_number(factor) or not 0 < factor < math.inf:
+            raise ValueError(
+                f"slow motion {factor!r}; expected a finite number > 0, such as 10 for ten times as slow")
+        return replace(self, compute=self.compute and self.compute.scaled(factor),
+                       update=self.update and self.update.scaled(factor),
+                       latency=self.latency * factor, bandwidth=self.bandwidth / factor,
+                       reduction=self.reduction * factor)
+
+    def for_workers(self, workers: int) -> Machine:
+        """The same machine with a speed for each of this many workers, if it has any; further ones have 1.
+
+        Parameters
+        ----------
+        workers : int
+
+        Returns
+        -------
+        Machine
+        """
+        return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers]) if self.speeds else self
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values; `from_json` reads it back."""
+        out = asdict(self)
+        for name in ("compute", "update"):
+            drawn: Distribution | None = getattr(self, name)
+            if drawn is not None:
+                out[name] = {"family": drawn.family, "parameters": list(drawn.parameters)}
+        out["bandwidth"] = None if math.isinf(self.bandwidth) else self.bandwidth
+        out["speeds"] = list(self.speeds)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key or a value of
+        another kind.
+
+        Parameters
+        ----------
+        data : mapping
+            What `to_json` gave.
+
+        Returns
+        -------
+        Machine
+        """
+        known = sorted(f.name for f in fields(cls))
+        if not isinstance(data, Mapping):
+            raise _wrong_type("a machine is", data, f"an object with some of {known}")
+        values = _current_names(data)
+        if unknown := sorted(set(values) - set(known)):
+            raise ValueError(f"unknown keys {unknown} of a machine; expected some of {known}")
+        for name in ("compute", "update"):
+            if isinstance(given := values.get(name), Mapping):
+                if set(given) != {"family", "parameters"} or not isinstance(given["parameters"],
+                                                                            (list, tuple)):
+                    raise ValueError(f"{name} {dict(given)}; expected a family and a list of its parameters, "
+                                     "such as {'family': 'fixed', 'parameters': [0.02]}")
+                try:
+                    values[name] = Distribution(given["family"], tuple(given["parameters"]))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        if values.get("bandwidth", 0) is None:
+            values["bandwidth"] = math.inf
+        return cls(**values)
+
+    @property
+    def collocated(self) -> bool:
+        """The old name of `colocated`, for one release."""
+        return bool(_current_names({"collocated": self.colocated})["colocated"])
+
+    def __str__(self) -> str:
+        parts = [f"compute {self.compute} s" if self.compute else "unpaced"]
+        parts.append(f"latency {self.latency * 1e3:g} ms")
+        parts.append("bandwidth unlimited" if math.isinf(self.bandwidth)
+                     else f"bandwidth {self.bandwidth / 1e6:g} MB/s")
+        if self.update is not None:
+            parts.append(f"update {self.update} s")
+        if self.reduction:
+            parts.append(f"reduction {self.reduction:g} s/byte")
+        if self.speeds:
+            parts.append(f"speeds {units.written(self.speeds)}")
+        if self.colocated:
+            parts.append("servers co-located")
+        if self.cores is not None:
+            parts.append(f"cores {self.cores}")
+        if self.duplex != "full":
+            parts.append(f"links {self.duplex} duplex")
+        return ", ".join(parts)
+
+
+def _wrong_type(name: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")
+
+
+def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with `collocated`, the name of `colocated` until the last release, under its new name."""
+    found = dict(values)
+    if "collocated" in found:
+        warnings.warn("collocated is now called colocated; the old name will be removed in the next release",
+                      FutureWarning, stacklevel=3)
+        found["colocated"] = found.pop("collocated")
+    return found
+
+
+_create = Machine.__init__
+
+
+@wraps(_create)
+def _create_with_old_names(self: Machine, *args: Any, **values: Any) -> None:
+    _create(self, *args, **_current_names(values))
+
+
+Machine.__init__ = _create_with_old_names  # type: ignore[method-assign]

@@ -1,0 +1,109 @@
+"""Quantities as people write them: ``25us``, ``10Gbps``, ``16GB``; speeds of workers: ``15x1,0.5``,
+``15=0.5``.
+
+The command line and the Python API read them here.  1 GB is 10**9 bytes; bps, bit/s and b/s are bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+
+_PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SECONDS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "\u00b5s": Decimal("1e-6"),
+            "\u03bcs": Decimal("1e-6"), "ns": Decimal("1e-9")}
+_BYTES = {f"{prefix}B": Decimal(scale)
+          for prefix, scale in _PREFIXES.items()} | {f"{p}IB": Decimal(1024**i)
+                                                     for i, p in enumerate("KMGT", 1)}
+_RATES = {f"{prefix}{unit}": Decimal(scale) / bits for prefix, scale in _PREFIXES.items()
+          for unit, bits in (("B/s", 1), ("bps", 8), ("b/s", 8), ("bit/s", 8))}
+_FLOPS = {f"{prefix}{unit}": Decimal(scale) for prefix, scale in (_PREFIXES | {"P": 10**15}).items()
+          for unit in ("FLOPS", "FLOP/S")}
+_MOST = 100_000  #: speeds in one text
+
+
+def _read(text: str, units: Mapping[str, Decimal], expected: str) -> float:
+    """A number, or a number with one of the units, the first letter or all of it in small letters; the
+    float nearest to what is written."""
+    try:
+        return float(text)
+    except ValueError:
+        found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?)\s*([a-zA-Z\u00b5\u03bc/]+)\s*",
+                             text)
+    for unit in (found[2], found[2][0].upper() + found[2][1:], found[2].upper()) if found else ():
+        if unit in units:
+            return float(Decimal(found[1]) * units[unit])  # type: ignore[index]
+    raise ValueError(f"{text!r} not understood; expected {expected}")
+
+
+def seconds(text: str) -> float:
+    """A time: ``0.02``, ``20ms``, ``25us``; ValueError on what is none."""
+    return _read(text, _SECONDS, "seconds, or a number with s, ms, us or ns, such as 20ms")
+
+
+def bytes_per_second(text: str) -> float:
+    """A bandwidth: ``1.25e9``, ``1.25GB/s``, ``10Gbps``, ``inf``; ValueError on what is none."""
+    return _read(text, _RATES, "bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as 10Gbps")
+
+
+def nbytes(text: str) -> float:
+    """A size: ``16e9``, ``16GB``, ``16GiB``, in letters of any case; ValueError on what is none."""
+    return _read(text, _BYTES, "bytes, such as 16e9, 16GB or 16GiB")
+
+
+def flops(text: str) -> float:
+    """A rate of computing: ``5e12``, ``5TFLOPS``, ``5TFLOP/s``; ValueError on what is none."""
+    return _read(text, _FLOPS, "FLOP/s, such as 5e12 or 5TFLOPS")
+
+
+def counted(number: int, what: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def speeds(text: str) -> tuple[float, ...]:
+    """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half of it;
+    ValueError on what is none."""
+    found: list[float] = []
+    try:
+        for count, times, speed in (part.rpartition("x") for part in text.split(",")):
+            found += [float(speed)] * min(int(count) if times else 1, _MOST)
+            if times and not 0 < int(count) < _MOST:
+                raise ValueError
+    except ValueError:
+        raise ValueError(f"{text!r}; expected numbers separated by commas, e.g. 1,1,4 or 15x1,0.5") from None
+    return tuple(found)
+
+
+def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = None) -> tuple[float, ...]:
+    """The speeds after ``15=0.5`` (worker 15 at half speed) and the like; ValueError on what is none, or
+    names a worker that there is not."""
+    changed: dict[int, float] = {}
+    for part in ",".join(texts).split(","):
+        worker, _, speed = part.partition("=")
+        try:
+            rank = int(worker.removeprefix("worker"))
+            changed[rank] = float(speed)
+        except ValueError:
+            raise ValueError(f"{part!r}; expected a worker and its speed, such as 15=0.5 for worker 15 at "
+                             "half speed") from None
+        if not 0 < changed[rank] < float("inf"):
+            raise ValueError(f"worker {rank} at speed {speed}; expected a finite speed > 0, such as "
+                             f"{rank}=0.5 for half speed")
+    count = max(*changed, len(speeds) - 1, 0) + 1 if workers is None else workers
+    for rank in changed:
+        if not 0 <= rank < min(count, _MOST):
+            numbered = (f"{count} workers are numbered 0 to {count - 1}" if count > 1
+                        else "the only worker is 0")
+            raise ValueError(f"there is no worker {rank}: {numbered}")
+    return tuple(changed.get(i, speeds[i] if i < len(speeds) else 1.0)
+                 for i in range(max(count, len(speeds))))
+
+
+def written(speeds: Sequence[float]) -> str:
+    """The text that `speeds` reads: long runs of equal ones with their number."""
+    runs = [(speed, len(list(equal))) for speed, equal in itertools.groupby(speeds)]
+    return ",".join(f"{count}x{speed:g}" if count > 3 else ",".join([f"{speed:g}"] * count)
+                    for speed, count in runs)

@@ -1,0 +1,96 @@
+"""The step player: a run as one self-contained HTML page that goes forwards and backwards, one event at a
+time.
+
+It shows the programs' source with a marker where each of them stands, their local variables, what they wait
+for and why, a space-time diagram, the messages under way, and how staleness and idle time grow.  The page
+needs no network and no kernel.  Everything comes from a trace; the lines are found by replaying it, bit for
+bit.
+
+The page's behaviour is in ``player.js``, its looks in ``player.css``, its skeleton in ``player.html``.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from refsgd.display.player.listing import listing, title
+from refsgd.display.player.states import follow
+from refsgd.display.player.tape import Tape
+from refsgd.effects import Factory
+from refsgd.trace import Trace
+
+LIMIT = 500  #: events that a page shows unless told otherwise
+
+__all__ = ["LIMIT", "Player", "player_html"]
+
+
+def _window(trace: Trace, events: tuple[int, int] | None, limit: int) -> tuple[int, int]:
+    if events is None:
+        if limit < 1:
+            raise ValueError(f"limit {limit}; expected at least 1 event")
+        return 0, min(limit, len(trace.events))
+    first, last = events
+    if not 0 <= first < last:
+        raise ValueError(f"events {events}; expected (first, last) with 0 <= first < last")
+    if first >= max(1, len(trace.events)):
+        raise ValueError(f"events {events}; the run has {len(trace.events)}")
+    return first, min(last, len(trace.events))
+
+
+def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "run", unit: str = "s",
+                events: tuple[int, int] | None = None, limit: int = LIMIT, at_end: bool = False,
+                actions: Sequence[tuple[str, str]] | None = None,
+                arrivals: Mapping[tuple[str, str, int], float] | None = None) -> str:
+    """A run as one HTML page."""
+    first, last = _window(trace, events, limit)
+    states = follow(trace, factory, first, last)
+    data = Tape(trace, states, first, last, unit, arrivals).to_json()
+    data |= {"name": name, "atEnd": at_end, "actions": actions, "files": [title(f) for f in states.files]}
+    source = "".join(listing(i, f, functions) for i, (f, functions) in enumerate(states.files.items()))
+    if states.note:
+        source = f'<p class="note">{html.escape(states.note)}</p>{source}'
+    parts = {"name": html.escape(name), "css": _asset("player.css"), "js": _asset("player.js"),
+             "source": source,
+             "run": json.dumps(data, separators=(",", ":"), ensure_ascii=False,
+                               allow_nan=False).replace("<", "\\u003c")}
+    page = _asset("player.html")
+    pieces = page.split("{{")
+    return pieces[0] + "".join(parts[key] + rest
+                               for key, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+
+
+def _asset(name: str) -> str:
+    return files("refsgd.display.player").joinpath(name).read_text(encoding="utf-8")
+
+
+class Player:
+    """A page of the step player, which notebooks show in a frame.
+
+    Parameters
+    ----------
+    html : str
+        The document, of `player_html`.
+    height : int
+        Of the frame in a notebook, in pixels.
+    """
+
+    def __init__(self, html: str, height: int = 860) -> None:
+        self.html, self.height = html, height
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page; returns its path."""
+        target = Path(path)
+        target.write_text(self.html, encoding="utf-8")
+        return target
+
+    def _repr_html_(self) -> str:
+        return (f'<iframe title="step player" srcdoc="{html.escape(self.html, quote=True)}" '
+                f'style="width:100%;height:{self.height}px;border:1px solid #8884;border-radius:6px" '
+                'loading="lazy"></iframe>')
+
+    def __repr__(self) -> str:
+        return f"Player({len(self.html.encode()) / 1e3:.0f} kB; .save('run.html') writes the page)"

@@ -1,0 +1,174 @@
+"""Source files as HTML: lightly coloured, one element per line, the functions that matter open and the rest
+folded.
+
+Of a docstring of several lines only the first is open: a reader who steps through a program wants its lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import io
+import keyword
+import linecache
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
+QUOTES = ('"""', "'''")
+
+
+def title(filename: str) -> str:
+    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its
+    last part."""
+    parts = PurePath(filename).parts
+    if "refsgd" in parts:
+        return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
+    if filename.startswith("<ipython-input") or any(p.startswith("ipykernel_") for p in parts):
+        number = re.search(r"<ipython-input-(\d+)", filename)
+        return f"cell {number.group(1)}" if number else "cell"
+    return filename if filename.startswith("<") else parts[-1]
+
+
+def _class_of(token: tokenize.TokenInfo, before: str) -> str:
+    if token.type == tokenize.COMMENT:
+        return "c"
+    if token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING"):
+        return "s"
+    if token.type == tokenize.NUMBER:
+        return "n"
+    if token.type == tokenize.NAME:
+        if token.string == "yield" or (token.string == "from" and before == "yield"):
+            return "y"
+        if keyword.iskeyword(token.string) or (token.string in ("match", "case") and before == ""):
+            return "k"
+        if before in ("def", "class"):
+            return "d"
+        if token.string in EFFECTS:
+            return "e"
+    return ""
+
+
+def colour(lines: list[str]) -> list[str]:
+    """Each line as HTML with a span around what has a class.
+
+    Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name
+    ``d``.
+
+    Examples
+    --------
+    >>> colour(["g = yield Recv(Push)\\n"])
+    ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']
+    """
+    spans: list[list[tuple[int, int, str]]] = [[] for _ in lines]
+    before = ""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO("".join(lines)).readline):
+            kind = _class_of(token, before)
+            before = token.string.strip()
+            (first, a), (last, b) = token.start, token.end
+            if kind:
+                for row in range(first, min(last, len(lines)) + 1):
+                    spans[row - 1].append(
+                        (a if row == first else 0, b if row == last else len(lines[row - 1].rstrip("\n")),
+                         kind))
+    except (tokenize.TokenError, SyntaxError):
+        pass  # not a whole program: what was read so far is coloured
+    return [_with_spans(line.rstrip("\n"), found) for line, found in zip(lines, spans)]
+
+
+def _with_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
+    out, at = [], 0
+    for a, b, kind in spans:
+        if b > a >= at:
+            out.append(f'{html.escape(text[at:a], quote=False)}<i '
+                       f'class="{kind}">{html.escape(text[a:b], quote=False)}</i>')
+            at = b
+    return "".join(out) + html.escape(text[at:], quote=False)
+
+
+def _parsed(lines: list[str]) -> ast.Module:
+    """The tree of a file; an empty one if it is not Python alone, such as a cell with commands of the
+    notebook."""
+    try:
+        return ast.parse("".join(lines))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
+    """The docstrings that are worth folding, from the line that says something to their last."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            text = node.body[0]
+            first, last = text.lineno, text.end_lineno or text.lineno
+            alone = not lines[first - 1][:text.col_offset].strip() and lines[last - 1].rstrip().endswith(
+                QUOTES)
+            while lines[first - 1].strip() in ("", *QUOTES):
+                first += 1
+            if alone and last - first >= 2:
+                found[first] = last
+    return found
+
+
+def _extents(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last lines of the functions that begin at the wanted lines, outermost ones, in order."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            if first in wanted or node.lineno in wanted:
+                found.add((first, node.end_lineno or first))
+    outer = [(a, b) for a, b in found if not any(c <= a and b <= d and (c, d) != (a, b) for c, d in found)]
+    return sorted(outer) or [(1, len(lines))]
+
+
+def _rows(file: int, coloured: list[str], first: int, last: int, folds: dict[int, int]) -> Iterator[str]:
+    """The lines first, ..., last, of which each fold shows its first one until it is opened."""
+    number = first
+    while number <= last:
+        end = folds.get(number, number)
+        if end == number:
+            yield f'<div class="line" id="f{file}l{number}">{_row(number, coloured)}</div>'
+        else:
+            more = (f'<span class="more" title="{end - number} more lines">…<span '
+                    f'class="hidden">{end - number} more lines</span></span>')
+            yield ('<details class="doc"><summary class="line" '
+                   f'id="f{file}l{number}">{_row(number, coloured, more)}</summary>')
+            yield from _rows(file, coloured, number + 1, end, {})
+            yield "</details>"
+        number = end + 1
+
+
+def _row(number: int, coloured: list[str], marks: str = "") -> str:
+    return (f'<span class="number">{number}</span><span '
+            f'class="marks">{marks}</span><code>{coloured[number - 1] or " "}</code>')
+
+
+def listing(file: int, filename: str, functions: Iterable[int]) -> str:
+    """One source file as a section."""
+    lines, name = linecache.getlines(filename), html.escape(title(filename))
+    if not lines:
+        return (f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined '
+                'interactively)</p></section>')
+    coloured, out, at, tree = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1, _parsed(lines)
+    folds = _docstrings(lines, tree)
+    for first, last in _extents(lines, tree, set(functions)):
+        if not "".join(lines[at - 1:first - 1]).strip():
+            out += _rows(file, coloured, at, first - 1, folds) if first - at < 3 and at > 1 else []
+        elif first > at:
+            out.append(f"<details><summary>lines {at} to {first - 1}</summary>")
+            out += _rows(file, coloured, at, first - 1, folds)
+            out.append("</details>")
+        out.append('<div class="function">')
+        out += _rows(file, coloured, first, last, folds)
+        out.append("</div>")
+        at = last + 1
+    if "".join(lines[at - 1:]).strip():
+        out.append(f"<details><summary>lines {at} to {len(lines)}</summary>")
+        out += _rows(file, coloured, at, len(lines), folds)
+        out.append("</details>")
+    return "".join([*out, "</section>"])

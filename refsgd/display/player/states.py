@@ -1,0 +1,214 @@
+"""Where every program stands after every event: lines, what is waited for, local variables, kept as
+changes only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refsgd.effects import Add, Compute, Factory, Load, Recv, Send
+from refsgd.runtimes import replay
+from refsgd.runtimes.programs import describe, frames, local_values
+from refsgd.trace import Event, Trace
+
+MOST = 12  #: entries of a container, and characters of a string x 4, that are shown
+
+
+def rank(name: str) -> int:
+    """Where a local variable comes in a list: those of `FIRST` first."""
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def shown(value: Any, depth: int = 0) -> str | None:
+    """A value in a few characters; None for what would not help a reader (functions, problems, generators).
+
+    Arrays of up to four numbers are written out; of larger ones the type and the shape.
+
+    Examples
+    --------
+    >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
+    ('{worker0: 2}', 'float32 (9,)', '0.1235', None)
+    """
+    if value is None or isinstance(value, bool | int):
+        return str(value)
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    if isinstance(value, np.integer | np.bool_):
+        return str(value)
+    if isinstance(value, str):
+        return value if len(value) <= 4 * MOST else value[: 4 * MOST - 1] + "…"
+    if isinstance(value, slice):
+        return f"{value.start}:{value.stop}"
+    if isinstance(value, np.ndarray):
+        if value.size <= 4 and value.ndim <= 1:
+            return "[" + " ".join(f"{v:.4g}" for v in np.atleast_1d(value)) + "]"
+        return f"{value.dtype} ({', '.join(map(str, value.shape))}{',' if value.ndim == 1 else ''})"
+    return _composed(value, depth) if depth < 3 else "…"
+
+
+def _composed(value: Any, depth: int) -> str | None:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return f"{type(value).__name__}({_joined(dict(zip(value._fields, value)), depth, '=')})"
+    if isinstance(value, Mapping):
+        return "{" + _joined(value, depth, ": ") + "}"
+    if isinstance(value, set | frozenset):
+        items = sorted(value, key=str)
+        return "{" + _listed(items, depth) + "}" if items else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{_listed(value, depth)}]"
+    kind: Any = type(value)
+    parameters = getattr(kind, "__dataclass_params__", None)
+    if parameters is not None and not parameters.frozen:
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
+        return f"{kind.__name__}({_joined(fields, depth, '=')})"
+    return None
+
+
+def _joined(items: Mapping[Any, Any], depth: int, sign: str) -> str:
+    pairs = [(key, shown(value, depth + 1)) for key, value in items.items()]
+    pairs = [(key, text) for key, text in pairs if text is not None]
+    more = [f"… {len(pairs) - MOST} more"] if len(pairs) > MOST else []
+    return ", ".join([f"{shown(key, depth + 1)}{sign}{text}" for key, text in pairs[:MOST]] + more)
+
+
+def _listed(items: Sequence[Any], depth: int) -> str:
+    more = [f"… {len(items) - MOST} more"] if len(items) > MOST else []
+    return ", ".join([shown(item, depth + 1) or "…" for item in items[:MOST]] + more)
+
+
+FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
+ENDED = ("returned", "died")  #: what is said of a program that has ended
+
+
+class Stand(NamedTuple):
+    """Where a program stands: number of the place (-1: it has ended), what it does there; at a `Recv` the
+    classes of messages, and from whom."""
+
+    place: int
+    says: str
+    kinds: tuple[str, ...] = ()
+    src: str | None = None
+
+
+class States:
+    """Follows a replay and keeps, for each program, only what changes.
+
+    Positions first, ..., last are kept: position k is the state after the first k events; what is older
+    counts as `first`.
+    """
+
+    def __init__(self, trace: Trace, first: int, last: int) -> None:
+        self.first = first
+        # source files in order of appearance, and the first lines of the functions that were seen in them
+        self.files: dict[str, set[int]] = {}
+        self.places: list[list[tuple[int, int]]] = []  # files and lines, outermost frame first
+        # of each program (k, value) where the value changes
+        self.stands: dict[tuple[str, int], list[tuple[int, Stand]]] = defaultdict(list)
+        self.locals: dict[tuple[str, int], dict[str, list[tuple[int, str | None]]]] = defaultdict(dict)
+        self.names: dict[tuple[str, int], str] = {}
+        self.bodies: dict[int, str] = {}  # of messages, without arrays, by the event that sent them
+        self.pending: dict[tuple[str, int], Any] = {}  # the effect that each waits for at the end
+        self.note = ""  # why the lines are missing
+        self._number: dict[tuple[tuple[str, int], ...], int] = {}
+        self._of_node: dict[str, list[int]] = defaultdict(list)  # numbers of a node's events
+        self._of_program: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for i, e in enumerate(trace.events[:last]):
+            self._of_node[e.node].append(i)
+            self._of_program[e.node, e.program].append(i)
+        self._done: dict[tuple[str, int], int] = defaultdict(int)
+        self._events: list[Event] = trace.events
+
+    def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
+        """Look at a node after `done` of its steps: the observer of a replay."""
+        k = 0 if not done else self._of_node[node][done - 1] + 1
+        if done:
+            self._done[node, self._events[k - 1].program] += 1
+        if k < self.first and done < len(self._of_node[node]) and self._of_node[node][done] < self.first:
+            return  # the node goes on before the window begins
+        end = ENDED[done > 0 and self._events[k - 1].kind == "died"]
+        for index, (program, effect) in enumerate(programs):
+            self._look((node, index), max(k, self.first), program, effect, end)
+
+    def _look(self, key: tuple[str, int], k: int, program: Any, effect: Any, end: str) -> None:
+        alive = [f for f in frames(program) if f.gi_frame is not None]
+        self.names.setdefault(key, getattr(program, "__name__", "program"))
+        self.pending[key] = effect
+        where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
+        for f in alive:
+            self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
+        receives = type(effect) is Recv and alive
+        waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if receives else ()
+        _put(self.stands[key], k, Stand(self._place(where), waits_for(effect) if alive else end, *waits))
+        values: dict[str, str] = {}
+        for f in alive:
+            for name, value in local_values(f).items():
+                text = shown(value)
+                if text is not None and not name.startswith(("_", ".")):
+                    values[name] = text
+        column = self.locals[key]
+        for name in [*column, *(name for name in values if name not in column)]:
+            _put(column.setdefault(name, []), k, values.get(name))
+        own = self._of_program.get(key, [])
+        if isinstance(effect, Send) and self._done[key] < len(own):
+            self.bodies[own[self._done[key]]] = shown(effect.body) or ""
+
+    def _place(self, where: tuple[tuple[str, int], ...]) -> int:
+        if not where:
+            return -1
+        if where not in self._number:
+            self._number[where] = len(self.places)
+            names = list(self.files)
+            self.places.append([(names.index(name), line) for name, line in where])
+        return self._number[where]
+
+
+def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
+    """Append (k, value) where the value changes; a later value of the same k takes its place."""
+    if column and column[-1][0] == k:
+        column.pop()
+    if (column[-1][1] if column else None) != value:
+        column.append((k, value))
+
+
+def waits_for(effect: Any) -> str:
+    """What a program does or waits for, in a reader's words."""
+    if isinstance(effect, Compute):
+        return f"computes: {effect.kind}"
+    if isinstance(effect, Send):
+        return f"sends {type(effect.body).__name__} to {effect.to}"
+    if isinstance(effect, Load):
+        return f"reads part {effect.part}"
+    if isinstance(effect, Add):
+        return f"adds to part {effect.part}"
+    name = type(effect).__name__
+    if name == "Recv":
+        return f"waits: {describe(effect)}"
+    if name == "Poll":
+        return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
+    if name == "Choose":
+        return "chooses"
+    if name == "Mark":
+        return f"marks {effect.name}"
+    return describe(effect)
+
+
+def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> States:
+    """Replay the first `last` events of a trace and keep where the programs stood from event `first` on.
+
+    Without a factory, or where the trace cannot be replayed, the states are empty and `States.note` says why.
+    """
+    states = States(trace, first, last)
+    if factory is None:
+        states.note = "no programs were given, so the lines at which they stood are not known"
+        return states
+    try:
+        beginning = Trace(trace.events[:last], trace.nodes, trace.seconds, lateness=trace.lateness,
+                          roles=trace.roles)
+        replay.watch(factory, replay.record(beginning), states.see)
+    except Exception as error:  # whatever it is: diagram, messages and metrics do not need the lines
+        states.note = f"the lines could not be reproduced to the end: {type(error).__name__}: {error}"
+    return states

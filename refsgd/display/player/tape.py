@@ -1,0 +1,294 @@
+"""A window of a trace as JSON values for the page: columns indexed once, changes instead of whole states."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from refsgd.display.player.states import States, rank
+from refsgd.display.player.why import Reason, Why
+from refsgd.effects import Compute, Recv
+from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace, taken
+from refsgd.trace.diagram import words
+from refsgd.trace.waiting import Wait, waits
+
+#: what a cause of waiting means, in a reader's words
+WHY = {
+    "transfer": "a message is on the wire",
+    "queueing": "behind other messages or updates, at a link or the server",
+    "straggling": "for a slower worker",
+    "slack": "the answer is held back to keep the bound",
+    "partner": "the peer is busy",
+    "update": "the update with its own gradient is being computed",
+}
+OPEN = "not answered"  #: waiting whose end the trace does not have
+
+
+class Tape:
+    """What the page needs of the events first, ..., last - 1.
+
+    Position k is the moment after k events of the whole trace; in the JSON it counts from `first`.  Without
+    `arrivals` the arrival of a message that nobody took is estimated.
+    """
+
+    def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str,
+                 arrivals: Mapping[tuple[str, str, int], float] | None = None) -> None:
+        self.trace, self.states, self.first, self.last, self.unit = trace, states, first, last, unit
+        self.why = Why(trace, states, arrivals)
+        self.events = trace.events[first:last]
+        self.start = trace.events[first - 1].time if first else 0.0
+        self.end = self.events[-1].time if self.events else 0.0
+        keys = {(e.node, e.program)
+                for e in trace.events[:last]} | set(states.stands) | {(n, 0) for n in trace.nodes}
+        order = {n: i for i, n in enumerate(trace.nodes)}
+        self.programs = sorted(keys, key=lambda key: (order[key[0]], key[1]))
+        self.number = {key: i for i, key in enumerate(self.programs)}
+        self.before: dict[int, int] = {}  # of each event, the position after its program's previous one
+        seen: dict[tuple[str, int], int] = {}
+        for i, e in enumerate(trace.events[:last]):
+            self.before[i] = seen.get((e.node, e.program), 0)
+            seen[e.node, e.program] = i + 1
+        self.latest = seen
+
+    def _k(self, k: int) -> int:
+        """A position of the whole trace as one of the window."""
+        return max(0, k - self.first)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as values that `json` writes."""
+        busy = self._computing()
+        waiting, blocks, base = self._waiting()
+        return {
+            "unit": self.unit, "first": self.first, "total": len(self.trace.events),
+            "start": _time(self.start), "end": _time(self.end),
+            "nodes": list(self.trace.nodes), "workers": [self.trace.is_worker(n) for n in self.trace.nodes],
+            "programs": [self._program(key) for key in self.programs],
+            "times": [_time(e.time) for e in self.events],
+            "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
+            "places": self.states.places, "note": self.states.note,
+            "computing": busy, "waiting": waiting, "blocks": blocks, "messages": self._messages(),
+            "causes": [*CAUSES, OPEN], "why": WHY, **self._ages(), **self._counts(), "base": base,
+        }
+
+    def _program(self, key: tuple[str, int]) -> dict[str, Any]:
+        """One program: where it stood, its local variables, those that never change apart."""
+        columns = self.states.locals.get(key, {})
+        values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
+        fixed = {name: values[name][0] for name, column in columns.items()
+                 if len(values[name]) == 1 and column[0][0] <= self.first and rank(name) == rank("")}
+        moves = {name: [[self._k(k), v] for k, v in columns[name]] for name in sorted(columns, key=rank)
+                 if name not in fixed}
+        stands = [[self._k(k), stand.place, stand.says] for k, stand in self.states.stands.get(key, [])]
+        reasons = [[self._k(k), reason and reason.text, *((reason and reason.held and reason.place) or ())]
+                   for k, reason in self.reasons[key]]
+        return {"node": self.trace.nodes.index(key[0]), "index": key[1],
+                "name": self.states.names.get(key, ""), "stands": stands,
+                "reasons": reasons, "locals": moves, "fixed": fixed}
+
+    @cached_property
+    def reasons(self) -> dict[tuple[str, int], list[tuple[int, Reason | None]]]:
+        """Why each main program waits, from which position on."""
+        found: dict[tuple[str, int], list[tuple[int, Reason | None]]] = {
+            key: [(self.first, None)] for key in self.programs}
+        for key in found:
+            for k in range(self.first, self.last + 1) if not key[1] else ():
+                reason = self.why.reason(key, k)
+                if reason != found[key][-1][1]:
+                    found[key].append((k, reason))
+        return found
+
+    # -- the diagram ---------------------------------------------------------------------------------------
+
+    def _computing(self) -> list[list[Any]]:
+        """[program, start, end, kind of work, position at its end (-1: still computing)] of every Compute
+        in the window."""
+        out = []
+        for i, e in enumerate(self.trace.events):
+            if isinstance(e, Computed) and e.time >= self.start and e.start <= self.end and e.time > e.start:
+                k = self._k(i + 1) if i < self.last else -1
+                out.append([self.number.get((e.node, e.program), 0), _time(max(self.start, e.start)),
+                            _time(min(self.end, e.time)), e.work, k])
+        for key, since in self._open(Compute):
+            if since < self.end:
+                out.append([self.number[key], _time(max(self.start, since)), _time(self.end),
+                            self.states.pending[key].kind, -1])
+        return out
+
+    def _open(self, kind: type) -> list[tuple[tuple[str, int], float]]:
+        """Programs that wait for an effect of this kind when the trace ends, and since when."""
+        if self.last < len(self.trace.events):
+            return []
+        found = []
+        for key, effect in self.states.pending.items():
+            since = self.trace.events[self.latest[key] - 1].time if key in self.latest else 0.0
+            if type(effect) is kind:
+                found.append((key, since))
+        return found
+
+    def _waiting(self) -> tuple[list[list[Any]], list[list[Any]], dict[str, float]]:
+        """Pieces [program, start, end, cause, position at its end] in the window; waits [program, from
+        position, to position, words]; and the seconds of each cause, and of computing, before the window."""
+        pieces, rest = waits(self.trace)
+        base = dict.fromkeys(CAUSES, 0.0)
+        base["computing"] = self._computed_before()
+        at = {(e.src, e.node, e.number): i for i, e in enumerate(self.trace.events)
+              if isinstance(e, Received)}
+        out, by_event = [], defaultdict(list)
+        for w in pieces:
+            base[w.cause] += max(0.0, min(w.end, self.start) - min(w.start, self.start))
+            i = at.get((w.message.src, w.message.to, w.message.number)) if w.message else None
+            if i is not None:
+                by_event[i].append(w)
+            if w.end > self.start and w.start < self.end:
+                k = self._k(i + 1) if i is not None and i < self.last else -1
+                out.append([self.number[w.worker, 0], _time(max(w.start, self.start)),
+                            _time(min(w.end, self.end)), CAUSES.index(w.cause), k])
+        blocks = [[self.number[e.node, e.program], self._k(self.before[i]), self._k(i + 1),
+                   self._spent(e, by_event.get(i, []))] for i, e in enumerate(self.trace.events[:self.last])
+                  if isinstance(e, Received) and e.time > e.since and i >= self.first]
+        for key, since in self._open(Recv):
+            if key[1] == 0 and self.trace.is_worker(key[0]):
+                column = [*self.reasons[key], (self.last + 1, None)]
+                for (k, reason), (until, _) in pairwise(column):
+                    a, b = max(self.start, since, self._time_at(k)), min(self.end, self._time_at(until))
+                    if b > a:
+                        cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
+                        out.append([self.number[key], _time(a), _time(b), cause, -1])
+        for i, e in enumerate(self.trace.events):  # servers: no request yet
+            if isinstance(e, Received) and not self.trace.is_worker(e.node) and e.time > e.since:
+                a, b = max(self.start, e.since), min(self.end, e.time)
+                if b > a:
+                    out.append([self.number[e.node, e.program], _time(a), _time(b), -1,
+                                self._k(i + 1) if i < self.last else -1])
+        before = {cause: _time(spent) for cause, spent in base.items()}
+        return _merged(out), sorted(blocks, key=lambda block: block[1]), before
+
+    def _computed_before(self) -> float:
+        return float(sum(max(0.0, min(e.time, self.start) - min(e.start, self.start))
+                         for e in self.trace.of(Computed) if e.work == "gradient"
+                         and self.trace.is_worker(e.node)))
+
+    def _spent(self, e: Received, pieces: list[Wait]) -> str:
+        """Until when a program waited for what it received, and how the whole wait is made up."""
+        spent: dict[str, float] = defaultdict(float)
+        for w in pieces:
+            spent[w.cause] += w.end - w.start
+        causes = [f"{self._clock(seconds)} {cause} ({WHY[cause]})"
+                  for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
+                  if seconds > 1e-3 * (e.time - e.since)]
+        return f"until {self._clock(e.time)}" + ("; of the whole wait " + ", ".join(causes) if causes else "")
+
+    def _time_at(self, k: int) -> float:
+        return self.trace.events[min(k, self.last) - 1].time if k else 0.0
+
+    def _clock(self, seconds: float) -> str:
+        return f"step {seconds:g}" if self.unit == "steps" else f"{seconds * 1e3:.4g} ms"
+
+    # -- messages, ages, counts ----------------------------------------------------------------------------
+
+    def _messages(self) -> list[list[Any]]:
+        """[from program, to program, name, sent at position, at time, arrival, received at position (-1:
+        never), at time, bytes, body]."""
+        by_letter = {letter: i for i, e in enumerate(self.trace.events) if (letter := taken(e))}
+        nodes, out = set(self.trace.nodes), []
+        for i, e in enumerate(self.trace.events[:self.last]):
+            if not isinstance(e, Sent) or e.to not in nodes:
+                continue
+            j = by_letter.get((e.node, e.to, e.number))
+            if j is not None and j < self.first:
+                continue
+            arrival = self.why.arrived((e.node, e.to, e.number))
+            got = [self._k(j + 1),
+                   _time(self.trace.events[j].time)] if j is not None and j < self.last else [-1, None]
+            taker = e.to, self.trace.events[j].program if j is not None else 0
+            to = self.number.get(taker, self.number[e.to, 0])
+            out.append([self.number[e.node, e.program], to, f"{e.message}#{e.number}", self._k(i + 1),
+                        _time(e.time), None if arrival == float("inf") else _time(arrival), *got, e.nbytes,
+                        self.states.bodies.get(i, "")])
+        return out
+
+    def _ages(self) -> dict[str, Any]:
+        """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram
+        before the window."""
+        nodes, ages, before = {n: i for i, n in enumerate(self.trace.nodes)}, [], Counter[int]()
+        for i, e in enumerate(self.trace.events[:self.last]):
+            if isinstance(e, Marked) and e.name == "update":
+                for worker, read in e.values.get("reads", ()):
+                    tau = int(e.values["version"] - read)
+                    if i < self.first:
+                        before[tau] += 1
+                    else:
+                        ages.append([self._k(i + 1), tau, nodes.get(worker, -1)])
+        return {"ages": ages, "agesBefore": dict(before)}
+
+    def _counts(self) -> dict[str, Any]:
+        """What grows: [position, value] of the gradients of each worker and the updates of each node; and
+        positions to jump to."""
+        gradients: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
+        updates: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
+        jumps = list[int]()
+        for i, e in enumerate(self.trace.events[:self.last]):
+            k, node = self._k(i + 1), self.trace.nodes.index(e.node)
+            column = None
+            if isinstance(e, Computed) and e.work == "gradient" and self.trace.is_worker(e.node):
+                column = gradients[node]
+            elif kind_of(e) == "update":
+                column = updates[node]
+                jumps += [k] if k else []
+            if column is not None:
+                column.append([k, column[-1][1] + 1])
+        return {"gradients": _latest(gradients), "updates": _latest(updates), "jumps": sorted(set(jumps)),
+                "stops": self._stops()}
+
+    def _stops(self) -> list[list[int]]:
+        """[position, program] where a worker begins to be held back for a while."""
+        out = []
+        for key, column in self.reasons.items():
+            known = False  # of this wait
+            for (k, reason), (until, _) in pairwise([*column, (self.last + 1, None)]):
+                lasts = until > self.last or self._time_at(until) > self._time_at(k)
+                if reason and reason.held and lasts and not known and self.trace.is_worker(key[0]):
+                    out += [[self._k(k), self.number[key]]] if k > self.first else []
+                    known = True
+                known = known and reason is not None
+        return sorted(out)
+
+
+def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
+    """Adjoining pieces of one wait with one cause as one piece."""
+    out: list[list[Any]] = []
+    for piece in sorted(pieces, key=lambda found: (found[0], found[1])):
+        if out and out[-1][2] == piece[1] and (out[-1][0], *out[-1][3:]) == (piece[0], *piece[3:]):
+            out[-1][2] = piece[2]
+        else:
+            out.append(piece)
+    return out
+
+
+def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
+    """Of several values at one position the last."""
+    return {node: [[k, value] for k, value in {pair[0]: pair[1] for pair in column}.items()]
+            for node, column in columns.items()}
+
+
+def kind_of(e: Event) -> str:
+    """An event's kind; of a mark its name, where the page knows it."""
+    return str(e.name) if isinstance(e, Marked) else e.kind
+
+
+def _said(e: Event) -> str:
+    if isinstance(e, Marked) and e.name == "update" and e.values.get("reads"):
+        ages = ", ".join(f"{worker} {e.values['version'] - read}" for worker, read in e.values["reads"])
+        return f"* update version={e.values['version']}, staleness: {ages}"
+    if isinstance(e, Loaded | Added):
+        return f"{e.kind} part {e.part}"
+    text = words(e)
+    return text.removeprefix(f"[{e.program}] ")
+
+
+def _time(seconds: float) -> float:
+    return round(float(seconds), 9)
+

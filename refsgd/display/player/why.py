@@ -1,0 +1,319 @@
+"""Why a program waits, in one sentence: from the events of a run and from where its programs stood.
+
+A wait goes through stages: the request is on the wire, lies in an inbox, is being served, is held back, the
+answer is on the wire.  Where it is held back, the sentence names the line that decides so: the statement that
+keeps the program, which stands at a ``Recv``, from its next ``Send`` of the message that is waited for, or
+the condition around its ``Mark("block", worker=...)`` where it holds itself back.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from refsgd.display.player.gates import around, between, bound
+from refsgd.display.player.listing import title
+from refsgd.display.player.states import ENDED, Stand, States
+from refsgd.trace import Computed, Marked, Polled, Received, Sent, Trace, taken
+
+Program = tuple[str, int]  #: node, number of its program
+Letter = tuple[str, str, int]  #: from, to, number on this channel
+WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
+LONG = 60  #: characters of a value from which on only its keys are told
+#: a value that is a number, or numbers by name
+NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")
+
+
+class Reason(NamedTuple):
+    """Why a program waits at a moment."""
+
+    text: str  #: to follow "worker0 waits"
+    cause: str  #: one of `refsgd.trace.CAUSES`; empty in a deadlock
+    held: bool = False  #: another program must proceed first: nothing is on the wire, or being computed
+    #: file (its number) and line at which the program that is waited for holds the answer back, or stands
+    place: tuple[int, int] | None = None
+
+
+class Why:
+    """Says why a program waits after any number of a run's events; without `arrivals` the arrival of a
+    message that nobody has taken is estimated."""
+
+    def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
+        self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
+        self.files = list(states.files)
+        self.of: dict[Program, list[int]] = defaultdict(list)  # numbers of a program's events
+        self.sent: dict[Letter, int] = {}  # numbers of the events that sent and took each message
+        self.taken: dict[Letter, int] = {}
+        self.marked: dict[str, list[int]] = defaultdict(list)  # where a worker is marked as held back
+        for i, e in enumerate(self.events):
+            self.of[e.node, e.program].append(i)
+            if isinstance(e, Sent):
+                self.sent[e.node, e.to, e.number] = i
+            elif (letter := taken(e)) is not None:
+                self.taken[letter] = i
+            elif isinstance(e, Marked) and e.name == "block":
+                self.marked[e.values["worker"]].append(i)
+        self.sources = ["".join(linecache.getlines(name)) for name in self.files]
+
+    def sentence(self, node: str, program: int, k: int) -> str:
+        """Why a program waits, or what it does, after k events."""
+        reason = self.reason((node, program), k)
+        return node + (f"[{program}] " if program else " ") + (f"waits{reason.text}" if reason
+                                                               else self._doing((node, program), k))
+
+    def reason(self, key: Program, k: int) -> Reason | None:
+        """Why a program waits after k events; None where it does not wait."""
+        stand, node = self._stand(key, k), key[0]
+        if not stand.kinds:
+            return None
+        if key[1]:
+            return Reason(f" for {' or '.join(stand.kinds)}", "")
+        if (answer := self._answer(key, stand, k)) is not None:
+            there = self.arrived(answer) <= self._now(k)
+            return Reason(f": {self._name(answer)} of {answer[0]} "
+                          f"{'has come' if there else 'is on the wire'}", "transfer")
+        marked = self._mark(node, k)
+        if marked is not None and self.events[marked].node == node:
+            place, values = self._decided(key, marked, key, k)
+            return Reason(f": it holds itself back{values}{self._at(place)}", "slack", True, place)
+        src = stand.src or (self._source(key, k) if self.trace.is_worker(node) else None)
+        request = self._request(key, src, k) if src or self.trace.is_worker(node) else None
+        if request is None and src is None:
+            said, cause = self._meanwhile(key, k)
+            return Reason(f": no {' or '.join(stand.kinds)} has come{said}", cause, True)
+        return self._asked(key, stand, request, src or request[1] if request else str(src), k)
+
+    def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, k: int) -> Reason:
+        """Of a program that waits for one other, which it has sent a request or not."""
+        what = f"{self._name(request)}" if request else ""
+        taken = self.taken.get(request, len(self.events)) if request else -1
+        if request and taken >= k:
+            if self.arrived(request) > self._now(k):
+                return Reason(f": its {what} is on the wire to {other}", "transfer")
+            its_next = self._answer((other, 0), self._stand((other, 0), k), k)
+            said = "takes it next" if its_next == request else self._doing((other, 0), k, (key[0],))
+            return Reason(f": its {what} lies in the inbox of {other}, which {said}", "queueing",
+                          place=self._line((other, 0), k))
+        its = other, self._sender(key, k) if taken < 0 else self.events[taken].program
+        theirs, place = self._stand(its, k), self._line(its, k)
+        cause = "partner" if request else "slack"
+        if self.trace.is_worker(other) != bool(request):
+            cause = "straggling"
+        has = (f"{other} has its {what} and " if request
+               else f"{other} has not sent {' or '.join(stand.kinds)} yet: it ")
+        marked = self._mark(key[0], k)
+        bounded = marked is not None and request is not None and marked > taken
+        cause = "slack" if bounded else cause
+        if bounded and not theirs.says.endswith(f" to {key[0]}"):
+            has = f"{other} holds the answer to {what} back"
+        elif not theirs.kinds:
+            said, work = self._doing(its, k), theirs.says.partition("computes: ")[2]
+            # what it marks and sends belongs to it
+            done = [self.events[i] for i in self.of[its] if taken < i < k] if request else []
+            served = work not in ("", "gradient") or (not work
+                                                      and any(isinstance(e, Computed) and e.work != "gradient"
+                                                              for e in done))
+            cause = cause if bounded else "" if theirs.says in ENDED else "update" if served else cause
+            return Reason(f": {has}{said}{self._at(place)}", cause,
+                          work == "gradient" or theirs.says in ENDED, place)
+        elif not request or theirs.src:
+            said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
+            # a row of messages, each of which waits for the one before
+            wire = said.endswith("is on the wire")
+            return Reason(f": {has}{said}{self._at(place)}", "transfer" if wire else cause if moving else "",
+                          not wire, place)
+        else:
+            has, marked = f"{other} has its {what} and does not answer yet", None
+        decided, values = self._decided(its, marked, key, k)
+        trigger, decided = self._trigger(key, k), decided or place
+        said, moving = ("", cause) if trigger else self._meanwhile(key, k)
+        # a responder leaves it to its main program
+        if its[1] and not trigger and self._stand((other, 0), k).says not in ENDED:
+            said = f", while {other} {self._doing((other, 0), k, (key[0],))}"
+        return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}",
+                      cause if moving else "", True, decided)
+
+    # -- what has happened ---------------------------------------------------------------------------------
+
+    def _now(self, k: int) -> float:
+        return self.events[k - 1].time if k else 0.0
+
+    def _stand(self, key: Program, k: int) -> Stand:
+        column = self.states.stands.get(key, [])
+        at = bisect_right(column, k, key=lambda pair: pair[0])
+        return column[at - 1][1] if at else Stand(-1, "")
+
+    def _send(self, letter: Letter) -> Sent:
+        e = self.events[self.sent[letter]]
+        assert isinstance(e, Sent)
+        return e
+
+    def _name(self, letter: Letter) -> str:
+        return f"{self._send(letter).message}#{letter[2]}"
+
+    def _next(self, key: Program, k: int) -> Received | None:
+        """What ends the wait of a program, if that is known."""
+        at = bisect_left(self.of.get(key, []), k)
+        e = self.events[self.of[key][at]] if at < len(self.of.get(key, [])) else None
+        return e if isinstance(e, Received) else None
+
+    def _answer(self, key: Program, stand: Stand, k: int) -> Letter | None:
+        """The message that a program waits for, if it has been sent."""
+        if (e := self._next(key, k)) is not None:
+            letter = e.src, e.node, e.number
+            return letter if self.sent.get(letter, k) < k else None
+        return next((letter for letter, i in self.sent.items() if i < k and letter[1] == key[0]
+                     and stand.src in (None, letter[0]) and self._send(letter).message in stand.kinds
+                     and self.taken.get(letter, k) >= k), None)
+
+    def arrived(self, letter: Letter) -> float:
+        """When a message came to its inbox."""
+        if letter in self.taken:
+            e = self.events[self.taken[letter]]
+            assert isinstance(e, Received | Polled)
+            return e.arrival
+        if self.arrivals is not None:
+            return self.arrivals.get(letter, float("inf"))
+        trace, sent = self.trace, self._send(letter)
+        known = trace.latency or trace.bandwidth != float("inf")
+        return sent.start + trace.latency + sent.nbytes / trace.bandwidth if known else float("inf")
+
+    def _source(self, key: Program, k: int) -> str | None:
+        e = self._next(key, k)
+        return e.src if e else None
+
+    def _sender(self, key: Program, k: int) -> int:
+        """Which program of its node will send what a program waits for; the main one, where that is not
+        known."""
+        e = self._next(key, k)
+        i = self.sent.get((e.src, e.node, e.number)) if e else None
+        return self.events[i].program if i is not None else 0
+
+    def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
+        """The last message of a program to `src`, or to anybody since it last took one."""
+        for i in reversed(self.of.get(key, [])[:bisect_left(self.of.get(key, []), k)]):
+            e = self.events[i]
+            if isinstance(e, Sent) and src in (None, e.to):
+                return e.node, e.to, e.number
+            if isinstance(e, Received) and src in (None, e.src):
+                return None
+        return None
+
+    def _mark(self, node: str, k: int) -> int | None:
+        """The event that says that a worker is held back, if it has taken nothing since."""
+        at = bisect_left(self.marked.get(node, []), k)
+        if not at:
+            return None
+        mark = self.marked[node][at - 1]
+        own = self.of[node, 0]
+        return mark if not any(isinstance(self.events[i], Received)
+                               for i in own[bisect_left(own, mark):bisect_left(own, k)]) else None
+
+    def _trigger(self, key: Program, k: int) -> str:
+        """The message of somebody else that lets the answer be sent, if that is known and it has not been
+        taken yet."""
+        e = self._next(key, k)
+        i = self._taken_before.get((e.src, e.node, e.number)) if e else None
+        before = self.events[i] if i is not None and i >= k else None
+        if not isinstance(before, Received | Polled) or before.src == key[0]:
+            return ""
+        return f"{before.message}#{before.number} of {before.src}"
+
+    @cached_property
+    def _taken_before(self) -> dict[Letter, int]:
+        """For each message what its program had taken last: by the order of events, since many happen at
+        one time."""
+        latest, found = dict[Program, int](), dict[Letter, int]()
+        for i, e in enumerate(self.events):
+            if taken(e):
+                latest[e.node, e.program] = i
+            elif isinstance(e, Sent) and (e.node, e.program) in latest:
+                found[e.node, e.to, e.number] = latest[e.node, e.program]
+        return found
+
+    # -- what the others do --------------------------------------------------------------------------------
+
+    def _doing(self, key: Program, k: int, waiting: tuple[str, ...] = ()) -> str:
+        """What a program does, without its name; of one that waits for another also what that one does."""
+        stand = self._stand(key, k)
+        if not stand.kinds:
+            said = re.sub("^computes: (.*)", lambda found: f"computes {WORKS.get(found[1], found[1])}",
+                          stand.says)
+            return re.sub("^(returned|died)$", r"has \1",
+                          re.sub(r"^(send|mark|choose)s\b", r"is about to \1", said)) or "has not begun"
+        src, kinds = stand.src or self._source(key, k), " or ".join(stand.kinds)
+        if (answer := self._answer(key, stand, k)) is not None:
+            return (f"waits for {self._name(answer)} of {answer[0]}, which "
+                    f"{'has come' if self.arrived(answer) <= self._now(k) else 'is on the wire'}")
+        if src is None or len(waiting) > 3:
+            return f"waits for {kinds}" + (f" of {src}" if src else "")
+        if src in waiting:
+            return f"waits for {src}" + (": a circle" if src == waiting[0] else "")
+        return f"waits for {src}, which {self._doing((src, self._sender(key, k)), k, (*waiting, key[0]))}"
+
+    def _meanwhile(self, key: Program, k: int) -> tuple[str, str]:
+        """What goes on while a program waits; and a cause, empty where nothing goes on."""
+        stands = {other: self._stand(other, k) for other in self.states.stands if other != key}
+        busy = [node for (node, _), stand in stands.items() if stand.says.startswith("computes")]
+        if busy:
+            some = " and ".join(busy) if len(busy) < 3 else f"{', '.join(busy[:2])} and {len(busy) - 2} more"
+            return f", while {some} compute{'s' if len(busy) == 1 else ''}", "straggling"
+        for other, stand in stands.items():
+            if not stand.kinds and stand.says not in ENDED and stand.says:
+                return f", while {other[0]} {self._doing(other, k)}", "straggling"
+            if stand.kinds and (answer := self._answer(other, stand, k)) is not None:
+                return f", while {self._name(answer)} of {answer[0]} is on the wire", "straggling"
+        return ", and nobody can go on", ""
+
+    # -- lines ---------------------------------------------------------------------------------------------
+
+    def _line(self, key: Program, k: int) -> tuple[int, int] | None:
+        """Where a program stands: file and line of its innermost frame."""
+        place = self._stand(key, k).place
+        return self.states.places[place][-1] if place >= 0 else None
+
+    def _at(self, place: tuple[int, int] | None) -> str:
+        return f"; {title(self.files[place[0]]).rsplit('/', 1)[-1]}:{place[1]}" if place else ""
+
+    def _decided(self, key: Program, marked: int | None, waiting: Program,
+                 k: int) -> tuple[tuple[int, int] | None, str]:
+        """Where a program holds back another one, and what its variables say there."""
+        at = self._stand(key, k).place
+        for file, line in reversed(self.states.places[at]) if at >= 0 else ():
+            there = self._line(key, marked) if marked is not None else None
+            found = between(self.sources[file], line,
+                            self._stand(waiting, k).kinds) if key != waiting else None
+            # it sends no such answer, or holds itself back
+            if found is None and there is not None and there[0] == file:
+                found = around(self.sources[file], there[1], line)
+            if found is not None:
+                return (file, found[0]), self._values(key, found[1], bound(self.sources[file], line),
+                                                      waiting[0], k, marked)
+        return (self._line(key, marked) if marked is not None else None), ""
+
+    def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int,
+                marked: int | None) -> str:
+        """The variables of a condition; those that a Recv binds are of the next message already, unless a
+        mark tells when to look."""
+        out: dict[str, str] = {}
+        for name in dict.fromkeys(names):
+            column = self.states.locals.get(key, {}).get(name, [])
+            when = (marked if marked is not None else -1) if name in binds else k
+            at = bisect_right(column, when, key=lambda pair: pair[0])
+            text = column[at - 1][1] if at else None
+            number = text is not None and NUMBERS.fullmatch(text)
+            fixed = len(column) < 3 and sum(value is not None for _, value in column) == 1
+            if text is None or text == waiting or name.startswith("_") or (
+                fixed and not number and name not in binds):
+                continue
+            keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
+            out[name] = f"{{{', '.join(keys)}}}" if keys else text
+        # numbers by name say more than the names alone
+        if any(re.match(r"\{\w+: ", text) for text in out.values()):
+            out = {name: text for name, text in out.items() if not re.fullmatch(r"\{\w+(, \w+)*\}", text)}
+        return f" ({', '.join(f'{name} {text}' for name, text in out.items())})" if out else ""

@@ -1,0 +1,37 @@
+"""Pictures, in colours that a colour-blind reader can tell apart.
+
+Every function of `runs` and `traces` draws on `ax` (the current axes if none are given) and returns it; an
+algorithm has the same colour in all of them.  `figures` puts several panels on one page.
+
+Examples
+--------
+>>> import refsgd
+>>> from matplotlib.figure import Figure
+>>> result = refsgd.run("bsp", data="quadratic", steps=20)
+>>> timeline(result.trace, Figure().subplots(), end=0.1).get_xlabel()
+'seconds'
+"""
+
+from refsgd.display.plots.colors import CAUSE_COLORS, COLORS, WORK_COLOR, color_of
+from refsgd.display.plots.figures import comparison, run, save, sweep_figure
+from refsgd.display.plots.runs import (
+    accuracy_against_time,
+    accuracy_against_updates,
+    idle_by_cause,
+    iteration_times,
+    predicted_against_measured,
+    replica_spread,
+    resources,
+    staleness_histogram,
+    sweep,
+    throughput_against_workers,
+)
+from refsgd.display.plots.traces import causes_key, causes_of, communication, staleness_over_time, timeline
+
+__all__ = [
+    "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "causes_key",
+    "causes_of", "color_of", "communication",
+    "comparison", "idle_by_cause", "iteration_times", "predicted_against_measured", "replica_spread",
+    "resources", "run", "save", "staleness_histogram",
+    "staleness_over_time", "sweep", "sweep_figure", "throughput_against_workers", "timeline",
+]

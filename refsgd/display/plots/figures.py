@@ -1,0 +1,141 @@
+"""Several panels on one page, as the command line writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from refsgd.display.plots.runs import (
+    accuracy_against_time,
+    idle_by_cause,
+    iteration_times,
+    label_of,
+    resources,
+    staleness_histogram,
+)
+from refsgd.display.plots.runs import sweep as draw_sweep
+from refsgd.display.plots.traces import causes_key, causes_of, timeline
+from refsgd.trace.waiting import waits
+
+if TYPE_CHECKING:  # which draw themselves with this package
+    from refsgd.experiment.compare import Comparison
+    from refsgd.experiment.result import Result
+    from refsgd.experiment.sweep import Sweep
+
+SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines say most beside each other
+
+
+def _figure(width: float, height: float) -> Figure:
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the format follows from the name."""
+    figure.savefig(path, dpi=150)
+
+
+def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[str]:
+    """Some iterations of every result under each other on one time axis, the first ones or those around a
+    slack wait; the causes drawn."""
+    traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
+    if not traces:
+        ax.set_axis_off()
+        return set()
+    window = iterations * max(results[name].measured["seconds_per_iteration"] for name in traces)
+    held = [w for trace in traces.values() for w in waits(trace)[0]
+            if w.cause == "slack" and w.end - w.start > 0.02 * window and w.worker in list(trace.nodes)[:12]]
+    first = min(held, key=lambda w: w.end, default=None)
+    start = max(0.0, first.start - 0.5 * window) if first and first.end > window else 0.0
+    lane, labels, drawn = 0, {}, set[str]()
+    for name, trace in traces.items():
+        nodes = list(trace.nodes)[:12]
+        timeline(trace, ax, start, start + window, lane, nodes, causes=True)
+        drawn |= causes_of(trace, start, start + window, nodes)
+        labels.update({lane + i: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{node}"
+                       for i, node in enumerate(nodes)})
+        lane += len(nodes) + 1
+    if legend := ax.get_legend():
+        legend.remove()
+    ax.set_yticks(list(labels), list(labels.values()))
+    ax.set_title(f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
+                 f"{', '.join(traces)}", loc="left")
+    return drawn
+
+
+def _barred(results: Mapping[str, Result]) -> set[str]:
+    """The causes that `idle_by_cause` draws."""
+    return {cause for r in results.values() for cause, share in r.measured["idle_by_cause"].items()
+            if share > 0.0005}
+
+
+def _key(figure: Figure, causes: Collection[str], formula: bool = True) -> None:
+    """One legend below all panels."""
+    handles: list[Artist] = [*causes_key(causes)]
+    if formula:
+        handles.append(Line2D([], [], color="black", linewidth=0, marker="|", markersize=10,
+                              markeredgewidth=1.6, label="formula"))
+    handles.append(Line2D([], [], color="#555555", linewidth=0.8, label="message"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+
+
+def comparison(found: Comparison) -> Figure:
+    """Why workers wait, what an iteration takes, and a timeline of at most three algorithms; legible at a
+    width of 800 pixels."""
+    results = found.results
+    parallel = {name: r for name, r in results.items() if r.workers > 1} or results
+    told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]
+    chosen = {name: parallel[name] for name in told[:3]}
+    lanes = sum(min(len(r.trace.nodes), 12) + 1 for r in chosen.values() if r.trace is not None)
+    heights = [0.6 + 0.26 * max(len(results), 4), 0.5 + 0.17 * max(lanes, 6)]
+    figure = _figure(8, sum(heights) + 1.5)
+    grid = figure.add_gridspec(2, 2, height_ratios=heights)
+    idle, times, below = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]), figure.add_subplot(
+        grid[1, :])
+    idle_by_cause(results, idle).set_title("Workers wait: how long, and why", loc="left")
+    if legend := idle.get_legend():
+        legend.remove()
+    iteration_times(results, times).set_title("What an iteration takes", loc="left")
+    causes = _timelines(chosen, below, 4) | _barred(results)
+    where = "simulated" if found.runtime == "simulator" else "measured on OS processes"
+    figure.suptitle(f"{where[0].upper()}{where[1:]}: {found.machine}", fontsize=9)
+    _key(figure, causes)
+    return figure
+
+
+def run(result: Result) -> Figure:
+    """One result: learning, waiting, staleness, and the timeline of its first iterations."""
+    watched = "resources" in result.measured
+    figure = _figure(9, 9.4 if watched else 6.6)
+    grid = figure.add_gridspec(3 if watched else 2, 3)
+    results = {result.algorithm: result}
+    learning, idle, ages, below = [figure.add_subplot(grid[0, i])
+                                   for i in range(3)] + [figure.add_subplot(grid[1, :])]
+    accuracy_against_time(results, learning).set_title("Learning", loc="left")
+    idle_by_cause(results, idle).set_title("Why workers wait", loc="left")
+    staleness_histogram(results, ages).set_title("Age of the gradients", loc="left")
+    for ax in (learning, idle, ages):
+        if legend := ax.get_legend():  # one algorithm: the title names it; the causes' colours are below
+            legend.remove()
+    causes = _timelines(results, below, 8) | _barred(results)
+    figure.suptitle(f"{label_of(result)}: {result.workers} worker{'s' * (result.workers > 1)}, "
+                    f"{result.runtime}; {result.machine}", fontsize=10)
+    _key(figure, causes)
+    if watched:
+        resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
+        resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
+    return figure
+
+
+def sweep_figure(found: Sweep) -> Figure:
+    """One panel with `refsgd.display.plots.sweep`."""
+    figure = _figure(7, 4.5)
+    draw_sweep(found, figure.add_subplot())
+    return figure

@@ -1,0 +1,123 @@
+"""One run, looked into: who did what when, how old gradients were, who sent to whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current
+from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
+from refsgd.trace.waiting import waits
+
+WAIT_COLOR = "#F5C99B"
+#: share of a timeline below which all waits of a cause are narrower than a pixel, and its key is left out
+VISIBLE = 1e-3
+
+
+def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None,
+             lane: int = 0, nodes: Sequence[str] | None = None, *, causes: bool = False) -> Axes:
+    """Computing (dark) and waiting (light) of each node between two times, messages as thin lines."""
+    ax = axes_or_current(ax)
+    nodes = list(nodes if nodes is not None else trace.nodes)
+    end = trace.seconds if end is None else end
+    place = {node: lane + i for i, node in enumerate(nodes)}
+
+    def bar(node: str, a: float, b: float, color: str, edge: float = 0.0) -> None:
+        a, b = max(start, a), min(end, b)
+        if node in place and b > a:
+            ax.broken_barh([(a - start, b - a)], (place[node] - 0.35, 0.7), color=color, linewidth=edge,
+                           edgecolor="white")
+
+    if causes:
+        for wait in waits(trace)[0]:
+            bar(wait.worker, wait.start, wait.end, CAUSE_COLORS[wait.cause])
+    for e in trace.events:
+        if isinstance(e, Computed):
+            bar(e.node, e.start, e.time, WORK_COLOR if e.work == "gradient" else CAUSE_COLORS["update"], 0.3)
+        elif isinstance(e, Received) and e.program == 0 and trace.is_worker(e.node) and not causes:
+            bar(e.node, e.since, e.time, WAIT_COLOR)
+    for t in trace.transits:
+        if t.src in place and t.to in place and t.sent >= start and t.received <= end:
+            ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color="#555555",
+                    linewidth=0.4, alpha=0.6)
+    if causes:
+        ax.legend(handles=causes_key(), fontsize=7, ncols=len(CAUSES) + 1, loc="lower center",
+                  bbox_to_anchor=(0.5, 1.0), frameon=False)
+    ax.set_yticks(range(lane, lane + len(nodes)), nodes)
+    ax.set_ylim(lane + len(nodes) - 0.5, -0.5)
+    ax.set_xlim(0, end - start)
+    ax.set_xlabel("seconds" if not start else f"seconds after {start:g}")
+    return ax
+
+
+def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
+              nodes: Collection[str] | None = None) -> set[str]:
+    """The causes that the timeline of these nodes between two times shows; ``update`` also where only
+    servers take time for updates."""
+    end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
+    shown = dict.fromkeys(CAUSES, 0.0)
+    spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
+    spans += [("update", e.node, e.start, e.time) for e in trace.of(Computed) if e.work != "gradient"]
+    for cause, node, a, b in spans:
+        if node in nodes:
+            shown[cause] += max(0.0, min(end, b) - max(start, a))
+    return {cause for cause, seconds in shown.items() if seconds > VISIBLE * (end - start)}
+
+
+def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
+    """What the colours of a timeline mean, for a legend."""
+    waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c == "update" else f"waits: {c}") for c in CAUSES
+                 if c in causes]
+    return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
+
+
+def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:
+    """How old the gradients of each stretch of the run were: a histogram per column, the mean as a line."""
+    ax = axes_or_current(ax)
+    seen = [(e.time, e.values["version"] - read) for e in trace.marks("update")
+            for _, read in e.values.get("reads", ())]
+    if not seen:
+        raise ValueError("no update of this trace names what it read; expected marks with reads, as every "
+                         "algorithm of the catalogue gives")
+    times, ages = np.asarray([t for t, _ in seen]), np.asarray([tau for _, tau in seen])
+    edges, rows = np.linspace(0, trace.seconds, bins + 1), np.arange(ages.max() + 2) - 0.5
+    counts, _, _ = np.histogram2d(times, ages, [edges, rows])
+    columns = counts.sum(axis=1)
+    shares = 100 * counts / np.maximum(columns, 1)[:, None]
+    mesh = ax.pcolormesh(edges, rows, shares.T, cmap="Blues", vmin=0)
+    mean = (counts * np.arange(ages.max() + 1)).sum(axis=1)[columns > 0] / columns[columns > 0]
+    ax.plot((edges[:-1] + edges[1:])[columns > 0] / 2, mean, color="#D55E00", linewidth=1.6, label="mean")
+    ax.figure.colorbar(mesh, ax=ax, label="gradients, %")
+    ax.set_xlabel("seconds")
+    ax.set_ylabel("staleness, updates")
+    ax.legend(fontsize=8)
+    return ax
+
+
+def communication(trace: Trace, ax: Axes | None = None) -> Axes:
+    """Who sent how many bytes to whom: a row per sender, a column per receiver, the figures where they
+    can be read."""
+    ax = axes_or_current(ax)
+    sent = Counter[tuple[str, str]]()
+    for e in trace.of(Sent):
+        sent[e.node, e.to] += e.nbytes
+    nodes = list(trace.nodes)
+    table = np.asarray([[sent[a, b] for b in nodes] for a in nodes], float)
+    most = table.max(initial=0.0)
+    name, unit = next(((n, u) for n, u in (("MB", 1e6), ("kB", 1e3)) if most >= u), ("bytes", 1.0))
+    image = ax.imshow(table / unit, cmap="Blues", vmin=0)
+    if len(nodes) <= 12:
+        for (i, j), nbytes in np.ndenumerate(table):
+            if nbytes:
+                ax.text(j, i, f"{nbytes / unit:.3g}", ha="center", va="center", fontsize=7,
+                        color="white" if nbytes > most / 2 else "black")
+    ax.figure.colorbar(image, ax=ax, label=name)
+    ax.set_xticks(range(len(nodes)), nodes, rotation=90)
+    ax.set_yticks(range(len(nodes)), nodes)
+    ax.set_xlabel("to")
+    ax.set_ylabel("from")
+    return ax

@@ -1,0 +1,345 @@
+"""Results as tables and plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from refsgd.cluster.units import counted
+from refsgd.experiment.compare import HARD, Comparison, Row
+from refsgd.experiment.result import Result
+from refsgd.experiment.sweep import Sweep
+from refsgd.theory.prediction import STANDARD_ERROR
+
+NAME = 16  #: characters after which an algorithm's options stand on a line of their own
+
+#: what an idle worker does, by cause
+WAITING = {"transfer": "waiting for messages on the wire (transfer)",
+           "queueing": "waiting behind other messages at a link or server (queueing)",
+           "straggling": "waiting for slower workers (straggling)",
+           "slack": "waiting at the bound on clocks (slack)",
+           "partner": "waiting for a partner that computes (partner)",
+           "update": "waiting for updates to be computed (update)",
+           "idleness": "waiting"}
+#: differences of test accuracy up to here may be chance: two standard errors at 97 % of 360 images are 0.025
+CHANCE = 0.03
+#: share of the simulated time by which processes may be off before their results are no longer ranked
+OFF = 0.25
+SIGN = {"exact": "", "numerical": "", "approximation": "~", "lower": "≥", "upper": "≤"}
+
+
+class Column(NamedTuple):
+    """A column of a table: heading, cells, how soon it is left out where the table is too wide (0:
+    never), alignment."""
+
+    head: str
+    cells: Sequence[str]
+    rank: int = 0
+    right: bool = True
+
+
+def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
+    """A table of the columns that fit; cells are never cut."""
+    for most in sorted({c.rank for c in columns}, reverse=True):
+        table = Table(box=box.HORIZONTALS, title_justify="left", caption_justify="left", **options)
+        shown = [c for c in columns if c.rank <= most]
+        for c in shown:
+            table.add_column(c.head, justify="right" if c.right else "left", no_wrap=True)
+        for cells in zip(*(c.cells for c in shown), strict=True):
+            table.add_row(*cells)
+        if Console(width=10_000, markup=False).measure(table).maximum <= width:
+            break
+    return table
+
+
+def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
+    found = row.predicted.get(key)
+    if found is None:
+        return "-"
+    value = "∞" if found["value"] is None else pattern.format(found["value"] * scale)
+    error = pattern.format(found["terms"].get(STANDARD_ERROR, 0.0) * scale)
+    if found["kind"] == "numerical" and error.strip("0.%"):  # one that the digits show
+        value = f"{value.removesuffix('%')}±{error}"
+    return SIGN[found.get("bound") or found["kind"]] + value
+
+
+def _cells(row: Row, runs: Sequence[Result | None], pattern: str, key: str, scale: float = 1.0,
+           seen: Callable[[dict[str, Any]], float] | None = None) -> str:
+    """A metric by formula and in each run, a line each; `seen` finds it where it has no key of its own."""
+    values = [None if r is None else seen(r.measured) if seen else r.measured[key] for r in runs]
+    return "\n".join([_predicted(row, key, scale, pattern),
+                      *("-" if v is None else pattern.format(v * scale) for v in values)])
+
+
+def residual(row: Row, against: str) -> float | None:
+    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of
+    measured from simulated."""
+    if against == "predicted":
+        low, high = row.predicted.get("seconds_per_iteration", {}).get("value"), _iteration(row.simulated)
+    else:
+        low, high = _iteration(row.simulated), _iteration(row.measured)
+    return high / low - 1 if low and high else None
+
+
+def _iteration(result: Result | None) -> float | None:
+    return result.measured["seconds_per_iteration"] if result is not None else None
+
+
+def explain(row: Row, large: float = 0.03) -> list[str]:
+    """Why the three answers for one algorithm differ, where they do by more than `large`: the largest
+    cause."""
+    out = []
+    off = residual(row, "predicted")
+    if off is not None and abs(off) > large and row.simulated is not None and (
+        why := _off_formula(row, row.simulated, off)):
+        out.append(f"{row.label}: the simulation is {off:+.1%} off the formula: {why}.")
+    off = residual(row, "simulated")
+    if off is not None and abs(off) > large and row.measured is not None:
+        out.append(f"{row.label}: the processes are {off:+.1%} off the simulation: "
+                   f"{_off_simulation(row.measured, off)}.")
+    return out
+
+
+def _off_formula(row: Row, s: Result, off: float) -> str | None:
+    """Why the simulation's iteration is `off` from the formula's; None where nothing was drawn or traced."""
+    compute = s.machine.compute
+    if compute is None or s.trace is None:
+        return None
+    found = row.predicted["seconds_per_iteration"]
+    run = row.predicted.get("seconds", {}).get("value")
+    whole = s.measured["seconds"] / run - 1 if run else off
+    if abs(whole) < abs(off) / 4:
+        return ("the formula gives the iteration of a long run, and this run began differently: its total "
+                f"time is {whole:+.1%} off the formula's")
+    total = off * found["value"]
+    excess = {cause: share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
+              for cause, share in s.measured["idle_by_cause"].items()}
+    # what pulls the same way
+    excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}
+    worst = max(excess, key=lambda cause: abs(excess[cause]))
+    drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
+    mean = sum(d * s.machine.speed(rank) for rank, d in enumerate(drawn.values())) / len(drawn)
+    luck = mean / compute.mean - 1
+    if abs(luck * compute.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
+        return (f"the draws of this seed are {luck:+.1%} off their mean; more --steps or --seeds average "
+                "that out")
+    if s.steps < 50:
+        return f"{s.steps} iterations are few: the common start and the end of the run carry weight"
+    return (f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration "
+            f"{'more' if excess[worst] > 0 else 'less'} than the formula says")
+
+
+def _off_simulation(measured: Result, off: float) -> str:
+    """Why the processes' iteration is `off` from the simulation's."""
+    overrun = measured.measured["overrun_ratio"]
+    late = measured.trace.lateness.values() if measured.trace is not None else []
+    slipped = max((t["slipped"] for t in late), default=0.0) / max(measured.measured["seconds"], 1e-9)
+    if overrun > 0.02 or slipped > 0.5 * abs(off):
+        return (f"gradients took {overrun:.1%} longer than the emulated durations because this machine is "
+                "busy or too slow; use a longer --compute or fewer workers")
+    return "messages arrived in a different order, so other workers waited"
+
+
+def comparison_table(comparison: Comparison, width: int = 120) -> Table:
+    """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured."""
+    real = any(row.measured for row in comparison.rows)
+    heads, lines, cells = [], [], list[list[str]]()
+    for row in comparison.rows:
+        runs = [row.simulated, row.measured] if real else [row.simulated]
+        best = row.measured or row.simulated
+        heads.append("\n".join([*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False),
+                                *([counted(best.workers, "worker"), counted(best.steps, "step")] if best
+                                  else [])]))
+        lines.append("\n".join(["predicted", "simulated", "measured"][:1 + len(runs)]))
+        accuracy = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in runs]
+        off = [residual(row, against) for against in ("predicted", "simulated")[:len(runs)]]
+        cells.append([
+            "\n".join(["-", *accuracy]),
+            _cells(row, runs, "{:.2f}", "seconds_per_iteration", 1e3),
+            _cells(row, runs, "{:.0f}", "images_per_second"),
+            "\n".join(["-", *("-" if d is None else f"{d:+.1%}" for d in off)]),
+            _cells(row, runs, "{:.2f}", "staleness_mean", seen=lambda m: m["staleness"]["mean"]),
+            _cells(row, runs, "{:.0f}", "staleness_max", seen=lambda m: m["staleness"]["max"]),
+            _cells(row, runs, "{:.1%}", "idle_ratio"),
+            _cells(row, runs, "{:.3f}", "bytes_sent", 1e-6, lambda m: sum(m["bytes_sent"].values()))])
+    names = (("test\naccuracy", 2), ("ms per\niteration", 0), ("images/s", 4), ("Δ time", 5),
+             ("staleness\nmean", 3), ("staleness\nmax", 6), ("idle", 1), ("MB\nsent", 7))
+    columns = [Column("algorithm", heads, right=False), Column("", lines, right=False),
+               *(Column(name, column, rank)
+                 for (name, rank), column in zip(names, zip(*cells) if cells else [()] * len(names)))]
+    table = fitted(columns, width, title=f"{comparison.machine}", show_lines=True)
+    meaning = {"Δ time": "Δ time: time per iteration against the line above.",
+               "staleness\nmean": "staleness: updates that a gradient missed.",
+               "idle": "idle: share of a worker's time without computing."}
+    table.caption = " ".join([
+        "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
+        "~ approximation, ± standard error, if visible at this precision, ≤ ≥ bound.",
+        *(meaning[str(c.header)] for c in table.columns if c.header in meaning)])
+    return table
+
+
+def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None,
+                     width: int = 120) -> list[str]:
+    """Each figure with its value, kind, terms and formula; then why the others have none."""
+    def indented(head: str, text: str) -> list[str]:
+        return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head),
+                    break_long_words=False, break_on_hyphens=False)
+
+    out = []
+    name = max(map(len, [*predictions, *(absent or {})]), default=0) + 2
+    for key, p in predictions.items():
+        unit = "" if p.unit == "1" else " " + p.unit
+        error = f" ± {p.error:.2g}" if p.error else ""
+        out.append(f"{key:{name}}{SIGN[p.bound or p.kind]}{p.value:.6g}{error}{unit}  "
+                   f"({f'{p.bound} {p.kind}'.strip()})")
+        terms = [f"{term} {value:.6g}" + f" {p.units.get(term, '')}".removesuffix(" 1").rstrip()
+                 for term, value in p.terms.items() if term != STANDARD_ERROR]
+        for head, text in (("  terms    ", "; ".join(terms)), ("  formula  ", p.formula)):
+            out += indented(head, text)
+    for key, reason in (absent or {}).items():
+        out += indented(f"{key:{name}}", f"none: {reason}")
+    return out
+
+
+def sweep_table(found: Sweep, width: int = 120) -> Table:
+    """A row per algorithm, a column per value of the quantity; of many values as many as fit, evenly
+    taken."""
+    bits = len(found.values).bit_length()
+    columns = [Column(found.quantity, list(found.curves), right=False)]
+    columns += [Column(f"{found.values[i]:.4g}",
+                       ["-" if points[i] is None else f"{points[i]:.4g}" for points in found.curves.values()],
+                       # every second one first
+                       bits + 1 - (i & -i).bit_length() if i else 0) for i in range(len(found.values))]
+    return fitted(columns, width, title=f"{found.figure} [{found.unit}]")
+
+
+def time_to(result: Result, accuracy: float) -> float | None:
+    """Seconds until the test accuracy first reached a value, None if it never did."""
+    for seconds, _, _, _, reached in result.history:
+        if reached >= accuracy:
+            return float(seconds)
+    return None
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What the comparison shows, in a few plain sentences; no ranking where processes are far from their
+    simulation."""
+    far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None
+           and abs(off) > OFF}
+    out = _unranked(comparison, far) if far else [*_ranked(comparison.results), *_agreement(comparison)]
+    for row in comparison.rows:
+        out += explain(replace(row, measured=None) if row.label in far else row)
+        if row.failed:
+            out.append(f"{row.label} diverged: {row.failed}.")
+    if comparison.hard is not None:
+        out += _parting(comparison.hard)
+    return out
+
+
+def _ranked(seen: Mapping[str, Result]) -> list[str]:
+    """Idleness, age of gradients, time to an accuracy."""
+    out = []
+    many = {name: r for name, r in seen.items() if r.workers > 1}
+    if many:
+        idle = {name: r.measured["idle_ratio"] for name, r in many.items()}
+        most, least = max(idle, key=idle.__getitem__), min(idle, key=idle.__getitem__)
+        causes = many[most].measured["idle_by_cause"]
+        mostly = f", mostly {max(causes, key=causes.__getitem__)}" if idle[most] >= 0.005 else ""
+        out.append(f"Workers of {most} are idle {idle[most]:.0%} of the time{mostly}"
+                   + (f"; those of {least} {idle[least]:.0%}." if most != least else "."))
+        stalest = max(many, key=lambda name: many[name].measured["staleness"]["mean"])
+        s = many[stalest].measured["staleness"]
+        if s["max"]:
+            out.append(
+                f"A gradient of {stalest} misses {s['mean']:.1f} updates on average and {s['max']} at most.")
+        out += _despite_staleness(many)
+    histories = [r.history for r in seen.values() if r.history and r.accuracy]
+    if histories:
+        goal = 0.01 * int(100 * min(max(h[4] for h in history) for history in histories))
+        times = {name: t for name, r in seen.items() if r.accuracy and (t := time_to(r, goal)) is not None}
+        first, *others = sorted(times, key=times.__getitem__)
+        shown = others if len(others) < 9 else [*others[:3], others[-1]]
+        out.append(
+            f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after {times[first]:.2f} s"
+                   + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
+    return out
+
+
+def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
+    """Why stale gradients ended with the higher accuracy, where they did by more than chance."""
+    fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness"]["max"]}
+    if not fresh:
+        return []
+    base = min(fresh, key=lambda name: fresh[name].measured["updates"])
+    better = {name: r.accuracy["test"] for name, r in many.items()
+              if r.accuracy and (r.workers, r.steps) == (fresh[base].workers, fresh[base].steps)
+              and r.accuracy["test"] > fresh[base].accuracy["test"] + CHANCE
+              and r.measured["staleness"]["max"]
+              and r.measured["updates"] >= 2 * fresh[base].measured["updates"]}
+    if not better:
+        return []
+    name = max(better, key=better.__getitem__)
+    return [f"{name} ends with {better[name]:.1%} test accuracy and {base} with "
+            f"{fresh[base].accuracy['test']:.1%}, although gradients of {name} are stale: it makes "
+            f"{many[name].measured['updates'] / fresh[base].measured['updates']:.0f} times as many updates "
+            "from the same number of images."]
+
+
+def _agreement(comparison: Comparison) -> list[str]:
+    """How near the processes are to their simulation."""
+    out = []
+    both = [(row.label, row.simulated, row.measured) for row in comparison.rows if row.simulated
+            and row.measured]
+    off = {label: real.measured["seconds"] / virtual.measured["seconds"] - 1 for label, virtual, real in both
+           if virtual.measured["seconds"]}
+    if off:
+        worst = max(off, key=lambda label: abs(off[label]))
+        out.append("The processes' time differs from the simulated time by "
+                   f"{off[worst]:+.1%}{f' at most ({worst})' * (len(off) > 1)}.")
+    same = [label for label, virtual, real in both if virtual.parameters_sha256 == real.parameters_sha256]
+    if same:
+        out.append(f"Simulator and processes ended with the same bits under {', '.join(same)}.")
+    return out
+
+
+def _unranked(comparison: Comparison, far: Mapping[str, float]) -> list[str]:
+    """Why nothing is said of processes that are far from their simulation."""
+    worst = max(far, key=lambda name: abs(far[name]))
+    why = next(_off_simulation(row.measured, far[worst]) for row in comparison.rows if row.label == worst
+               and row.measured)
+    return [f"No ranking: the processes of {', '.join(far)} are "
+            f"{'up to ' * (len(far) > 1)}{far[worst]:+.0%} off their simulation, so they do not show the "
+            f"described machine: {why}."]
+
+
+def _parting(hard: Comparison) -> list[str]:
+    """What the second panel shows."""
+    diverged = [row.label for row in hard.rows if row.failed]
+    final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
+    if not final:
+        return []
+    best, *_, worst = [*sorted(final, key=final.__getitem__, reverse=True), min(final, key=final.__getitem__)]
+    spread = {name: r.consensus_distance for name, r in hard.results.items() if name in final}
+    drifted = max(spread, key=spread.__getitem__)
+    text = (f"With 8 workers that each see only some of the digits (simulated), {best} ends with "
+            f"{final[best]:.0%} test accuracy")
+    if worst != best:
+        text += f" and {worst} with {final[worst]:.0%}"
+    if spread[drifted] > 0:
+        text += f"; the replicas of {drifted} drift furthest apart"
+    if diverged:
+        text += f"; {', '.join(diverged)} diverged"
+    fewest = min(r.measured["updates"] for r in hard.results.values() if r.workers > 1)
+    hasty = [name for name, accuracy in final.items() if accuracy < final[best] - 0.1
+             and (m := hard.results[name].measured)["staleness"]["max"]
+             and m["updates"] > HARD["workers"] / 2 * fewest]  # every push is an update at the full rate
+    if not (hasty or diverged):
+        return [text + "."]
+    return [f"{text}.", f"The learning rate is one cause for {', '.join([*hasty, *diverged])}: a smaller "
+            f"--lr, e.g. lr/{HARD['workers']}, may change the order (docs/defaults.md)."]

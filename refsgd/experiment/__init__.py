@@ -1,0 +1,1 @@
+"""Experiments: problem, algorithm and machine put together, run, evaluated, compared."""

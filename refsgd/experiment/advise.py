@@ -1,0 +1,278 @@
+"""Choosing a strategy for a cluster: predicted times by kind of strategy, against synchronous allreduce.
+
+A pass over the data teaches equally much only within one kind, so strategies of different kinds are never
+ranked against each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.arguments import Usage, check_speeds
+from refsgd.experiment.strategies import (
+    CANDIDATES,
+    COSTS,
+    EVIDENCE,
+    GROUPS,
+    TRIES,
+    Candidate,
+    Case,
+    Strategy,
+    figures_of,
+    name_of,
+    piling,
+    steps_of,
+    strategy_of,
+    time_of,
+)
+
+#: pages of the documentation that explain a figure, by its name
+PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results",
+         "staleness": "docs/explanation/staleness",
+         "bytes": "docs/howto/results", "ranking": "tutorials/14-which-strategy"}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Strategies by group, the fastest of each first; what to try, where the fastest changes."""
+
+    machine: Machine
+    strategies: tuple[Strategy, ...]  #: those that fit, by group and seconds of a pass; then the rejected
+    #: what `factor` refers to: the fastest allreduce that fits, with equal work for all workers; if none
+    #: fits, the fastest of the first group that has any
+    baseline: Strategy | None
+    #: the recommended, the baseline and its variants, and the fastest that fits of each of `TRIES`, by group
+    tries: tuple[Strategy, ...]
+    recommendation: str  #: what to start with, and the gain and risk of another kind; "" if nothing fits
+    crossings: tuple[str, ...]  #: where a strategy stops being the fastest, or within 2 % of it
+    unknown: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """As JSON, format 1."""
+        return json.dumps({"format": 1, "machine": self.machine.to_json(),
+                           "recommendation": self.recommendation,
+                           "baseline": self.baseline.name if self.baseline else None,
+                           "strategies": [asdict(s) for s in self.strategies],
+                           "crossings": self.crossings, "unknown": self.unknown,
+                           "tries": [s.name for s in self.tries], "pages": PAGES}, indent=1)
+
+
+GAIN = 1.02  #: by how much another strategy must be faster before it is preferred: below, formulas tie
+
+
+def _fastest(some: Sequence[Strategy], gain: float = GAIN) -> Strategy | None:
+    """The first that no other beats by more than `gain`."""
+    least = min((s.seconds for s in some), default=0.0)
+    return next((s for s in some if s.seconds <= gain * least), None)
+
+
+def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
+    """What to start with: the baseline, unless another of its group is at least 5 % faster."""
+    # else a backup drops the slow worker's gradients again and again
+    even = not any(s.variant for s in fitting)
+    same = [s for s in fitting if s.group == base.group and (even or s.algorithm != "backup-workers")]
+    return _fastest([base, *same], 1.05) or base
+
+
+def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
+    best = _recommended(fitting, base)
+    strategy, took = best.name.removesuffix(f", {best.variant}"), f"{best.seconds:.4g} s a pass"
+    if best.variant.startswith("without "):
+        slow = best.variant.replace("without worker", "the slow worker").removeprefix("without ")
+        start = (f"Start with {strategy} on {best.workers} nodes, leaving out {slow}: {took} instead of "
+                 f"{base.seconds:.4g}" + (f" with {base.name}" if strategy != base.name else "") + ".")
+    else:
+        start = f"Start with {best.name}: {took} (" + ("the baseline)" if best is base
+                                                       else f"x{best.factor:.2f} of {base.name})")
+        start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
+    if even := next((s for s in fitting if s.name == f"{strategy}, work by speed"
+                     and s.seconds < best.seconds), None):
+        start += f" Batches in proportion to speed take {even.seconds:.4g} s but need a sampler of your own."
+    other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
+    if other is None:
+        return (start + " No strategy of another kind is faster here, so there is nothing to gain for a "
+                "loss of accuracy.")
+    name = other.name + "," * bool(other.variant)
+    found = [f", as {e.study} {e.part} found" for e in EVIDENCE.get(other.algorithm, ()) if e.against]
+    return (f"{start} {name} takes {other.seconds:.4g} s (x{other.factor:.2f}), but {COSTS[other.group]}, "
+            f"so a pass may teach less{''.join(found[:1])}: compare the accuracies reached in equal time "
+            "before you switch.")
+
+
+UNKNOWN = (
+    "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists; "
+    "runs and studies measure it on small nets",
+    "congestion, lost packets, failing nodes: links serve at full rate (see `refsgd run --fault` for "
+    "failures)")
+
+
+def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, images: int = 50_000,
+           servers: int = 1, activations: float = 0.0, memory_limit: float | None = None,
+           staleness_limit: float | None = None, candidates: Sequence[Candidate] = CANDIDATES,
+           layers: Sequence[tuple[int, float]] = (), described: str = "") -> Advice:
+    """Compare strategies for a model on a cluster by the predicted time of a pass over the data.
+
+    Examples
+    --------
+    >>> found = advise(Machine(compute="fixed(0.2)", bandwidth=1.25e9), parameters=25_557_032, workers=8)
+    >>> found.baseline.name
+    'allreduce ring'
+    >>> found.recommendation.split(":")[0]
+    'Start with allreduce ring'
+    """
+    for name, value in (("parameters", parameters), ("workers", workers), ("batch", batch),
+                        ("images", images), ("servers", servers)):
+        if value < 1:
+            raise Usage(f"{name} {value}; expected at least 1")
+    check_speeds(machine, workers)
+    if memory_limit is not None and not memory_limit > 0:
+        raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
+    if staleness_limit is not None and not staleness_limit >= 0:
+        raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
+    if machine.compute is None:
+        raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
+                    "and --rate")
+    plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
+                  tuple(layers))
+
+    def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
+        return [_limited(s, memory_limit, staleness_limit) for c in some
+                if (s := strategy_of(c, case)) is not None]
+
+    found = judged(candidates, plain)
+    fits = [s for s in found if not s.rejected]
+    base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
+        (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
+    fits.sort(key=lambda s: s is not base)  # which is preferred to what ties with it
+    tries = [t for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))]
+    varied = [c for c in candidates
+              if name_of(c, plain) in {s.name for s in tries} | {base.name if base else ""}]
+    variants = _variants(plain)
+    found += [s for case in variants for s in judged(varied, case)]
+    found = [replace(s, factor=s.seconds / base.seconds if base else 1.0) for s in found]
+    fits, names = [s for s in found if not s.rejected], {s.name for s in tries}
+    base = next((s for s in fits if base and s.name == base.name), None)
+    if base:
+        names |= {base.name, _recommended(fits, base).name,
+                  *(f"{base.name}, {case.variant}" for case in variants)}
+    order = list(GROUPS)
+    ranked = tuple(sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds)))
+    tried = tuple(sorted((s for s in ranked if s.name in names),
+                         key=lambda s: (order.index(s.group), bool(s.variant))))
+    unknown = UNKNOWN if layers else (*UNKNOWN, "whether your backward pass hides its exchange: times here "
+                                      "add computing and exchange")
+    return Advice(machine, ranked, base, tried, _recommendation(fits, base) if base else "",
+                  tuple(_crossings(plain,
+                                   [c for c in candidates if name_of(c, plain) in {s.name for s in fits}])),
+                  unknown)
+
+
+def _variants(case: Case) -> list[Case]:
+    """The cluster without its slowest workers, and with batches in proportion to speed; none where speeds
+    are equal."""
+    speeds, compute = case.speeds, case.machine.compute
+    slow = [i for i, v in enumerate(speeds) if v == min(speeds)]
+    if len(slow) == case.workers or compute is None:
+        return []
+    kept = tuple(v for v in speeds if v > min(speeds))
+    mean = sum(speeds) / case.workers
+    without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"
+    return [case._replace(variant=without, machine=case.machine.with_(speeds=kept), workers=len(kept)),
+            case._replace(variant="work by speed",
+                          machine=case.machine.with_(speeds=(1.0,) * case.workers,
+                                                     compute=compute.scaled(1 / mean)),
+                          largest=max(speeds) / mean)]
+
+
+def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
+    why = [s.rejected] if s.rejected else []
+    if memory_limit is not None and s.memory > memory_limit:
+        why.append(f"needs {s.memory / 1e9:.2f} GB of memory, {memory_limit / 1e9:.2f} GB available")
+    if staleness_limit is not None and (s.staleness is None or s.staleness > staleness_limit):
+        why.append("its staleness is not known" if s.staleness is None
+                   else f"mean staleness {s.staleness:.1f} updates, at most {staleness_limit:g} allowed")
+    return replace(s, rejected="; ".join(why))
+
+
+def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
+    """Where, within a group, another candidate becomes the fastest, along workers, bandwidth and latency.
+
+    SSP is left out: it lies between BSP and ASP.  So is one server where servers on all nodes are a
+    candidate: they share its load.
+    """
+    machine = case.machine
+    spread = {c.algorithm for c in candidates if c.colocated} if case.servers == 1 else set()
+    bandwidth = machine.bandwidth if np.isfinite(machine.bandwidth) else 1e10
+    axes: dict[str, list[float]] = {
+        "workers": [2, 4, 8, 16, 32, 64], "bandwidth": list(bandwidth * np.geomspace(0.01, 100, 5)),
+        "latency": list((machine.latency or 1e-5) * np.geomspace(0.01, 1000, 6))}
+    out = []
+    for group, members in GROUPS.items():
+        inside = [c for c in candidates if c.algorithm in members and c.algorithm != "ssp"
+                  and (c.colocated or c.algorithm not in spread)]
+        for axis, values in axes.items() if len(inside) > 1 else ():
+            out += [f"{group}: {text}" for text in _along(axis, values, case, inside)]
+    return out
+
+
+def _along(axis: str, values: Sequence[float], case: Case, candidates: Sequence[Candidate]) -> list[str]:
+    """Changes of the fastest candidate along one quantity: between values of a grid, then halved towards
+    the change."""
+
+    def rates(x: float, some: Sequence[Candidate]) -> dict[str, float]:
+        # the fastest so far decides whether others can be
+        some = sorted(some, key=lambda c: before is None or name_of(c, case) != before[0])
+        if axis == "workers":
+            return _rates(some, case._replace(workers=int(x)))
+        return _rates(some, case._replace(machine=case.machine.with_(**{axis: float(x)})))
+
+    out: list[str] = []
+    before: tuple[str, float] | None = None
+    for x in values:
+        found = rates(x, candidates)
+        if not found:
+            continue
+        best = max(found, key=lambda name: found[name])
+        if before and found[best] > GAIN * found.get(before[0], 0.0):
+            low, high = before[1], x
+            two = [c for c in candidates if name_of(c, case) in (before[0], best)]
+            for _ in range(4):
+                middle = float(np.sqrt(low * high)) if axis != "workers" else (low + high) // 2
+                then = rates(middle, two)
+                overtaken = then.get(best, 0.0) > GAIN * then.get(before[0], 0.0)
+                low, high = (low, middle) if overtaken else (middle, high)
+            out.append(f"{before[0]} up to {_amount(axis, low)}, {best} from {_amount(axis, high)} on")
+        if not before or found[best] > GAIN * found.get(before[0], 0.0):
+            before = best, x
+        else:
+            before = before[0], x
+    return out
+
+
+def _rates(candidates: Sequence[Candidate], case: Case) -> dict[str, float]:
+    """Passes a second of those that a formula covers and whose messages do not pile up, from short runs.
+
+    Ends early where one is as fast as workers that never communicate: no other can be faster, unless it drops
+    gradients.
+    """
+    steps, out, most = steps_of(case, 20), dict[str, float](), np.inf
+    alone = Candidate("independent", {})
+    if not any("backups" in c.options for c in candidates) and (free := figures_of(alone, case, steps)):
+        most = 1 / time_of(alone, case, free, steps).seconds
+    for c in candidates:
+        if not piling(c, case) and (figures := figures_of(c, case, steps)):
+            out[name_of(c, case)] = 1 / time_of(c, case, figures, steps).seconds
+            if out[name_of(c, case)] * GAIN >= most:
+                break
+    return out
+
+
+def _amount(axis: str, x: float) -> str:
+    """A value of an axis of `_crossings`, in words."""
+    return {"workers": f"{x:g} workers", "bandwidth": f"a bandwidth of {x / 1e9:.3g} GB/s",
+            "latency": f"a latency of {1e3 * x:.2g} ms"}[axis]

@@ -1,0 +1,199 @@
+"""What is refused before anything runs: arguments, a reader's own algorithm, a reader's own problem.
+
+Programs check nothing; what can be known beforehand is looked at here, once, and named in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted, written
+from refsgd.effects import Deployment, Node
+from refsgd.problems import Problem
+
+
+class Usage(ValueError):
+    """Wrong use: says what was found and what was expected."""
+
+
+def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
+    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved
+    types."""
+    hints = typing.get_type_hints(function)
+    return {name: p.replace(annotation=hints.get(name, p.annotation))
+            for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def plain(name: str) -> str:
+    """A name without what is easily mistaken: case, hyphens, underscores."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Which of these names was perhaps meant."""
+    known = {plain(name): name for name in names}
+    near = difflib.get_close_matches(plain(given), known, n=1)
+    return known[near[0]] if near else ""
+
+
+def suggestion(given: str, names: Iterable[str]) -> str:
+    """The end of an error: "; did you mean ...?"."""
+    near = nearest(given, names)
+    return f"; did you mean {near}?" if near else ""
+
+
+def catalogued(name: Any) -> str:
+    """An algorithm's name in the catalogue, from one in letters of any case and with or without hyphens."""
+    for known in CATALOGUE if isinstance(name, str) else ():
+        if plain(known) == plain(name):
+            return known
+    raise Usage(f"algorithm {name!r} is unknown; expected one of {', '.join(CATALOGUE)}"
+                + suggestion(str(name), CATALOGUE))
+
+
+def elsewhere(option: str) -> str:
+    """Which algorithms have an option, as the end of an error about one that does not."""
+    owners = [name for name, function in CATALOGUE.items() if option in options_of(function)]
+    return f"{', '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
+
+
+def check_whole(least: int, **values: Any) -> None:
+    """Refuse what is no whole number or too small."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise Usage(
+                f"{name} {value!r} of type {type(value).__name__}; expected a whole number, at least {least}")
+        if value < least:
+            raise Usage(f"{name} {value}; expected at least {least}")
+
+
+def check_numbers(**values: Any) -> None:
+    """Refuse what is no number."""
+    for name, value in values.items():
+        if not isinstance(value, Real):
+            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a number")
+
+
+def check_length(steps: Any, epochs: Any) -> None:
+    """Refuse a length of a run that is given twice or is none."""
+    if steps is not None and epochs is not None:
+        raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
+    if steps is not None:
+        check_whole(0, steps=steps)
+    if epochs is not None and not (isinstance(epochs, Real) and 0 < float(epochs) < float("inf")):
+        raise Usage(f"epochs {epochs!r}; expected a number > 0 (steps may be 0)")
+
+
+def check_speeds(machine: Machine, workers: int) -> None:
+    """Refuse a machine that gives speeds to more or fewer workers than there are."""
+    given = len(machine.speeds)
+    if given not in (0, workers):
+        wanted = written([machine.speed(i) for i in range(workers)])
+        raise Usage(
+            f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there "
+            f"{'is 1' if workers == 1 else f'are {workers}'}; "
+                    f"expected a speed for each, such as {wanted}, or workers {given}")
+
+
+def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any],
+                  others: Iterable[str] = ()) -> None:
+    """Refuse options that an algorithm does not have, or whose values are not of the type that it wants:
+    a number, a whole number, True or False."""
+    known = options_of(function)
+    for option, value in options.items():
+        if option not in known:
+            other = elsewhere(option)
+            raise Usage(f"{name} has no option {option!r}; expected "
+                        + (f"some of {', '.join(known)}" if known else "none")
+                        + (f"; {other}" if other else suggestion(option, [*known, *others])))
+        kinds = set(typing.get_args(known[option].annotation)) or {known[option].annotation}
+        wanted, words = ((Real, "a number") if float in kinds else (Integral, "a whole number")
+                         if int in kinds
+                         else (bool, "True or False") if bool in kinds else (object, ""))
+        if type(value) not in kinds and (not isinstance(value, wanted)
+                                         or (isinstance(value, bool) and wanted is not object)):
+            raise Usage(f"{option} {value!r} of type {type(value).__name__}; expected {words}")
+
+
+def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:
+    """Refuse a deployment function that cannot be called as the library calls it."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind("problem", "workers", "steps", "sgd", **given)
+    except TypeError as error:
+        raise Usage(
+            f"{name}{signature}: {error}; expected a deployment function f(problem, workers, steps, sgd, *, "
+            "options)") from None
+
+
+def check_deployment(name: str, found: Any) -> Deployment:
+    """Refuse what is no deployment."""
+    if not isinstance(found, Mapping):
+        raise Usage(
+            f"{name} returned a value of type {type(found).__name__}; expected a dictionary of nodes, such "
+            f"as {{'worker0': Node(program)}}")
+    if not found:
+        raise Usage(
+            f"{name} returned an empty dictionary; expected at least one node, such as {{'worker0': "
+            f"Node(program)}}")
+    for node, programs in found.items():
+        if not isinstance(programs, Node):
+            raise Usage(
+                f"{name} gives {node} a value of type {type(programs).__name__}; expected "
+                "refsgd.effects.Node(program)")
+        if not isinstance(programs.handlers, Sequence):
+            raise Usage(
+                f"{name} gives {node} handlers of type {type(programs.handlers).__name__}; expected a "
+                "list: Node(main, [handler])")
+        for program in (programs.main, *programs.handlers):
+            if not hasattr(program, "send"):
+                raise Usage(
+                    f"{name} gives {node} a program of type {type(program).__name__}; expected a generator: "
+                            "a function with a yield in it, called with its arguments")
+    return found
+
+
+def check_problem(problem: Any) -> None:
+    """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss."""
+    if not isinstance(problem, Problem):
+        raise Usage(
+            f"problem of type {type(problem).__name__}; expected a refsgd.Problem(x0, gradient, loss)")
+    x0 = problem.x0
+    if problem.describe.get("shape_only"):
+        return
+    if not isinstance(x0, np.ndarray) or x0.ndim != 1 or x0.dtype.kind != "f":
+        found = f"array of {x0.dtype} and shape {x0.shape}" if isinstance(x0, np.ndarray) else type(
+            x0).__name__
+        raise Usage(
+            f"the starting point x0 is of type {found}; expected one vector of float32: np.asarray(x0, "
+            "np.float32).ravel()")
+    if not np.all(np.isfinite(x0)):
+        raise Usage("the starting point x0 has NaN or infinite entries; expected finite numbers")
+    try:
+        inspect.signature(problem.gradient).bind(x0, 0, 0)
+    except TypeError as error:
+        raise Usage(
+            f"gradient{inspect.signature(problem.gradient)}: {error}; expected gradient(x, rank, t)"
+        ) from None
+    except ValueError:
+        pass  # a compiled function may not say what it takes
+    try:
+        g, loss = problem.gradient(x0, 0, 0), problem.loss(x0)
+    except Exception:
+        return  # the run will meet it too, and says where
+    if not isinstance(g, np.ndarray) or (g.shape, g.dtype) != (x0.shape, x0.dtype):
+        found = f"array of {g.dtype} and shape {g.shape}" if isinstance(g, np.ndarray) else type(g).__name__
+        raise Usage(
+            f"gradient(x0, 0, 0) returned a value of type {found}; expected an array as x0 is: {x0.dtype} "
+            f"and shape {x0.shape}")
+    if not isinstance(loss, Real) and np.ndim(loss):
+        raise Usage(f"loss(x0) returned an array of shape {np.shape(loss)}; expected one number")

@@ -1,0 +1,204 @@
+"""Several algorithms on one machine, side by side: predicted, simulated, measured."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refsgd import __version__
+from refsgd.algorithms import CATALOGUE
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
+from refsgd.experiment.evaluation import evaluate
+from refsgd.experiment.perform import LOCAL_RUNTIMES, perform
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment_function, prepare
+from refsgd.experiment.result import Result, predicted_to_json
+from refsgd.experiment.run import announce, check_pace, check_processes
+from refsgd.runtimes.fork import runtime_here
+
+__all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
+
+#: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
+SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
+DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
+
+#: where the algorithms part: twice the workers, and every worker sees only some of the classes
+HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm of a comparison: predicted, simulated and measured.
+
+    Parameters
+    ----------
+    algorithm : str
+    options : dict
+        The algorithm's own.
+    predicted : dict
+        By figure, as in the public format: value, kind, terms, formula.
+    simulated, measured : Result or None
+        In virtual time; as real processes.
+    failed : str
+        Why there is no result.
+    """
+
+    algorithm: str
+    options: dict[str, Any]
+    predicted: dict[str, Any]
+    simulated: Result | None
+    measured: Result | None
+    failed: str = ""  #: why there is no result: the run diverged
+
+    @property
+    def label(self) -> str:
+        """The algorithm with its options, e.g. ``ssp staleness=3``."""
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; the accuracy is the measured run's."""
+        best = self.measured or self.simulated
+        return {
+            "algorithm": self.algorithm, "options": self.options, "predicted": self.predicted,
+            "simulated": self.simulated.measured if self.simulated else None,
+            "measured": self.measured.measured if self.measured else None,
+            "accuracy": {"simulated": self.simulated.accuracy if self.simulated else None,
+                         "measured": self.measured.accuracy if self.measured else None},
+            "history": best.history if best else [],
+            "parameters_sha256": {"simulated": self.simulated.parameters_sha256 if self.simulated else None,
+                                  "measured": self.measured.parameters_sha256 if self.measured else None},
+            "workers": best.workers if best else 0, "servers": best.servers if best else 0,
+            "steps": best.steps if best else 0, "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several algorithms on one machine.
+
+    Parameters
+    ----------
+    machine : Machine
+    runtime : str
+        Where it was measured.
+    seed : int
+    rows : sequence of Row
+        One per algorithm, in the order asked for.
+    hard : Comparison, optional
+        The same algorithms where they part.
+    """
+
+    machine: Machine
+    runtime: str
+    seed: int
+    rows: Sequence[Row]
+    hard: Comparison | None = None  #: the same algorithms where they part, see `HARD`
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, format 1."""
+        out = {"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
+               "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
+        if self.hard is not None:
+            out["hard"] = self.hard.to_dict()
+        return out
+
+    def to_json(self) -> str:
+        """The comparison as JSON, format 1."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """What was measured (else simulated), by label."""
+        found = {row.label: row.measured or row.simulated for row in self.rows}
+        return {name: result for name, result in found.items() if result is not None}
+
+
+def _check_names(given: Iterable[str], names: Sequence[str]) -> None:
+    """Refuse options of an algorithm that there is not."""
+    for name in given:
+        if name not in names and name not in CATALOGUE:
+            near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=1)
+            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
+                        + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str | None = None,
+            options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None,
+            hard: bool = False,
+            say: Say | None = None, **arguments: Any) -> Comparison:
+    """Train the same net on the same data under several algorithms: predicted, simulated, measured.
+
+    Parameters
+    ----------
+    algorithms : iterable of str or callable
+        Or a single one.
+    runtime : {"processes", "tcp", "simulator"}
+        Where it is measured; "simulator" leaves the measurement out.  By default processes; the simulator,
+        with a warning, where the system cannot fork.
+    options : dict
+        Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of an algorithm that is not
+        compared are not used.
+    progress : callable, optional
+        Told what starts.
+    hard : bool
+        Also simulate the same algorithms where they part (`HARD`).
+    say : callable, optional
+        As `run`.
+    **arguments
+        As `run`.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    RunFailed
+        If processes are asked for and the system cannot fork.
+    """
+    if runtime not in (None, *LOCAL_RUNTIMES):
+        raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
+    if hard and arguments.get("problem") is not None:
+        raise Usage(
+            "hard with a problem of your own; expected data and net, which can be dealt out by label to more "
+            "workers")
+    runtime = runtime_here(runtime)
+    step = progress or (lambda text: None)
+    chosen = [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+    own, names = options or {}, [deployment_function(a)[0] for a in chosen]
+    _check_names(own, names)
+    experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
+    machine = arguments.get("machine") or DEFAULT_MACHINE
+    for experiment in experiments if runtime != "simulator" else ():
+        check_processes(experiment, runtime)
+    if runtime != "simulator" and experiments:
+        check_pace(max(experiments, key=lambda e: e.workers))
+    if say and experiments:
+        announce(experiments, ["simulator", *["simulator"] * hard, *[runtime] * (runtime != "simulator")],
+                 say)
+    rows = []
+    for experiment in experiments:
+        step(f"{experiment.name}: simulating")
+        measured = None
+        try:
+            simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
+        except FloatingPointError as error:  # the others can still be compared
+            rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()),
+                            None, None, str(error)))
+            continue
+        if runtime != "simulator":
+            step(
+                f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
+                f"{simulated.measured['seconds']:.0f} s")
+            measured = evaluate(experiment, runtime, perform(experiment, runtime))
+        rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
+    second = None
+    if hard and experiments:
+        step("the same algorithms where they part")
+        second = compare(chosen, runtime="simulator", options=options,
+                         **{**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])})
+    return Comparison(machine, runtime,
+                      experiments[0].seed if experiments else 0, rows, second)

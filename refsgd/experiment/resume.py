@@ -1,0 +1,337 @@
+"""Checkpoints: a run writes its record into a folder while it runs, and a later run continues from there.
+
+Resuming replays the record, really computing.  In virtual time the run is computed again from its start, and
+its events must be those of the record.  Among processes the programs are replayed before the fork, and each
+process continues with programs that stand where the record ends.  A run that was restarted after a death has
+one record for each attempt: ``record``, ``record-1``, ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from refsgd.effects import Died, Factory
+from refsgd.experiment.arguments import Usage
+from refsgd.runtimes.faults import Fault, Halted
+from refsgd.runtimes.journal import Journal, Record, read
+from refsgd.runtimes.mailbox import Envelope, tag_of
+from refsgd.runtimes.replay import Replayer, ReplayError
+from refsgd.trace import Event, Trace
+from refsgd.trace.codec import NOTICE, Encoder, Steps
+
+if TYPE_CHECKING:
+    from refsgd.runtimes.processes.beginning import Beginning
+
+NAME = "record"  #: the file of a run's first attempt in the folder of its checkpoint
+Listener = Callable[[Event], None]
+
+
+def file_of(first: Path, attempt: int) -> Path:
+    """The record of an attempt, beside that of the first one."""
+    return first.with_name(f"{first.name}-{attempt}") if attempt else first
+
+
+def first_file(place: str | Path) -> Path:
+    """The record of the first attempt at `place`, a folder or that file."""
+    return Path(place) / NAME if Path(place).is_dir() else Path(place)
+
+
+def stored(place: str | Path) -> list[Record]:
+    """The records of all attempts of the run at `place`."""
+    first = first_file(place)
+    if not first.exists():
+        raise Usage(f"no record at {first}; expected a folder that --checkpoint wrote to, or a record")
+    found = [read(first)]
+    while (path := file_of(first, len(found))).exists():
+        found.append(read(path))
+    return found
+
+
+def ready(folder: str | Path, continued: bool) -> None:
+    """Make the folder of a checkpoint; refuse one that cannot be written to, or holds another run."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise Usage(f"checkpoint {folder}; expected a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Usage(
+            f"checkpoint {folder}: nothing can be written there ({error.strerror}); expected a folder that "
+            "you may write to, or a new name in one") from None
+    if (folder / NAME).exists() and not continued:
+        raise Usage(f"checkpoint {folder} holds the record of a run; expected --resume {folder} with it to "
+                    "continue that run, or another folder")
+    for unfinished in folder.glob(f".{NAME}*"):
+        unfinished.unlink(missing_ok=True)
+
+
+def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fault]:
+    """The faults without those that ended a run: a death that stopped it is not repeated."""
+    if records[0].header["on_death"] != "stop":
+        return list(faults)
+    steps = records[0].steps
+    dead = {node for node, rows in steps.items() if any(step.letter == "x" for step in rows)}
+    begun = {node: sum(step.letter == "c" for step in steps[node]) for node in dead}
+    return [fault for fault in faults
+            if fault.kind not in ("kill", "drop") or fault.step > begun.get(fault.node, -1)]
+
+
+# -- where a resumed run continues -------------------------------------------------------------------------
+
+
+def continued(record: Record) -> Steps:
+    """The steps that a resumed run repeats: where a death stopped the run, the dead live again."""
+    if record.header["on_death"] != "stop":
+        return record.steps
+    return {node: [step for step in rows if step.letter != "x"] for node, rows in record.steps.items()}
+
+
+def dead_in(steps: Steps) -> list[str]:
+    """The nodes that die in these steps."""
+    return [node for node, rows in steps.items() if any(step.letter == "x" for step in rows)]
+
+
+def _replayed(factory: Factory, steps: Steps) -> Replayer:
+    """Programs that stand where the record ends, or, where an access to shared memory was not recorded any
+    more, before it."""
+    replayer = Replayer(factory, steps)
+    replayer.run(whole=not any(node.cells for node in replayer.deployment.values()))
+    return replayer
+
+
+def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
+    """Where processes continue, and the steps that led there."""
+    from refsgd.runtimes.processes.beginning import Beginning
+
+    replayer = _replayed(factory, steps)
+    steps = {node: rows[: replayer.at[node]] for node, rows in steps.items()}
+    dead = dead_in(steps)
+    letters = {node: replayer.envelopes(node) for node in replayer.nodes}
+    for node, rows in steps.items():
+        heard = {step.source for step in rows if step.number == NOTICE}
+        letters[node] += [Envelope(gone, tag_of(Died), (gone,), NOTICE, 0.0, 0)
+                          for gone in dead if gone not in heard]
+    numbers = {channel: len(bodies) for channel, bodies in replayer.sent.items()}
+    seconds = max((e.time for e in replayer.events), default=0.0)
+    kept = {node: list(newest) for node, newest in replayer.kept.items()}
+    return Beginning(replayer.deployment, seconds, replayer.pending, letters, numbers, replayer.drawn,
+                     replayer.tickets, replayer.values, replayer.events, kept, dead), steps
+
+
+def halted(factory: Factory, steps: Steps) -> Halted:
+    """The end of an attempt that was halted, as its record tells it."""
+    replayer = Replayer(factory, steps)
+    run = replayer.run(whole=False)
+    dead = dead_in(steps)
+    return Halted(run, {node: list(x) for node, x in replayer.kept.items() if node not in dead})
+
+
+class Following:
+    """Told the events of a run that is computed again: as long as its record lasts they must be those.
+
+    Parameters
+    ----------
+    steps : dict of str to list
+    place : path
+        Of the record, for errors.
+    caught_up : callable
+        Called once, at the end of the record.
+    """
+
+    def __init__(self, steps: Steps, place: str | Path, caught_up: Callable[[], None]) -> None:
+        self._rows = {node: iter(rows) for node, rows in steps.items()}
+        self._place, self._caught_up = place, caught_up
+        self._left, self._tell, self._at = sum(map(len, steps.values())), Encoder(), dict.fromkeys(steps, 0)
+        if not self._left:
+            caught_up()
+
+    def __call__(self, event: Event) -> None:
+        """Compare an event with what is recorded of its node."""
+        if not self._left:
+            return
+        told, expected = self._tell(event), next(self._rows.get(event.node, iter(())), None)
+        if expected is None:
+            return
+        if told != expected and json.loads(json.dumps(told.row())) != expected.row():
+            raise ReplayError(
+                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected.row()}, and "
+                f"the program gives {told.row()}; expected the same library version, data and kind of "
+                "processor")
+        self._at[event.node] += 1
+        self._left -= 1
+        if not self._left:
+            self._caught_up()
+
+    def ended(self) -> None:
+        """The run is over: nothing of the record may be left."""
+        if self._left:
+            raise ReplayError(f"{self._place}: the run ends {self._left} steps before its record; expected "
+                              "the same library version, data and kind of processor")
+
+
+# -- what a run writes -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Records:
+    """The records that a run writes, one for each attempt, and those of the run that it continues.
+
+    Parameters
+    ----------
+    header : dict
+        What is run.
+    runtime : str
+    record : path, optional
+        Where the record of the first attempt goes.
+    folder : path, optional
+        Where the records of all attempts go, from which the run can be resumed.
+    every : int
+        Iterations of the first worker after which the folder's record is forced to the disk; 0: on request.
+    start : sequence of Record
+        Of the run that is continued.
+    place : path
+        Where those are, for errors.
+    """
+
+    header: Mapping[str, Any]
+    runtime: str
+    record: str | Path | None = None
+    folder: Path | None = None
+    every: int = 0
+    start: Sequence[Record] = ()
+    place: str | Path = ""
+    journals: list[Journal] = field(default_factory=list)
+
+    def steps(self, attempt: int) -> Steps | None:
+        """What is repeated of an attempt; None for one that has not begun yet."""
+        return continued(self.start[attempt]) if attempt < len(self.start) else None
+
+    def has_ended(self, attempt: int) -> bool:
+        """Whether an attempt of the run that is continued was halted, or can be: somebody has died."""
+        mains = list(self.start[attempt].steps.values()) if attempt < len(self.start) else []
+        died = any(step.letter == "x" for rows in mains for step in rows)
+        done = all(any(step.program == 0 and step.letter in "ex" for step in rows) for rows in mains)
+        return attempt + 1 < len(self.start) or (died and not done)
+
+    def again(self, attempt: int, roles: Mapping[str, str]) -> tuple[Listener | None, Callable[[], None]]:
+        """The listener of an attempt in virtual time, and what is to be called at its end."""
+        steps = self.steps(attempt) or {}
+        told = self._open(attempt, roles, {}, moved=False)
+
+        def caught_up() -> None:
+            if self.folder is not None:
+                self.journals[0].move(file_of(self.folder / NAME, attempt))
+
+        if not steps:
+            caught_up()
+            return told, lambda: None
+        following = Following(steps, file_of(Path(self.place), attempt), caught_up)
+
+        def both(event: Event) -> None:
+            if told is not None:
+                told(event)
+            following(event)
+
+        return both, following.ended
+
+    def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps) -> Listener | None:
+        """The listener of an attempt among processes, which continues after these steps."""
+        return self._open(attempt, roles, steps, moved=True)
+
+    def _open(self, attempt: int, roles: Mapping[str, str], steps: Steps, moved: bool) -> Listener | None:
+        self.close()
+        if self.folder is not None:
+            path = file_of(self.folder / NAME, attempt)
+            self.journals.append(
+                self._made(path.with_name(f".{path.name}"), list(roles), steps, path if moved else None))
+        if self.record is not None and not attempt:
+            self.journals.append(self._made(self.record, list(roles), steps, None))
+        if not self.journals:
+            return None
+        first, done = next((node for node, role in roles.items() if role == "worker"), ""), 0
+
+        def tell(event: Event) -> None:
+            nonlocal done
+            for journal in self.journals:
+                journal(event)
+            done += event.node == first and event.kind == "compute" and event.work == "gradient"
+            if self.every and self.folder is not None and done >= self.every:
+                done = 0
+                self.journals[0].sync()
+
+        return tell
+
+    def _made(self, path: str | Path, nodes: Sequence[str], steps: Steps, final: Path | None) -> Journal:
+        def make(first: bool) -> Journal:
+            journal = Journal(final if final and not first else path, self.header, nodes, made=not first)
+            if first:
+                journal.repeat(steps)
+                if final:
+                    journal.move(final)
+            return journal
+
+        try:
+            if self.runtime == "mpi":
+                from refsgd.runtimes.processes import mpi
+
+                return mpi.in_order(make)
+            return make(True)
+        except OSError as error:
+            raise Usage(f"the record {path} cannot be written ({error.strerror}); expected a place for a "
+                        "file") from None
+
+    @contextlib.contextmanager
+    def blamed(self, attempt: int) -> Iterator[None]:
+        """Errors name the record of the attempt that is repeated."""
+        try:
+            yield
+        except ReplayError as error:
+            raise ReplayError(f"{file_of(Path(self.place), attempt)}: {error}") from error.__cause__
+
+    def flush(self) -> None:
+        """Force what is written to the disk, now."""
+        for journal in self.journals:
+            journal.sync()
+
+    def finish(self, trace: Trace, parameters_sha256: str) -> None:
+        """The run has ended well."""
+        for journal in self.journals:
+            journal.finish(trace, parameters_sha256)
+
+    def close(self) -> None:
+        """Give the files back."""
+        while self.journals:
+            self.journals.pop().close()
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def on_request(do: Callable[[], None] | None) -> Iterator[None]:
+    """Call `do` at SIGUSR1 while the block runs; in another thread, and where there is no such signal,
+    nothing."""
+    main = threading.current_thread() is threading.main_thread()
+    if do is None or not main or not hasattr(signal, "SIGUSR1"):
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: do())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)

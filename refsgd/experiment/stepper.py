@@ -1,0 +1,401 @@
+"""The reader as the scheduler: step an algorithm action by action, choose what happens next, go back.
+
+A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  At every moment it
+lists what may happen next; the reader picks.  A run is the list of picks, so going back is running its
+beginning again, and a schedule that a test found can be stepped through.
+"""
+
+from __future__ import annotations
+
+import html
+import linecache
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
+
+from refsgd.cluster.units import counted
+from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
+from refsgd.experiment.prepare import Algorithm, Usage, prepare
+from refsgd.problems import Problem, quadratic
+from refsgd.runtimes.programs import Where, describe
+from refsgd.runtimes.world import BEGIN, Action, Stuck, World
+from refsgd.trace import Event, Marked, Trace
+from refsgd.trace.diagram import diagram, words
+
+if TYPE_CHECKING:
+    from refsgd.display.player import Player
+
+Grain = Literal["effect", "decision"]
+WIDTH = 100  #: columns of what is printed of programs
+HARD = "\xa0"  #: a blank at which no line ends
+Target = str | Callable[[Event], bool]
+
+
+def _name(node: str, program: int) -> str:
+    return node + (f"[{program}]" if program else "")
+
+
+class Places(list[Where]):
+    """Where each program stands and why it waits, as a list that prints readably.
+
+    Parameters
+    ----------
+    iterable : iterable of Where
+    """
+
+    def __repr__(self) -> str:
+        from refsgd.display.player.listing import title
+        from refsgd.display.player.states import rank, shown
+
+        lines = []
+        for w in self:
+            lines += wrap(w.why, WIDTH, subsequent_indent="    ")
+            if w.line:
+                text = linecache.getline(w.filename, w.line).strip()
+                values = {n: shown(v) for n, v in w.locals.items() if not n.startswith(("_", "."))}
+                local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank)
+                                  if values[n] is not None)
+                for more in (f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}", local):
+                    lines += wrap(more, WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
+        return "\n".join(lines).replace(HARD, " ")
+
+
+class Stepper:
+    """Step through an algorithm; you decide what happens next.
+
+    Every method that moves returns the stepper, which notebooks show as the step player of what happened so
+    far, with the list of what may happen next.
+
+    Parameters
+    ----------
+    algorithm : str or callable
+        A name of the catalogue, or your own deployment function ``f(problem, workers, steps, sgd, *,
+        options)``.
+    problem : Problem, optional
+        A quadratic in a few dimensions if none is given, so that local variables are readable;
+        ``data="digits"`` trains a net.
+    workers, servers, steps : int
+        Sizes; small ones are easiest to read.
+    lr, momentum : float
+    grain : {"effect", "decision"}
+        What one action is: every effect of every program, or only what others can race with, as
+        `refsgd.runtimes.explorer.explore` counts; its schedules are of the second kind.
+    schedule : sequence of int
+        Picks to begin with.
+    **options
+        The algorithm's own, e.g. ``staleness=1``.
+
+    Raises
+    ------
+    ValueError
+        Wrong use: what was found and what was expected.
+
+    Examples
+    --------
+    >>> s = Stepper("ssp", workers=2, steps=1, staleness=0)
+    >>> s.actions()
+    ['worker0 computes: gradient', 'worker1 computes: gradient']
+    >>> s.choose(1).actions()
+    ['worker0 computes: gradient', 'worker1 sends Push to server0']
+    >>> s.run_until("update").last
+    ["server0 * update version=0 reads=(('worker0', 0),)"]
+    >>> [s.back().where()[2].function, s.step().where()[2].function], s.schedule[:2]
+    (['mark', 'server'], [1, 0])
+    """
+
+    def __init__(self, algorithm: Algorithm, problem: Problem | None = None, *, workers: int = 3,
+                 servers: int = 1, steps: int = 3, lr: float = 0.125, momentum: float = 0.0,
+                 grain: Grain = "effect", schedule: Sequence[int] = (), **options: Any) -> None:
+        if grain not in ("effect", "decision"):
+            raise Usage(f"grain {grain!r}; expected effect or decision")
+        if problem is None and "data" not in options:
+            problem = quadratic(d=min(4, max(2, workers)), workers=max(1, workers))
+        experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=lr,
+                             momentum=momentum, **options)
+        self.deploy, self.grain = experiment.deploy, grain
+        said = "".join(f" {k}={v}" for k, v in options.items())
+        self.name = (
+            f"{experiment.name}{said}: {counted(experiment.workers, 'worker')}, {counted(steps, 'step')}")
+        self._begin()
+        for pick in schedule:
+            self.choose(pick)
+
+    # -- moving --------------------------------------------------------------------------------------------
+
+    def _begin(self, schedule: Sequence[int] = ()) -> None:
+        self.world = World(self.deploy, every=self.grain == "effect")
+        self._picks = list(schedule)
+        self._before = 0
+        self._look()
+        for pick in schedule:
+            self._before = len(self.world.events)
+            self.world.perform(pick)
+            self._look()
+
+    def _look(self) -> None:
+        """Ask the world what may happen next."""
+        self.deadlock = ""  #: which programs wait for ever, if they do
+        try:
+            self._enabled: list[Action] = self.world.enabled()
+        except Stuck as stuck:
+            self._enabled, self.deadlock = [], str(stuck)
+
+    def choose(self, pick: int) -> Stepper:
+        """Let enabled action number `pick` happen, as `actions` lists them.
+
+        Parameters
+        ----------
+        pick : int
+            Number of an action, from 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            There is no such action.
+        """
+        if not 0 <= pick < len(self._enabled):
+            if not self._enabled:
+                raise Usage(
+                    f"action {pick}; {self.deadlock or 'the run is over, nothing may happen any more'}")
+            raise Usage(f"action {pick}; expected 0 to {len(self._enabled) - 1}: "
+                        + "; ".join(self.actions()))
+        before, done = len(self.world.events), self.schedule
+        try:
+            self.world.perform(pick)
+            self._look()
+        except Exception as error:
+            self._begin(done)
+            error.add_note(
+                f"the stepper stands before this action again; the schedule that fails is {[*done, pick]}")
+            raise
+        self._before = before
+        self._picks.append(pick)
+        return self
+
+    def step(self, n: int = 1) -> Stepper:
+        """Let the first enabled action happen, n times; at the end of the run nothing changes.
+
+        Parameters
+        ----------
+        n : int
+            How many actions, >= 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+        """
+        for _ in range(n):
+            if self._enabled:
+                self.choose(0)
+        return self
+
+    def run_until(self, target: Target) -> Stepper:
+        """First actions until an event happens.
+
+        Parameters
+        ----------
+        target : str or callable
+            The name of a mark (``"update"``, ``"clock"``, ``"block"``), a kind of event (``"receive"``,
+            ``"send"``, ``"compute"``, ...), or ``event -> bool``.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Nothing of this name happens in the whole run; the stepper does not move.
+        """
+        def hit(event: Event) -> bool:
+            if callable(target):
+                return bool(target(event))
+            return target in (event.kind, event.name if isinstance(event, Marked) else None)
+
+        start = self.schedule
+        while self._enabled:
+            self.step()
+            if any(hit(event) for event in self.world.events[self._before:]):
+                return self
+        if isinstance(target, str) and not any(hit(event) for event in self.world.events):
+            seen = sorted({e.name if isinstance(e, Marked) else e.kind for e in self.world.events})
+            self._begin(start)
+            raise Usage(f"no event {target!r} happens in this run; expected one of {', '.join(seen)}")
+        return self
+
+    def run(self) -> Stepper:
+        """First actions to the end."""
+        while self._enabled:
+            self.step()
+        return self
+
+    def back(self, n: int = 1) -> Stepper:
+        """Undo the last n actions, by running those before them again; at most to the start.
+
+        Parameters
+        ----------
+        n : int
+            How many actions, >= 0.
+
+        Returns
+        -------
+        Stepper
+            Itself.
+        """
+        if n < 0:
+            raise Usage(f"back {n}; expected a number of actions >= 0")
+        self._begin(self._picks[:max(0, len(self.schedule) - n)])
+        return self
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    @property
+    def schedule(self) -> list[int]:
+        """The picks so far."""
+        return list(self._picks)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing may happen any more."""
+        return not self._enabled
+
+    @property
+    def events(self) -> list[Event]:
+        """What happened so far; times count steps."""
+        return self.world.events
+
+    @property
+    def last(self) -> list[str]:
+        """What the last action brought, in words."""
+        return [f"{e.node} {words(e)}" for e in self.world.events[self._before:]] if self.schedule else []
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What main programs have returned, by node."""
+        return self.world.values
+
+    def actions(self) -> list[str]:
+        """What may happen next, in words; `choose` takes the index."""
+        return [self._said(action) for action in self._enabled]
+
+    def _said(self, action: Action) -> str:
+        from refsgd.display.player.states import waits_for
+
+        task, letter = self.world.tasks[action.node][action.program], self.world.envelope(action)
+        name = _name(action.node, action.program)
+        message = f"{type(letter.body).__name__}#{letter.number} of {letter.src}" if letter else ""
+        if action.kind == "deliver":
+            return f"{message} arrives at {action.node}"
+        if isinstance(task.effect, Choose):
+            return f"{name} chooses {task.effect.options[action.option]}"
+        if action.kind == "poll":
+            return f"{name} looks: " + (f"takes {message}" if letter else "nothing there")
+        if isinstance(task.effect, Recv):
+            return f"{name} takes {message}"
+        if isinstance(task.effect, Compute | Send | Mark | Load | Add):
+            return f"{name} {waits_for(task.effect)}"
+        return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
+
+    def where(self) -> list[Where]:
+        """Each program's line, the effect it waits for, its local variables and, as `why`, what it does
+        or why it waits, in a sentence."""
+        from refsgd.display.player.states import follow
+        from refsgd.display.player.why import Why
+
+        now, tasks = len(self.events), self.world.all_tasks
+        why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now), self._arrived())
+        return Places(w._replace(why=why.sentence(w.node, w.program, now) if task.effect is not BEGIN
+                                 else f"{_name(w.node, w.program)} has not begun")
+                      for w, task in zip(self.world.where(), tasks))
+
+    def source(self, node: str | None = None, around: int = 5) -> str:
+        """The lines of source around the one where a program stands, which has an arrow.
+
+        Parameters
+        ----------
+        node : str, optional
+            Whose main program; by default the program that acted last.
+        around : int
+            Lines before and after it.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        ValueError
+            There is no such node.
+        """
+        key = (self.events[-1].node,
+               self.events[-1].program) if node is None and self.events else (node or self.world.nodes[0], 0)
+        w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
+        if w is None:
+            raise Usage(f"node {node!r}; expected one of {', '.join(self.world.nodes)}")
+        text = linecache.getlines(w.filename) if w.line else []
+        note = "" if text else ", whose source cannot be read" if w.line else ", which has returned"
+        first = max(1, w.line - around)
+        return "\n".join([f"{_name(*key)} in {w.function}{note}",
+                          *(f"{'->' if n == w.line else '  '} {n:4}  {line}".rstrip()
+                                                                   for n, line in enumerate(
+                                                                       text[first - 1:w.line + around],
+                                                                       first))])
+
+    def _arrived(self) -> dict[tuple[str, str, int], float]:
+        """When the messages arrived that lie in an inbox."""
+        return {(m.src, node, m.number): m.arrival for node, box in self.world.mailboxes.items()
+                for m in box.envelopes}
+
+    def diagram(self) -> str:
+        """What happened so far as text, a column per node."""
+        return diagram(self.world.events, self.world.nodes)
+
+    def trace(self) -> Trace:
+        """What happened so far; times count steps."""
+        return self.world.trace()
+
+    def player(self, path: str | Path | None = None) -> Player:
+        """What happened so far in the step player, opened at its end; also written to `path` if one is given.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to write the page.
+
+        Returns
+        -------
+        Player
+        """
+        from refsgd.display.player import Player, player_html
+
+        actions = [(f".choose({i})", said) for i, said in enumerate(self.actions())]
+        if self.deadlock:
+            actions = [(".back()", f"nothing: {self.deadlock}")]
+        page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True,
+                           actions=actions, arrivals=self._arrived(), limit=max(1, len(self.world.events)))
+        found = Player(page)
+        if path is not None:
+            found.save(path)
+        return found
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}; {len(self.schedule)} actions, {len(self.events)} events so far",
+                 repr(self.where())]
+        lines += [f"last: {text}" for text in self.last]
+        if self.over:
+            lines.append(self.deadlock or "the run is over")
+        else:
+            lines += ["next:", *(f"  {i}  {said}" for i, said in enumerate(self.actions()))]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        note = f"<p>{html.escape(self.deadlock)}</p>" if self.deadlock else ""
+        return note + self.player()._repr_html_()

@@ -1,0 +1,7 @@
+"""Real images, and the order in which workers see them."""
+from refsgd.problems.data.errors import DataError
+from refsgd.problems.data.published import Status, fetch, status
+from refsgd.problems.data.sets import NAMES, Dataset, load, synthetic
+from refsgd.problems.data.shards import Shards
+
+__all__ = ["NAMES", "DataError", "Dataset", "Shards", "Status", "fetch", "load", "status", "synthetic"]

@@ -1,0 +1,127 @@
+"""Getting the published files, and telling which are here."""
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from refsgd.problems.data.errors import DataError
+from refsgd.problems.data.sets import NAMES, files, folders, user_cache
+
+# Where the files are published, and a mirror.
+ADDRESSES = {
+    "mnist": ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+    ),
+    "cifar10": (
+        "https://www.cs.toronto.edu/~kriz/",
+        "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/gluon/dataset/cifar10/",
+    ),
+}
+# MD5, as the authors publish them.
+CHECKSUMS = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    "fashion-mnist": {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+    "cifar10": {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+}
+# This mirror carries the same six files in an archive of its own; the SHA-1 is the one in Apache MXNet's
+# loader.
+REPACKED = {ADDRESSES["cifar10"][1]: "sha1:fab780a1e191a7eda0f345501ccd62d20f7ed891"}
+
+
+class Status(NamedTuple):
+    """Whether a data set is here: its folder (None if no file of its own is found) and how complete it is."""
+
+    name: str
+    folder: Path | None
+    found: int
+    expected: int
+
+
+def status() -> list[Status]:
+    """What is here, for every data set; those that need no files have 0 of 0."""
+    rows = []
+    for name in NAMES:
+        expected = files(name)
+        counts = {place: sum(os.path.isfile(place / file) for file in expected) for place in folders(name)}
+        place = next((place for place, count in counts.items() if count), None)
+        rows.append(Status(name, place, counts[place] if place else 0, len(expected)))
+    return rows
+
+
+def fetch(name: str) -> Path:
+    """Download a data set into the user's cache, unless it is there, and check every file."""
+    if name not in ADDRESSES:
+        raise DataError(f"data set is {name!r}, expected one that can be fetched: {', '.join(ADDRESSES)}")
+    try:
+        pooch = import_module("pooch")
+    except ImportError:
+        raise DataError("fetching needs pooch, which is not installed; pip install 'refsgd[data]'") from None
+    cache = user_cache()
+    if cache is None:
+        raise DataError(f"{name}: this user has no home directory to keep it in; expected XDG_CACHE_HOME to "
+                        "name a folder that you may write to")
+    folder = cache / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{name}: {folder} cannot be made ({error.strerror}); expected XDG_CACHE_HOME to "
+                        "name a folder that you may write to") from None
+    for file, checksum in CHECKSUMS[name].items():
+        _download(pooch, name, file, checksum, folder)
+    if name == "cifar10":
+        _unpack(folder / next(iter(CHECKSUMS[name])), folder)
+    return folder
+
+
+def _download(pooch: object, name: str, file: str, checksum: str, folder: Path) -> None:
+    checksums = {address: REPACKED.get(address, f"md5:{checksum}") for address in ADDRESSES[name]}
+    if any(_matches(folder / file, known) for known in checksums.values()):
+        return
+    problems = []
+    for address, known in checksums.items():
+        try:
+            pooch.retrieve(address + file, known, fname=file, path=folder)  # type: ignore[attr-defined]
+            return
+        except Exception as error:  # pooch passes on whatever its transport raises
+            problems.append(
+                f"{address}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+    raise DataError(f"{name}: cannot fetch {file} ({'; '.join(problems)}), expected MD5 {checksum}")
+
+
+def _matches(path: Path, known: str) -> bool:
+    """Whether the file is there and has the checksum, written ``algorithm:digest``."""
+    algorithm, _, digest = known.partition(":")
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest() == digest
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Take the published files, and nothing else, out of the archive, in whichever folder of it they are."""
+    with tarfile.open(archive) as tar:
+        members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
+        for file in files("cifar10"):
+            if file not in members:
+                raise DataError(f"{archive}: no {file} in it, expected the binary version of CIFAR-10")
+            source = tar.extractfile(members[file])
+            assert source is not None  # a regular file
+            part = folder / f"{file}.part"
+            part.write_bytes(source.read())
+            os.replace(part, folder / file)

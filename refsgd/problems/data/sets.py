@@ -1,0 +1,303 @@
+"""The data sets: where their files are looked for, and how they become arrays."""
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refsgd.problems.data.errors import DataError
+from refsgd.problems.data.formats import Bytes, read_cifar, read_digits, read_idx
+
+_DIGITS = 1797
+_DIGITS_TRAINING = 1437
+# In file order the last 360 digits were written by other people: the split is one permutation, fixed for
+# good.
+_SPLIT_SEED = 1797
+
+# Mean and standard deviation of the training pixels divided by 255, as commonly published.
+_IDX_SCALE = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
+_IDX_COUNTS = {"train": 60_000, "t10k": 10_000}
+
+_CIFAR_MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
+_CIFAR_DEVIATION = np.array([0.2470, 0.2435, 0.2616], np.float32)
+_CIFAR_RECORDS = 10_000
+# Not a published file: the first 1,000 records of test_batch.bin, for machines without the rest.
+_CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS = "test_batch_first1000.bin", 1_000
+
+NAMES = ("digits", *_IDX_SCALE, "cifar10", "synthetic")
+
+
+def files(name: str) -> list[str]:
+    """The published files that a data set is read from; none for one that needs no files of its own.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+
+    Returns
+    -------
+    list of str
+    """
+    if name in _IDX_SCALE:
+        return [f"{part}-{kind}-ubyte.gz" for part in _IDX_COUNTS for kind in ("images-idx3", "labels-idx1")]
+    if name == "cifar10":
+        return [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
+    return []
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled images, in two parts. All arrays are read-only.
+
+    Attributes
+    ----------
+    name : str
+    train_images, test_images : float32, shape (n, H, W, C)
+        Pixels, shifted and scaled to about mean 0 and variance 1 over the training images.
+    train_labels, test_labels : int64, shape (n,)
+        0 to classes - 1.
+    classes : int
+    note : str
+        What is missing of the published set, if anything.
+    """
+
+    name: str
+    train_images: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+    classes: int
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+            if len(images) != len(labels):
+                raise DataError(
+                    f"{self.name}: {len(images)} {part} images and {len(labels)} labels, expected as many")
+            bad = ~np.isfinite(images).all(axis=(1, 2, 3))
+            if bad.any():
+                raise DataError(
+                    f"{self.name}: NaN or infinity in {part} image {bad.argmax()}, expected finite pixels")
+            if len(labels) and not (labels.min() >= 0 and labels.max() < self.classes):
+                raise DataError(f"{self.name}: {part} labels {labels.min()} to {labels.max()}, expected 0 "
+                                f"to {self.classes - 1}")
+            images.setflags(write=False)
+            labels.setflags(write=False)
+
+
+def user_cache() -> Path | None:
+    """The library's folder in the user's cache; None where there is neither ``XDG_CACHE_HOME`` nor a home
+    directory.
+
+    Returns
+    -------
+    Path or None
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refsgd"
+    except RuntimeError:
+        return None
+
+
+def folders(name: str) -> list[Path]:
+    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache,
+    if there is one.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+
+    Returns
+    -------
+    list of Path
+    """
+    roots = [Path(os.environ["REFSGD_DATA"]) if os.environ.get("REFSGD_DATA") else None, user_cache()]
+    return [root / name for root in roots if root is not None]
+
+
+def find(name: str, wanted: list[str]) -> Path:
+    """The first folder that holds one of the files.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set, one of `NAMES`.
+    wanted : list of str
+        Names of its files.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    DataError
+        If there is none, or if it lacks some of the files.
+    """
+    places = folders(name)
+    for place in places:
+        missing = [file for file in wanted if not os.path.isfile(place / file)]
+        if not missing:
+            return place
+        if len(missing) < len(wanted):
+            raise DataError(
+                f"{name}: {place} lacks {', '.join(missing)}, expected the {len(wanted)} published files")
+    looked = " or ".join(map(str, places)) or "a home directory, which this user lacks"
+    raise DataError(f"{name}: no files in {looked}; fetch it with `refsgd data {name}`, put "
+                    f"{', '.join(wanted)} there, or set REFSGD_DATA to the folder that holds {name}/")
+
+
+def load(name: str) -> Dataset:
+    """Read a data set; of those that are large the last one is remembered while its files stay as they are.
+
+    Parameters
+    ----------
+    name : str
+        "digits" (1,437 + 360 images of 8x8, comes with scikit-learn), "mnist" or "fashion-mnist"
+        (60,000 + 10,000 of 28x28), "cifar10" (50,000 + 10,000 of 32x32x3; fewer if some of its files are
+        missing, which ``note`` then says), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    DataError
+        One line: if the name is unknown, files are missing, cut short or of another format, or values are
+        not finite or no label.
+    """
+    if name == "digits":
+        return _load_digits()
+    if files(name):
+        found = [place / file for place in folders(name) for file in (*files(name), _CIFAR_PREFIX)]
+        return _read(name,
+                     tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in found
+                           if os.path.isfile(path)))
+    kind, _, shape = name.partition(":")
+    if kind == "synthetic":
+        sizes = (shape or "32x32x3").split("x")
+        if len(sizes) != 3 or not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+            raise DataError(f"data set is {name!r}, expected synthetic:HxWxC as in synthetic:32x32x3")
+        height, width, channels = map(int, sizes)
+        return synthetic((height, width, channels))
+    raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
+
+
+# seconds and hundreds of MB for each of many runs that follow one another, and keep it alive
+@functools.lru_cache(maxsize=1)
+def _read(name: str, stamps: tuple[tuple[Path, int, int], ...]) -> Dataset:
+    return _load_cifar() if name == "cifar10" else _load_idx(name)
+
+
+def _load_digits() -> Dataset:
+    # Located without importing: all of scikit-learn takes a second, this file some milliseconds.
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            "digits: scikit-learn is not installed, expected its bundled file; pip install scikit-learn")
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    pixels, labels = read_digits(path)
+    if len(labels) != _DIGITS:
+        raise DataError(f"{path}: {len(labels)} digits, expected {_DIGITS}")
+    order = np.random.default_rng(_SPLIT_SEED).permutation(_DIGITS)
+    train, test = order[:_DIGITS_TRAINING], order[_DIGITS_TRAINING:]
+    mean, deviation = pixels[train].mean(), pixels[train].std()
+    images = (pixels - mean) / deviation
+    return Dataset("digits", images[train], labels[train], images[test], labels[test], 10)
+
+
+def _load_idx(name: str) -> Dataset:
+    kinds = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}
+    folder = find(name, files(name))
+    arrays: dict[str, Bytes] = {}
+    for part, count in _IDX_COUNTS.items():
+        for kind, dimensions in kinds.items():
+            path = folder / f"{part}-{kind}"
+            found = read_idx(path, dimensions)
+            expected = (count, 28, 28)[:dimensions]
+            if found.shape != expected:
+                raise DataError(f"{path}: array of shape {found.shape}, expected {expected}")
+            arrays[f"{part}-{kind[:6]}"] = found
+    mean, deviation = (np.float32(v) for v in _IDX_SCALE[name])
+
+    def scaled(pixels: Bytes) -> NDArray[np.float32]:
+        return ((pixels.astype(np.float32) / np.float32(255) - mean) / deviation)[..., np.newaxis]
+
+    return Dataset(
+        name,
+        scaled(arrays["train-images"]), arrays["train-labels"].astype(np.int64),
+        scaled(arrays["t10k-images"]), arrays["t10k-labels"].astype(np.int64),
+        classes=10,
+    )  # fmt: skip
+
+
+def _load_cifar() -> Dataset:
+    places = folders("cifar10")
+    for place in places:
+        batches = [path for path in (place / file for file in files("cifar10")[:5]) if os.path.isfile(path)]
+        if batches:
+            break
+    else:
+        find("cifar10", files("cifar10"))  # raises: none of the files is anywhere
+    test, records = place / "test_batch.bin", _CIFAR_RECORDS
+    if not test.is_file() and (place / _CIFAR_PREFIX).is_file():
+        test, records = place / _CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS
+    if not test.is_file():
+        raise DataError(f"cifar10: {place} lacks test_batch.bin, expected the 6 published files")
+    parts = [read_cifar(path, _CIFAR_RECORDS) for path in batches]
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    test_pixels, test_labels = read_cifar(test, records)
+    missing = []
+    if len(batches) < 5:
+        missing.append(f"{len(labels)} of {5 * _CIFAR_RECORDS} training images")
+    if records < _CIFAR_RECORDS:
+        missing.append(f"the first {records} of {_CIFAR_RECORDS} test images")
+
+    def scaled(raw: Bytes) -> NDArray[np.float32]:
+        images = raw.astype(np.float32)
+        images /= np.float32(255)
+        images -= _CIFAR_MEAN
+        images /= _CIFAR_DEVIATION
+        return images
+
+    return Dataset(
+        "cifar10", scaled(pixels), labels.astype(np.int64), scaled(test_pixels), test_labels.astype(np.int64),
+        10,
+        "; ".join(missing),
+    )  # fmt: skip
+
+
+def synthetic(shape: tuple[int, int, int], classes: int = 10, train: int = 2000, test: int = 500,
+              seed: int = 0) -> Dataset:
+    """Made-up images of any shape: one random pattern per class, with noise of twice its size.
+
+    Parameters
+    ----------
+    shape : (H, W, C)
+    classes, train, test : int
+        Numbers of classes and of images; labels are as even as can be.
+    seed : int
+
+    Returns
+    -------
+    Dataset
+        Learnable, and a pure function of the arguments.
+    """
+    random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5E7,)))
+    patterns = random.standard_normal((classes, *shape), np.float32)
+    parts: list[NDArray[np.float32]] = []
+    labels: list[NDArray[np.int64]] = []
+    for count in (train, test):
+        labels.append(random.permutation(np.arange(count) % classes))
+        noise = random.standard_normal((count, *shape), np.float32)
+        parts.append((patterns[labels[-1]] + 2 * noise) / np.float32(np.sqrt(5)))
+    return Dataset("synthetic", parts[0], labels[0], parts[1], labels[1], classes)

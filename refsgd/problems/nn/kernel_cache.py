@@ -1,0 +1,68 @@
+"""The folder in which numba keeps compiled kernels between runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+
+def can_write(place: Path) -> bool:
+    """Whether files can be made in a folder, or the folder itself where there is none."""
+    # Path.exists raises where a folder above may not be read
+    while not os.path.exists(place) and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
+
+
+def places() -> list[Path]:
+    """Where numba looks for a folder, in its order; a user without a home has no cache of their own."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    mac = sys.platform == "darwin"
+    user = Path(os.path.expanduser("~/Library/Caches" if mac else os.environ.get("XDG_CACHE_HOME")
+                                   or "~/.cache"), "numba")
+    return [*([Path(given)] if given else []), Path(__file__).parent / "__pycache__",
+            *([user] if user.is_absolute() else [])]
+
+
+def found() -> Path | None:
+    """The first place that can be written to."""
+    return next(filter(can_write, places()), None)
+
+
+@functools.cache
+def kept() -> bool:
+    """Whether compiled kernels are kept, if need be in a temporary folder of this user's; asked before the
+    first one is compiled, because numba refuses to compile a kernel that it cannot keep."""
+    if found() is not None:
+        return True
+    tried = ", ".join(map(str, places()))
+    folder = _temporary()
+    are = f"kept in {folder}" if folder else "not kept, and compiled again by each process that starts"
+    warnings.warn(f"compiled kernels are {are}, since nothing can be written to {tried}; expected "
+                  "NUMBA_CACHE_DIR to name a folder that you may write to", RuntimeWarning, stacklevel=2)
+    if folder:
+        from numba import config
+
+        os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba has read its variables
+    return folder is not None
+
+
+def _temporary() -> Path | None:
+    """A folder of this user's that nobody else can write to: what others can write must not be run."""
+    try:
+        user = os.getuid() if hasattr(os, "getuid") else "mine"
+        folder = Path(tempfile.gettempdir()) / f"refsgd-kernels-{user}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if hasattr(os, "getuid") and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
+            folder = Path(tempfile.mkdtemp(prefix="refsgd-kernels-"))
+    except OSError:
+        return None
+    return folder

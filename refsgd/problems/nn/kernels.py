@@ -1,0 +1,387 @@
+"""Compiled kernels: what `refsgd.problems.nn.layers` defines, in float32, at the speed of the machine.
+
+Kernels take addresses, sizes and strides (in bytes unless said otherwise) and check nothing:
+`refsgd.problems.nn.plan` is their only caller, and the tests hold each of them to its twin in
+`refsgd.problems.nn.layers`. They release the interpreter lock, use one thread, and add in an order that
+depends on the shapes alone.
+
+Letters that all kernels share:
+
+* ``b`` images; ``rows`` and ``columns``: places of each image's output; ``height`` and ``width``: of its
+  input;
+* ``c`` channels of the input, ``o`` channels of the output;
+* ``taps``: rows of a filter; ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
+* ``x`` input, ``w`` weights, ``bias``, ``y`` output; ``dx``, ``dw``, ``db``, ``dy`` their gradients;
+* ``xn``, ``xr``, ``xc``: strides of x from one image, row and pixel to the next; so for all arrays, ``g``
+  standing for dy;
+* ``start``: what a sum begins with; ``floor``: the least that a result may be, 0 for a relu and else minus
+  infinity.
+"""
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding  # type: ignore[import-untyped]
+import numba
+import numpy as np
+from numba.core.caching import FunctionCache
+
+from refsgd.problems.nn.kernel_cache import kept
+from refsgd.problems.nn.vector import (
+    LANES,
+    PRODUCT,
+    ROWS,
+    VECTORS,
+    call_product,
+    floats,
+    make_dots,
+    make_sparse,
+    make_sparse_narrow,
+    make_tile,
+    transpose_block,
+)
+
+
+class Cache(FunctionCache):
+    """numba's disk cache, which knows a kernel by its own code, told its other sources."""
+
+    GENERATORS = ("vector.py", "pixels.py", "kernels.py")  # the intrinsics, and the kernels that others call
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """What the disk holds of the kernel; numba asks before it compiles one, too."""
+        if self._py_func is not product.py_func:
+            _link_product()
+        return super().load_overload(signature, target_context)  # type: ignore[no-untyped-call]
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        own = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
+        return (*own, _generated(self.GENERATORS), LANES, ROWS, VECTORS)
+
+
+@lru_cache
+def _generated(files: tuple[str, ...]) -> str:
+    """A hash of source files beside this one; empty where there are none to read."""
+    folder = Path(__file__).parent
+    return sha256(b"".join(path.read_bytes() for path in map(folder.joinpath, files)
+                           if path.is_file())).hexdigest()
+
+
+@cache
+def _link_product() -> None:
+    """Compile `product`, or load it, and tell the linker where it is: most of what is compiled would else
+    be copies of its tiles."""
+    product.compile(PRODUCT.args)
+    found = product.overloads[PRODUCT.args]
+    llvmlite.binding.add_symbol(call_product.__name__,
+                                found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
+
+
+# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning. Nothing calls a
+# kernel from C.
+_compile: Any = numba.njit(  # type: ignore[call-overload]
+    nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"},
+    no_cfunc_wrapper=True
+)
+
+
+def kernel(function: Any) -> Any:
+    """Compile a function when it is first called, and keep it on disk."""
+    compiled = _compile(function)
+    if kept():
+        compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
+    return compiled
+
+
+carray: Any = numba.carray  # type: ignore[attr-defined]
+
+_HALF = ROWS // 2
+_tile_full_wide, _tile_full_one = make_tile(ROWS, VECTORS), make_tile(ROWS, 1)
+_tile_half_wide, _tile_half_one = make_tile(_HALF, VECTORS), make_tile(_HALF, 1)
+_tile_row_wide, _tile_row_one = make_tile(1, VECTORS), make_tile(1, 1)
+_tile_tall_one = make_tile(2 * ROWS, 1)  # fewer sums than that would wait for one another
+_dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
+_sparse_1, _sparse_2, _sparse_3, _sparse_4 = (make_sparse(v, inputs=True) for v in (1, 2, 3, 4))
+_sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in (1, 3, 5))
+
+PANEL = LANES * VECTORS
+_NO_FLOOR = np.float32(-np.inf)
+FLOAT = 4  # bytes
+_ZERO = np.float32(0)
+# Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
+_FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
+
+
+@kernel
+def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products; see
+    `make_tile` for the formula.
+
+    Strides: ``am``, ``ai``, ``aj`` of a, ``wi``, ``wj`` of w, ``cm`` and ``sm`` from row to row of c and
+    start. ``wp`` is the distance of neighbouring columns of w at the borders of panels of `PANEL` columns: 4
+    for a plain matrix, more for one that was packed panel by panel.
+    """
+    for first in range(0, n, PANEL):
+        left = n - first
+        wide = left > LANES
+        lanes = min(left - LANES, LANES) if wide else left
+        panel, target, begin = w + wp * first, c + 4 * first, start + 4 * first
+        k = 0
+        while k < m:
+            p, q, s = a + k * am, target + k * cm, begin + k * sm
+            if not wide and m - k >= 2 * ROWS:
+                _tile_tall_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += 2 * ROWS
+            elif m - k >= ROWS:
+                if wide:
+                    _tile_full_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_full_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += ROWS
+            elif m - k >= _HALF:
+                if wide:
+                    _tile_half_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_half_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += _HALF
+            else:
+                if wide:
+                    _tile_row_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                else:
+                    _tile_row_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                k += 1
+
+
+@kernel
+def convolve(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, o, start, sn, sr, sc, y, yn, yr, yc, floor
+):
+    """``y[n, r, c, :] = max(start + sum over taps of x w, floor)``.
+
+    ``rows x columns`` outputs an image, ``xn, xr, xc`` strides of the input from one image, output row,
+    output column to the next; ``taps`` rows of ``run`` consecutive floats, ``tr`` apart; ``w`` of shape
+    (taps, run, o). ``start`` is a bias (strides 0) or y itself, to add to it. A linear layer is one image
+    with a row of b columns.
+    """
+    for n in range(b):
+        for r in range(rows):
+            call_product(
+                columns, o, x + n * xn + r * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
+                y + n * yn + r * yr, yc, start + n * sn + r * sr, sc, floor,
+            )  # fmt: skip
+
+
+@kernel
+def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr, yc, o, dw):  # type: ignore[no-untyped-def]
+    """``dw += x * dy`` summed over images and positions; sizes and strides as in `convolve`, ``tr`` and
+    ``run`` too."""
+    for n in range(b):
+        for t in range(taps):
+            g = dw + t * run * o * 4
+            call_product(
+                run, o, x + n * xn + t * tr, FLOAT, rows, xr, columns, xc, dy + n * yn, yr, yc, FLOAT,
+                g, o * 4, g, o * 4, _NO_FLOOR,
+            )  # fmt: skip
+
+
+@kernel
+def convolve_pool(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, bias, o, scratch, y, yn, yr, winner
+):
+    """`convolve`, relu and 2x2 max-pooling at once: y of shape (b, rows // 2, columns // 2, o), strides yn
+    and yr.
+
+    ``tr`` and ``run`` as in `convolve`. ``winner`` (uint8, flat, as if y had no border) tells which pixel of
+    its window was taken, or that none was positive. ``scratch`` holds two rows of the convolution, which
+    never leaves the cache; relu comes after the maximum, which is the same and less work. An odd last row or
+    column fills no window and is not computed.
+    """
+    half = columns // 2
+    row = 2 * half * o * 4
+    for n in range(b):
+        for r in range(rows // 2):
+            for k in range(2):
+                call_product(
+                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, FLOAT, w, run * o * 4,
+                    o * 4, FLOAT,
+                    scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
+                )  # fmt: skip
+            first = (n * (rows // 2) + r) * half * o
+            for c in range(half):
+                p = scratch + 2 * c * o * 4
+                p0, p1 = carray(floats(p), (o,)), carray(floats(p + o * 4), (o,))
+                p2, p3 = carray(floats(p + row), (o,)), carray(floats(p + row + o * 4), (o,))
+                out = carray(floats(y + n * yn + r * yr + c * o * 4), (o,))
+                where = winner[first + c * o : first + (c + 1) * o]
+                for k in range(o):
+                    v0, v1, v2, v3 = p0[k], p1[k], p2[k], p3[k]
+                    m = max(max(v0, v1), max(v2, v3))
+                    i = _FIRST if v0 == m else (_SECOND if v1 == m else (_THIRD if v2 == m else _FOURTH))
+                    where[k] = _NOWHERE if m <= _ZERO else i
+                    out[k] = _ZERO if m <= _ZERO else m
+
+
+@kernel
+def _live(dy, gr, winner, o, k, rows, columns, pixel, row, offsets, values):  # type: ignore[no-untyped-def]
+    """List the windows of channel k that carry gradient: offsets of their winners' patches, and the
+    gradients."""
+    count, total = 0, _ZERO
+    # Column by column: patches of neighbours in the list then lie in different rows, and their sums in dx do
+    # not wait for one another.
+    for c in range(columns):
+        for r in range(rows):
+            p: Any = np.int64(winner[(r * columns + c) * o + k])
+            g = carray(floats(dy + r * gr + (c * o + k) * 4), (1,))[0]
+            offsets[count] = (2 * r + (p >> 1)) * row + (2 * c + (p & 1)) * pixel
+            live = p < 4
+            g = g if live else _ZERO
+            values[count] = g
+            total += g
+            count += live  # without a branch: a dead entry is overwritten by the next
+    return count, total
+
+
+@kernel
+def pool_convolve_backward(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, run, w, o, dy, gn, gr, winner, dw, db, dx, offsets, values
+):
+    """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
+
+    ``rows x columns`` outputs of the pooling; ``winner`` as `convolve_pool` left it; ``run`` as in
+    `convolve`; ``w`` and ``dw`` of shape (o, taps, run), the transpose of the layer's; dx has the strides of
+    x, must be 0, and is skipped if its address is 0. ``offsets`` (int64) and ``values`` (float32) are
+    scratch, one entry more than there are windows.
+    """
+    at, vals = offsets.ctypes.data, values.ctypes.data
+    size = rows * columns * o
+    bias = carray(floats(db), (o,))
+    for n in range(b):
+        where = winner[n * size : (n + 1) * size]
+        for k in range(o):
+            count, total = _live(dy + n * gn, gr, where, o, k, rows, columns, xc, xr, offsets, values)
+            bias[k] += total
+            mine = dw + k * taps * run * 4
+            if dx == 0:
+                _sparse_weights(taps, run, mine, x + n * xn, xr, at, vals, count)
+            else:
+                shift = w - dw
+                for t in range(taps):
+                    p = mine + t * run * 4
+                    _sparse_row(run, p, x + n * xn + t * xr, p + shift, dx + n * xn + t * xr, at, vals, count)
+
+
+@kernel
+def _sparse_row(run, dw, x, w, dx, at, values, count):  # type: ignore[no-untyped-def]
+    done = 0
+    while done < run:
+        left, q = run - done, 4 * done
+        vectors = min((left + LANES - 1) // LANES, 4)
+        lanes = min(left - (vectors - 1) * LANES, LANES)
+        if vectors == 4:
+            _sparse_4(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        elif vectors == 3:
+            _sparse_3(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        elif vectors == 2:
+            _sparse_2(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        else:
+            _sparse_1(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
+        done += vectors * LANES
+
+
+@kernel
+def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no-untyped-def]
+    for done in range(0, run, LANES):
+        lanes, q = min(run - done, LANES), 4 * done
+        t = 0
+        while t < taps:
+            target, source = dw + t * run * 4 + q, x + t * xr + q
+            if taps - t >= 5:
+                _sparse_rows_5(target, run * 4, source, xr, at, values, count, lanes)
+                t += 5
+            elif taps - t >= 3:
+                _sparse_rows_3(target, run * 4, source, xr, at, values, count, lanes)
+                t += 3
+            else:
+                _sparse_rows_1(target, run * 4, source, xr, at, values, count, lanes)
+                t += 1
+
+
+@kernel
+def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def]
+    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, as scalar products along the rows of w."""
+    for k in range(0, inputs, 4):
+        n = 0
+        while n < b:
+            p, q, t = dy + n * outputs * 4, w + k * outputs * 4, dx + (n * inputs + k) * 4
+            if b - n >= 4 and inputs - k >= 4:
+                _dots_wide(p, outputs * 4, q, outputs * 4, outputs, t, inputs * 4)
+                n += 4
+            else:
+                for i in range(min(inputs - k, 4)):
+                    _dots_one(p, 0, q + i * outputs * 4, 0, outputs, t + 4 * i, 0)
+                n += 1
+
+
+@kernel
+def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
+    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for ``a`` of shape (rows, columns)."""
+    whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
+    for c in range(0, whole_columns, LANES):
+        for r in range(0, whole_rows, LANES):
+            transpose_block(
+                a + (r * columns + c) * 4, columns * 4, t + (c * rows + r) * 4, rows * 4, np.int64(accumulate)
+            )
+    source, target = carray(floats(a), (rows, columns)), carray(floats(t), (columns, rows))
+    for r in range(rows):
+        for c in range(whole_columns if r < whole_rows else 0, columns):
+            if accumulate:
+                target[c, r] += source[r, c]
+            else:
+                target[c, r] = source[r, c]
+
+
+@kernel
+def convolve_by_pixel(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, w, o, start, sn, sr, sc, y, yn, yr,
+    yc, floor
+):
+    """`convolve` for images of few pixels: the images are the rows of the product, and taps outside are
+    skipped.
+
+    ``x`` is the address of the first pixel inside the border, ``xr`` and ``xc`` the strides of its pixels.
+    """
+    for first in range(0, o, PANEL):  # one panel of the weights serves all pixels while it is in the cache
+        shift = 4 * first
+        for r in range(rows):
+            i0, i1 = max(0, pad - r * stride), min(taps, height + pad - r * stride)
+            for q in range(columns):
+                j0, j1 = max(0, pad - q * stride), min(taps, width + pad - q * stride)
+                source = x + (r * stride + i0 - pad) * xr + (q * stride + j0 - pad) * xc
+                panel = w + (i0 * taps + j0) * c * o * 4 + shift
+                call_product(
+                    b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, FLOAT, panel,
+                    taps * c * o * 4, o * 4, FLOAT,
+                    y + r * yr + q * yc + shift, yn, start + r * sr + q * sc + shift, sn, floor,
+                )  # fmt: skip
+
+
+@kernel
+def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
+    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, dy, yn, yr, yc, o, dw
+):
+    """`convolve_weights` for images of few pixels; see `convolve_by_pixel`."""
+    for i in range(taps):
+        for j in range(taps):
+            # The outputs that this tap serves: those whose input pixel lies in the image.
+            r0, r1 = max(0, -((i - pad) // stride)), min(rows, (height - 1 - i + pad) // stride + 1)
+            q0, q1 = max(0, -((j - pad) // stride)), min(columns, (width - 1 - j + pad) // stride + 1)
+            g = dw + (i * taps + j) * c * o * 4
+            for r in range(r0, r1):
+                source = x + (r * stride + i - pad) * xr + (q0 * stride + j - pad) * xc
+                call_product(
+                    c, o, source, FLOAT, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc,
+                    FLOAT,
+                    g, o * 4, g, o * 4, _NO_FLOOR,
+                )  # fmt: skip

@@ -1,0 +1,357 @@
+"""Layers of convolutional networks, each defined by a few lines of numpy; what a layer is, says
+`refsgd.problems.nn.layer`.
+
+These functions *are* the definition. They work in the precision of their arguments, so that float64 can be
+checked against finite differences; `refsgd.problems.nn.kernels` computes the same in float32, faster, and is
+tested against them.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from refsgd.problems.nn.layer import Array, Layer, Parameter, Parameters, Shape
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """Convolution (cross-correlation, as the field calls it) of ``channels`` square filters.
+
+    ``y[n, r, c, o] = bias[o] + sum_{i, j, k} x[n, r*stride + i - pad, c*stride + j - pad, k] * weight[i, j,
+    k, o]``, where pixels outside the image are 0.
+
+    Parameters
+    ----------
+    channels : int
+        Number of filters: channels of the output.
+    kernel : int
+        Height and width of a filter, in pixels.
+    stride : int
+        Pixels from one place of the filter to the next.
+    pad : int
+        Pixels by which the filter reaches beyond the image.
+    bias : bool
+        Whether there is a bias, shape (channels,); otherwise it is 0. The weight has shape (kernel, kernel,
+        C, channels).
+    """
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    pad: int = 0
+    bias: bool = True
+
+    def output_shape(self, shape: Shape) -> Shape:
+        height, width, _ = shape
+        return (_positions(height, self), _positions(width, self), self.channels)
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        fan_in = self.kernel**2 * shape[2]
+        weight = {"weight": Parameter((self.kernel, self.kernel, shape[2], self.channels), fan_in)}
+        return weight | ({"bias": Parameter((self.channels,), fan_in)} if self.bias else {})
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        patches = _windows(x, self, 0)
+        y = np.tensordot(patches, p["weight"], axes=([4, 5, 3], [0, 1, 2]))
+        return (y + p["bias"] if self.bias else y), x
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        x, s = kept, self.stride
+        gradients = {"weight": np.tensordot(_windows(x, self, 0), dy,
+                                            axes=([0, 1, 2], [0, 1, 2])).transpose(1, 2, 0, 3)}
+        if self.bias:
+            gradients["bias"] = dy.sum(axis=(0, 1, 2))
+        b, height, width, c = x.shape
+        padded = np.zeros((b, height + 2 * self.pad, width + 2 * self.pad, c), dy.dtype)
+        rows, columns = s * dy.shape[1], s * dy.shape[2]
+        for i in range(self.kernel):
+            for j in range(self.kernel):
+                # Each tap saw the input shifted by (i, j), so its share of the gradient goes back there.
+                padded[:, i : i + rows : s, j : j + columns : s] += dy @ p["weight"][i, j].T
+        return _inside(padded, self.pad, height, width), gradients
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * self.kernel**2 * shape[2] * prod(self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    """``y = max(x, 0)``; at 0 the gradient is taken to be 0."""
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        y = np.maximum(x, 0)
+        return y, y
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return np.where(kept > 0, dy, dy.dtype.type(0)), {}
+
+
+@dataclass(frozen=True)
+class MaxPool(Layer):
+    """The largest of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are
+    dropped.
+
+    Pixels outside the image, where ``pad`` lets windows reach, are never the largest. The gradient goes to
+    the first largest pixel of a window, in reading order.
+
+    Parameters
+    ----------
+    kernel, stride, pad : int
+        In pixels.
+
+    Raises
+    ------
+    ValueError
+        If the pad is more than half the kernel: a window would lie outside the image.
+    """
+
+    kernel: int = 2
+    stride: int = 2
+    pad: int = 0
+
+    def __post_init__(self) -> None:
+        if 2 * self.pad > self.kernel:
+            raise ValueError(
+                f"{self}: windows lie outside the image, expected a pad of at most half the kernel")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        height, width, channels = shape
+        return (_positions(height, self), _positions(width, self), channels)
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        windows = _windows(x, self, -np.inf)
+        flat = windows.reshape(*windows.shape[:4], -1)
+        return flat.max(axis=-1), (x.shape, flat.argmax(axis=-1))
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        (b, height, width, c), winner = kept
+        dx = np.zeros((b, height + 2 * self.pad, width + 2 * self.pad, c), dy.dtype)
+        n, row, column, k = np.ogrid[tuple(map(slice, dy.shape))]
+        rows, columns = row * self.stride + winner // self.kernel, column * self.stride + winner % self.kernel
+        # Windows may overlap: `add.at` adds where plain indexing would overwrite.
+        np.add.at(dx, (n, rows, columns, k), dy)
+        return _inside(dx, self.pad, height, width), {}
+
+    def flops(self, shape: Shape) -> int:
+        return self.kernel**2 * prod(self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class AvgPool(Layer):
+    """The mean of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are
+    dropped.
+
+    Parameters
+    ----------
+    kernel, stride : int
+        In pixels.
+    """
+
+    kernel: int = 2
+    stride: int = 2
+    pad: ClassVar[int] = 0
+
+    def output_shape(self, shape: Shape) -> Shape:
+        height, width, channels = shape
+        return (_positions(height, self), _positions(width, self), channels)
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return _windows(x, self, 0).mean(axis=(-2, -1)), x.shape
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        dx, s = np.zeros(kept, dy.dtype), self.stride
+        for i in range(self.kernel):
+            for j in range(self.kernel):
+                dx[:, i : i + s * dy.shape[1] : s, j : j + s * dy.shape[2] : s] += dy / self.kernel**2
+        return dx, {}
+
+    def flops(self, shape: Shape) -> int:
+        return self.kernel**2 * prod(self.output_shape(shape))
+
+
+@dataclass(frozen=True)
+class GlobalAverage(Layer):
+    """The mean of each channel over the whole image: ``(H, W, C)`` becomes ``(C,)``."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (shape[2],)
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return x.mean(axis=(1, 2)), x.shape
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        _, height, width, _ = kept
+        return np.broadcast_to(dy[:, np.newaxis, np.newaxis] / (height * width), kept), {}
+
+
+@dataclass(frozen=True)
+class BatchNorm(Layer):
+    """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, mean and variance of each channel over the
+    batch.
+
+    There is no running state: the layer is a function of the batch alone. An evaluation fixes the statistics
+    once, on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance, which may be 0.
+    """
+
+    epsilon: float = 1e-5
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        return {"gain": Parameter(shape[-1:], 0, 1.0), "bias": Parameter(shape[-1:], 0, 0.0)}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        axes = tuple(range(x.ndim - 1))
+        mean, var = (p["mean"], p["var"]) if "mean" in p else (x.mean(axis=axes), x.var(axis=axes))
+        inverse = 1 / np.sqrt(var + self.epsilon)
+        normal = (x - mean) * inverse
+        return p["gain"] * normal + p["bias"], (normal, inverse)
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        normal, inverse = kept
+        axes = tuple(range(dy.ndim - 1))
+        dgain, dbias = (dy * normal).sum(axis=axes), dy.sum(axis=axes)
+        count = prod(dy.shape[:-1])
+        # Mean and variance depend on every x of the channel: hence the two terms beside dy.
+        dx = p["gain"] * inverse * (dy - dbias / count - normal * dgain / count)
+        return dx, {"gain": dgain, "bias": dbias}
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * prod(shape)
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps them
+    all.
+
+    What is kept is a pure function of ``p["key"]`` (an integer; no key keeps everything) and of the position.
+
+    Parameters
+    ----------
+    rate : float
+        Probability of being dropped, at least 0 and less than 1.
+    """
+
+    rate: float = 0.5
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        if "key" not in p:
+            return x, 1.0
+        keep = _hash(np.arange(x.size, dtype=np.uint32), int(p["key"])).reshape(x.shape) >= self.threshold
+        scale = keep * x.dtype.type(1 / (1 - self.rate))
+        return x * scale, scale
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy * kept, {}
+
+    @property
+    def threshold(self) -> np.uint32:
+        """Numbers whose hash is below this are dropped."""
+        return np.uint32(self.rate * 2**32)
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """One row of features per image, in the order row, column, channel."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return x.reshape(len(x), prod(x.shape[1:])), x.shape
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy.reshape(kept), {}
+
+    def flops(self, shape: Shape) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """``y = x @ weight + bias``, with ``weight`` of shape ``(inputs, features)``.
+
+    Parameters
+    ----------
+    features : int
+        Numbers that one input becomes.
+    """
+
+    features: int
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (self.features,)
+
+    def parameters(self, shape: Shape) -> dict[str, Parameter]:
+        (inputs,) = shape
+        return {"weight": Parameter((inputs, self.features), inputs),
+                "bias": Parameter((self.features,), inputs)}
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        return x @ p["weight"] + p["bias"], x
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy @ p["weight"].T, {"weight": kept.T @ dy, "bias": dy.sum(axis=0)}
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * shape[0] * self.features
+
+
+def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
+    """Mean cross-entropy of softmax(z) against the labels, and its gradient with respect to z.
+
+    Parameters
+    ----------
+    z : array, shape (b, classes)
+        Scores; b is at least 1.
+    labels : integer array, shape (b,)
+        Classes, 0 to classes - 1.
+
+    Returns
+    -------
+    loss : float
+        ``mean(-log(softmax(z)[label]))``.
+    dz : array, shape (b, classes)
+        ``(softmax(z) - onehot(labels)) / b``.
+    """
+    rows = np.arange(len(z))
+    shifted = z - z.max(axis=1, keepdims=True)  # the same softmax, and exp cannot overflow
+    e = np.exp(shifted)
+    total = e.sum(axis=1, keepdims=True)
+    loss = float(np.mean(np.log(total[:, 0]) - shifted[rows, labels]))
+    dz = e / total
+    dz[rows, labels] -= 1
+    return loss, dz / len(z)
+
+
+def _positions(length: int, layer: Conv | MaxPool | AvgPool) -> int:
+    return (length + 2 * layer.pad - layer.kernel) // layer.stride + 1
+
+
+def _windows(x: Array, layer: Conv | MaxPool | AvgPool, outside: float) -> Array:
+    """Views of shape ``(b, rows, columns, C, kernel, kernel)`` of what each output position sees."""
+    pad, size, stride = layer.pad, layer.kernel, layer.stride
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)
+    return sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+
+
+def _inside(x: Array, pad: int, height: int, width: int) -> Array:
+    return x[:, pad : pad + height, pad : pad + width]
+
+
+def _hash(position: Array, key: int) -> Array:
+    """32 well-mixed bits for each position and key (the finaliser of MurmurHash3, twice)."""
+    h = position ^ np.uint32(key & 0xFFFFFFFF)
+    for _ in range(2):
+        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        h = h ^ (h >> np.uint32(16)) ^ np.uint32(key >> 32)
+    return h

@@ -1,0 +1,135 @@
+"""Where activations and their gradients lie: preallocated, with borders of zeros, addressed by strides in
+bytes."""
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from refsgd.problems.nn.layer import Array, Shape
+
+_LINE = 64  # bytes of a cache line
+
+
+def zeros(*shape: int) -> Array:
+    """Zeros that begin at a cache line: vectors of one line then never straddle two."""
+    count = prod(shape)
+    room = np.zeros(count + _LINE // 4, np.float32)
+    first = -room.ctypes.data % _LINE // 4
+    return room[first : first + count].reshape(shape)
+
+
+class Room:
+    """Memory that several fields use, one after the other."""
+
+    def __init__(self) -> None:
+        self.floats = 0  # of one image
+        self.free_after = -1  # the last step that uses it
+        self.data = zeros(0)
+
+    def allocate(self, images: int) -> None:
+        """Make room, unless there is."""
+        if self.data.size < images * self.floats:
+            self.data = zeros(images * self.floats)
+
+
+class Field:
+    """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
+
+    ``shape`` is that of one image without its border; features are one row of one pixel.  ``address`` is that
+    of the first pixel inside the border of the image sought last (`seek`), ``corner`` that of the first pixel
+    of the border; ``image``, ``row`` and ``pixel`` are strides in bytes.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape if len(shape) == 3 else (1, 1, *shape)
+        self.pad = 0
+        self.dirty = False  # whether some step writes into the border
+        self.of: Field | None = None  # the field whose memory this one shares
+        self.room: Room | None = None  # memory shared with others
+        self.data = zeros(0)
+        self._begin = self.address = self.corner = self.image = self.row = self.pixel = 0
+
+    @property
+    def floats(self) -> int:
+        """Floats of one image, border included."""
+        height, width, channels = self.shape
+        return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
+
+    def allocate(self, images: int) -> None:
+        """Make room, unless there is; what was there is lost."""
+        if self.of is not None:
+            self.data = self.of.data
+        elif self.room is not None:
+            self.room.allocate(images)
+            self.data = self.room.data
+        elif self.data.size < images * self.floats:
+            self.data = zeros(images * self.floats)
+        self.pixel = 4 * self.shape[2]
+        self.row = (self.shape[1] + 2 * self.pad) * self.pixel
+        self.image = 4 * self.floats
+        self._begin = self.data.ctypes.data
+        self.seek(0)
+
+    def seek(self, image: int) -> None:
+        """Let the addresses be those of one image, and of the ones that follow it."""
+        self.corner = self._begin + image * self.image
+        self.address = self.corner + self.pad * (self.row + self.pixel)
+
+    def at(self, row: int, column: int) -> int:
+        """Where a pixel of the image sought last lies."""
+        return self.address + row * self.row + column * self.pixel
+
+    def need(self, pad: int) -> None:
+        """Ask for a border of some width, before there is room."""
+        self.pad = max(self.pad, pad)
+
+
+class Buffer:
+    """The output of a step for every image, and the gradient of the loss with respect to it.
+
+    Successive steps may share one field as their gradient, where it has the same values.
+    """
+
+    def __init__(self, shape: Shape, wanted: bool = True) -> None:
+        self.shape = shape
+        self.value = Field(shape)
+        self.gradient = Field(shape)
+        self.wanted = wanted  # whether anything before has parameters, so that the gradient is needed
+        self.twins = False  # value and gradient need the same border
+
+    def settle(self) -> bool:
+        """Give value and gradient the same border if they need it."""
+        if not self.twins or self.value.pad == self.gradient.pad:
+            return False
+        self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
+        return True
+
+    @property
+    def size(self) -> int:
+        """Numbers of one image."""
+        return prod(self.shape)
+
+
+class Scratch:
+    """Memory that steps use one after the other: named areas, each as large as the largest need."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._areas: dict[str, Array] = {}
+        self._addresses: dict[str, int] = {}
+
+    def need(self, name: str, floats: int) -> None:
+        """Ask for an area of some size, before `allocate`."""
+        self._sizes[name] = max(self._sizes.get(name, 0), floats)
+
+    def allocate(self) -> None:
+        """Make room, unless there is."""
+        for name, size in self._sizes.items():
+            if name not in self._areas or self._areas[name].size < size:
+                self._areas[name] = zeros(size)
+                self._addresses[name] = self._areas[name].ctypes.data
+
+    def address(self, name: str) -> int:
+        """Where an area begins."""
+        return self._addresses[name]

@@ -1,0 +1,361 @@
+"""A network: a list of layers, one flat vector of parameters, and the gradient of its loss."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refsgd.problems.nn import reference
+from refsgd.problems.nn.frame import Frame
+from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
+from refsgd.problems.nn.layers import Dropout
+
+if TYPE_CHECKING:
+    from refsgd.problems.nn.plan import Plan
+
+Vector = NDArray[np.float32]
+
+# Spawn key of the random stream of initial parameters, so that no other use of the same seed repeats it.
+_INITIAL = 0x1217
+# Numbers drawn at a time: they are float64 first, which for all of a layer would be the most memory that
+# training ever takes.
+_DRAWN = 1 << 14
+
+
+class Segment(NamedTuple):
+    """One parameter array within the flat vector."""
+
+    slice: slice
+    shape: Shape
+
+
+class Row(NamedTuple):
+    """One layer in a net's description; FLOPs of a forward pass and activation bytes (float32) for one
+    image."""
+
+    name: str
+    output_shape: Shape
+    parameters: int
+    flops: int
+    activation_bytes: int
+
+
+class LayerGradient(NamedTuple):
+    """The finished gradient of one layer: its name, its place in the flat vector, and the values
+    (float32)."""
+
+    name: str
+    slice: slice
+    gradient: Vector
+
+
+class Leaf(NamedTuple):
+    """A layer in its place: name, input and output shape, byte offsets of its parameters in the flat vector.
+
+    Layers with branches are listed too, after the layers of their branches.
+    """
+
+    name: str
+    layer: Layer
+    shape: Shape
+    output_shape: Shape
+    at: dict[str, int]
+
+
+class Net:
+    """A list of layers with softmax cross-entropy on top.
+
+    `parameters` is the length d of the flat vector, `segments` the place of each array in it, by name
+    ("conv1.weight"), `classes` the number of scores.  A net owns the buffers in which it computes: use
+    one net object per thread.  Two nets of the same name give the same bits for the same arguments.
+
+    Examples
+    --------
+    >>> from refsgd.problems.nn import nets
+    >>> net = nets.build("tiny")
+    >>> net.parameters, net.segments["conv1.weight"]
+    (9930, Segment(slice=slice(0, 144, None), shape=(3, 3, 1, 16)))
+    """
+
+    def __init__(self, name: str, layers: Sequence[Layer], input_shape: Shape) -> None:
+        self.name, self.layers, self.input_shape = name, list(layers), input_shape
+        self.segments: dict[str, Segment] = {}
+        self.leaves: list[Leaf] = []
+        self._fills: dict[str, Parameter] = {}
+        self._position = 0
+        self._counts: dict[str, int] = {}
+        shape = self._enter(self.layers, input_shape)
+        self.parameters = self._position
+        if len(shape) != 1:
+            raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
+        self.classes = shape[0]
+        self._plans: dict[bool, Plan] = {}
+
+    def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
+        """Name the layers, those of branches included, and give each of their parameters its segment."""
+        for layer in layers:
+            kind = type(layer).__name__.lower()
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            name = f"{kind}{self._counts[kind]}"
+            for branch in getattr(layer, "branches", ()):
+                self._enter(branch, shape)
+            output, parameters = _fitting(name, layer, shape)
+            at = {}
+            for key, parameter in parameters.items():
+                size = prod(parameter.shape)
+                self.segments[f"{name}.{key}"] = Segment(slice(self._position, self._position + size),
+                                                         parameter.shape)
+                self._fills[f"{name}.{key}"] = parameter
+                at[key] = 4 * self._position
+                self._position += size
+            self.leaves.append(Leaf(name, layer, shape, output, at))
+            shape = output
+        return shape
+
+    def __repr__(self) -> str:
+        return f"Net({self.name!r}, {self.layers}, {self.input_shape})"
+
+    def init(self, seed: int) -> Vector:
+        """Initial parameters, float32 (d,): uniform in +-1/sqrt(fan in), as PyTorch's default."""
+        random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_INITIAL,)))
+        x = np.empty(self.parameters, np.float32)
+        for name, (part, _) in self.segments.items():
+            _, fan_in, fill = self._fills[name]
+            x[part] = fill
+            for k in range(part.start, part.stop if fan_in else part.start, _DRAWN):
+                block = x[k : min(k + _DRAWN, part.stop)]
+                block[:] = random.uniform(-(fan_in**-0.5), fan_in**-0.5, block.size)
+        return x
+
+    def gradient(self, x: Array, images: Array, labels: Array,
+                 key: int | None = None) -> tuple[float, Vector]:
+        """Mean loss over a batch and its gradient, a new float32 array (d,); zeros for no images.
+
+        ``x`` is float32 (d,), ``images`` float32 (b, H, W, C), ``labels`` are integers (b,). ``key`` chooses
+        what dropout drops; without one nothing is dropped. Raises ValueError for arguments of other types and
+        shapes, and FloatingPointError for a loss that is not finite, naming the first such layer.
+        """
+        return self._weighted(x, images, labels, 1.0, key)
+
+    def _weighted(self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None,
+                  g: Vector | None = None) -> tuple[float, Vector]:
+        """`gradient` times ``weight``: what these images contribute to a larger batch; into ``g``, if
+        there is one."""
+        images, labels = self._checked(x, images, labels)
+        if g is None:
+            g = np.zeros(self.parameters, np.float32)
+        else:
+            g.fill(0)
+        b = len(images)
+        if b == 0:
+            return 0.0, g
+        if not reference.has_kernels():
+            loss, g[:] = self._finite(x, images, self.reference_gradient(x, images, labels, key))
+            g *= np.float32(weight)
+            return loss * weight, g
+        plan = self._planned(keep=True)
+        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
+        chunk = plan.chunk or b
+        plan.reserve(min(b, chunk))
+        share, loss = np.float32(weight / b), 0.0
+        for step in plan.steps:
+            step.prepare(frame)
+        for k in range(0, b, chunk):
+            part = slice(k, min(k + chunk, b))
+            plan.forward(images[part], frame)
+            loss += plan.loss(labels[part], share)[0]
+            plan.backward(part.stop - k, frame)
+        for step in plan.steps:
+            step.finish(frame)
+        self._finite(x, images, (loss / b, g))
+        return loss * weight / b, g
+
+    def backward_by_layer(
+        self, x: Array, images: Array, labels: Array, key: int | None = None
+    ) -> tuple[float, Iterator[LayerGradient]]:
+        """The loss at once, then the gradient one layer after the other, from the last to the first.
+
+        Each part is final and may travel while the layers before it are computed. The whole batch passes
+        together, so the parts equal `gradient` up to rounding (bit for bit up to the net's chunk, 64 images
+        or more). The iterator computes in the net's own buffers: exhaust it before using the net again.
+        """
+        images, labels = self._checked(x, images, labels)
+        b, g = len(images), np.zeros(self.parameters, np.float32)
+        if b == 0:
+            parts = [self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at]
+            return 0.0, iter(parts)
+        if not reference.has_kernels():
+            loss, g = self._finite(x, images, self.reference_gradient(x, images, labels, key))
+            return loss, (self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at)
+        plan = self._planned(keep=True)
+        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
+        plan.reserve(b)
+        for step in plan.steps:
+            step.prepare(frame)
+        plan.forward(images, frame)
+        loss = plan.loss(labels, np.float32(1 / b))[0] / b
+        self._finite(x, images, (loss, g))
+        leaves = {min(leaf.at.values()): leaf for leaf in self.leaves if leaf.at}
+
+        def parts_in_turn() -> Iterator[LayerGradient]:
+            for at in plan.backward_by_step(b, frame):
+                yield self._part(leaves[min(at.values())], g)
+
+        return loss, parts_in_turn()
+
+    def _part(self, leaf: Leaf, g: Vector) -> LayerGradient:
+        segments = [self.segments[f"{leaf.name}.{key}"].slice for key in leaf.at]
+        whole = slice(segments[0].start, segments[-1].stop)
+        return LayerGradient(leaf.name, whole, g[whole])
+
+    def loss_and_accuracy(
+        self, x: Array, images: Array, labels: Array, sample: Array | None = None
+    ) -> tuple[float, float]:
+        """Mean loss and share of images classified correctly, forward only; both 0.0 for no images.
+
+        Batch norm takes its statistics from ``sample``, or from the first 500 of ``images``.
+        """
+        images, labels = self._checked(x, images, labels)
+        b = len(images)
+        if b == 0:
+            return 0.0, 0.0
+        if sample is None:
+            sample = images[:500]
+        if not reference.has_kernels():
+            return reference.loss_and_accuracy(self.layers, self.unflatten(x), images, labels, sample)
+        plan = self._planned(keep=False)
+        frame = Frame(x.ctypes.data, 0)
+        for step in plan.steps:
+            step.prepare(frame)
+        if plan.normalises:
+            sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
+            plan.reserve(len(sample))
+            plan.forward(sample, frame)
+        frame = replace(frame, fixed=True)
+        chunk = plan.chunk or 64
+        plan.reserve(min(b, chunk))
+        loss, right = 0.0, 0
+        for k in range(0, b, chunk):
+            part = slice(k, k + chunk)
+            plan.forward(images[part], frame)
+            more, hits = plan.loss(labels[part], np.float32(0))
+            loss, right = loss + more, right + hits
+        return loss / b, right / b
+
+    def describe(self) -> list[Row]:
+        """One row per layer: name, output shape, parameters, FLOPs forward and activation bytes for one
+        image."""
+        rows = []
+        for name, layer, shape, output, at in self.leaves:
+            count = sum(prod(self.segments[f"{name}.{key}"].shape) for key in at)
+            rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
+        return rows
+
+    def memory(self, b: int) -> int:
+        """Bytes that training takes with batches of b images: parameters, activations and their gradients.
+
+        The kernels stay within 1.2 times that: relu and pooling computed with their convolution save what
+        borders and scratch cost.
+        """
+        return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
+
+    def compile(self) -> None:
+        """Compile, or load from the disk cache, everything that `gradient` needs: seconds once, then
+        milliseconds."""
+        self.gradient(self.init(0), np.zeros((1, *self.input_shape), np.float32), np.zeros(1, np.int64))
+
+    def reference_gradient(self, x: Array, images: Array, labels: Array,
+                           key: int | None = None) -> tuple[float, Array]:
+        """`gradient` by the numpy definitions of the layers, in the precision of ``x``; without checks."""
+        return reference.gradient(self.layers, self.unflatten(x, key), images.astype(x.dtype), labels)
+
+    def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
+        """Views of the flat vector as `refsgd.problems.nn.layer.forward` takes them: for each layer a dict by
+        name, or a list of such lists, one for each of its branches; every dropout is given ``key``."""
+        dropping = {} if key is None else {"key": np.asarray(key)}
+        views: dict[str, dict[str, Array]] = {leaf.name: dict(dropping) if isinstance(leaf.layer, Dropout)
+                                              else {} for leaf in self.leaves}
+        for name, (part, shape) in self.segments.items():
+            layer, field = name.split(".")
+            views[layer][field] = x[part].reshape(shape)
+        return _nested(self.layers, iter(views.values()))
+
+    def _planned(self, keep: bool) -> Plan:
+        # Imported here: numba takes a quarter of a second to load.
+        if keep not in self._plans:
+            from refsgd.problems.nn.plan import Plan
+
+            self._plans[keep] = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves),
+                                     keep)
+        return self._plans[keep]
+
+    def _finite(self, x: Array, images: Array, found: tuple[float, Vector]) -> tuple[float, Vector]:
+        """A loss and its gradient, unless the loss is not finite."""
+        if not np.isfinite(found[0]):
+            raise FloatingPointError(self._diagnosis(x, images, found[0]))
+        return found
+
+    def _diagnosis(self, x: Array, images: Array, loss: float) -> str:
+        """Where the first number that is not finite appears."""
+        where = f"net {self.name}: loss is {loss}"
+        for name, (part, _) in self.segments.items():
+            if not np.isfinite(x[part]).all():
+                return f"{where}: {name} has numbers that are not finite"
+        if not np.isfinite(images).all():
+            return f"{where}: the images have numbers that are not finite"
+        names = [leaf.name for leaf in self.leaves if any(leaf.layer is layer for layer in self.layers)]
+        with np.errstate(all="ignore"):
+            for name, layer, p in zip(names, self.layers, self.unflatten(x), strict=False):
+                images, _ = layer.forward(p, images)
+                if not np.isfinite(images).all():
+                    return f"{where}: {name} is the first layer whose output is not finite"
+        return f"{where}: every layer's output is finite, the scores are too far apart"
+
+    def _checked(self, x: Array, images: Array, labels: Array) -> tuple[Array, Array]:
+        """The images and labels as the kernels read them, after checking all three arguments."""
+        if x.shape != (self.parameters,) or x.dtype != np.float32 or not x.flags.c_contiguous:
+            raise ValueError(
+                f"net {self.name}: parameters are {x.dtype} of shape {x.shape}, "
+                f"expected contiguous float32 of shape ({self.parameters},)"
+            )
+        if images.shape[1:] != self.input_shape or images.dtype != np.float32:
+            raise ValueError(f"net {self.name}: images are {images.dtype} of shape {images.shape}, expected "
+                             f"float32 of shape (b, {', '.join(map(str, self.input_shape))})")
+        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"net {self.name}: labels are {labels.dtype} of shape {labels.shape}, "
+                f"expected integers of shape ({len(images)},)"
+            )
+        if len(labels) and not (labels.min() >= 0 and labels.max() < self.classes):
+            raise ValueError(f"net {self.name}: labels lie in {labels.min()}..{labels.max()}, expected "
+                             f"0..{self.classes - 1}")
+        labels = np.ascontiguousarray(labels, np.int64).view()
+        labels.setflags(write=False)  # the kernel is compiled for read-only labels alone
+        return np.ascontiguousarray(images), labels
+
+
+def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Parameter]]:
+    """Output shape and parameters of a layer on inputs of that shape, after checking that it takes them."""
+    try:
+        output = layer.output_shape(shape)
+        parameters = layer.parameters(shape)
+    except (ValueError, TypeError, IndexError):
+        raise ValueError(f"{name} ({layer}) does not take an input of shape {shape}") from None
+    if min(output) < 1:
+        raise ValueError(
+            f"{name} ({layer}) makes {output} of an input of shape {shape}, expected sizes of 1 or more")
+    return output, parameters
+
+
+def _nested(layers: Sequence[Layer], leaves: Iterator[dict[str, Array]]) -> list[Any]:
+    """Group what the leaves hold as the layers are grouped."""
+    nested: list[Any] = []
+    for layer in layers:
+        inner = [_nested(branch, leaves) for branch in getattr(layer, "branches", ())]
+        own = next(leaves)
+        nested.append(inner or own)
+    return nested

@@ -1,0 +1,345 @@
+"""How a net is computed: a list of steps over preallocated buffers.
+
+`Plan` walks the layers once and makes each a step that runs one kernel, or a few, forward and backward.
+Neighbours that are cheaper together become one step: a relu joins what is before it, and a small convolution
++ relu + 2x2 pooling is one step whose backward pass visits only the pixels that won their window. Branches
+become stretches of the list.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from refsgd.problems.nn import elementwise
+from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.frame import Frame
+from refsgd.problems.nn.layer import Array, Layer, Shape
+from refsgd.problems.nn.layers import (
+    AvgPool,
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+)
+from refsgd.problems.nn.memory import Buffer, Field, Room, Scratch
+from refsgd.problems.nn.pointwise import (
+    AddStep,
+    AverageStep,
+    BatchNormStep,
+    CopyStep,
+    DropoutStep,
+    FlattenStep,
+    MaxPoolStep,
+    MomentsStep,
+    ReluStep,
+)
+from refsgd.problems.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelStep, Step, WinogradStep
+
+At = dict[str, int]
+
+# What a group of images takes at least [bytes], and less than twice that: it stays in the cache that two
+# cores share, and groups are not so small that handling them shows.
+_CACHE = 8 << 20
+
+
+class Stage:
+    """Steps that a group of images goes through before the next group follows: what one writes, the next
+    finds in the cache.
+
+    Batch norm ends a stage, because it reads all images before it changes the first. Neither groups nor
+    stages change a sum over the images of a batch, except Winograd's, which adds up its transformed filters
+    by group.  If not ``grouped``, the images stay together.
+    """
+
+    def __init__(self, steps: list[Step], grouped: bool) -> None:
+        self.steps = steps
+        buffers = {id(buffer): buffer for step in steps
+                   for buffer in (step.source, step.target, getattr(step, "normed", step.target))}
+        fields = [field for buffer in buffers.values() for field in (buffer.value, buffer.gradient)]
+        self.fields = list({id(field): field for field in fields}.values())
+        self.images = 0  # that a group has at least; 0: all
+        if grouped:
+            # Filters are laid out anew for each group: that must stay little beside the work on the images.
+            filters = sum(step.conv.kernel**2 * step.c * step.o for step in steps
+                          if isinstance(step, ConvStep))
+            self.images = max(8,
+                              max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
+
+    def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
+        """Divide images into groups; during each, the fields of the stage are where it begins."""
+        groups = b // self.images if self.images else 1
+        if groups <= 1:
+            yield b, frame
+            return
+        size = -(-b // groups)
+        for first in range(0, b, size):
+            count = min(size, b - first)
+            self._seek(first)
+            yield count, replace(frame, first=first, last=first + count == b)
+        self._seek(0)
+
+    def _seek(self, image: int) -> None:
+        for field in self.fields:
+            field.seek(image)
+
+
+class Plan:
+    """The steps of one net and the buffers between them.
+
+    ``at`` gives for each layer, those of branches before the layer that has them, the byte offsets of its
+    parameters.  Without ``keep`` there is only a forward pass, and buffers give their memory to later ones.
+    """
+
+    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True) -> None:
+        self.input = Buffer(shape, wanted=False)
+        self.buffers = [self.input]
+        self.steps: list[Step] = []
+        self.scratch = Scratch()
+        self._at = at
+        self.output = self._chain(list(layers), self.input)
+        self.capacity, self.keep = 0, keep
+        while any([buffer.settle() for buffer in self.buffers]):
+            pass
+        for step in self.steps:
+            if isinstance(step, FlattenStep):
+                step.share()
+        if not keep:
+            self._share_rooms()
+        # whether a step takes statistics of the batch
+        self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
+        self.stages = list(self._staged())
+        whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
+        per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
+        # Images that pass at once, None for the whole batch: chunks that stay near the cache, yet long enough
+        # to pay for reading the weights again.
+        self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
+
+    def _staged(self) -> Iterator[Stage]:
+        """The steps by stages: from one batch norm to the next where there is any, else each step on its
+        own."""
+        if not self.normalises:
+            yield from (Stage([step], grouped=False) for step in self.steps)
+            return
+        steps: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, BatchNormStep):
+                yield Stage(steps, self.keep)
+                steps = []
+            steps.append(step)
+        yield Stage(steps, self.keep)
+
+    def _share_rooms(self) -> None:
+        """Give every value a room that no other value needs at the time."""
+        spans = {id(self.input.value): [-1, 0]}
+        fields = [self.input.value]
+        for k, step in enumerate(self.steps):
+            for buffer in (step.source, step.target):
+                field = buffer.value.of or buffer.value  # a flattened value is its source's
+                if id(field) not in spans:
+                    spans[id(field)] = [k, k]
+                    fields.append(field)
+                spans[id(field)][1] = k
+        last = self.output.value.of or self.output.value
+        spans[id(last)][1] = len(self.steps)
+        rooms: list[Room] = []
+        for field in fields:
+            first, end = spans[id(field)]
+            free = [room for room in rooms if room.free_after < first]
+            # The room that must grow least, or shrinks least.
+            room = min(free, key=lambda room: abs(room.floats - field.floats), default=None)
+            if room is None:
+                room = Room()
+                rooms.append(room)
+            room.floats, room.free_after, field.room = max(room.floats, field.floats), end, room
+
+    def _chain(self, layers: Sequence[Layer], source: Buffer, branch: bool = False,
+               accumulate: bool = False) -> Buffer:
+        """Append the steps of layers run one after the other; ``branch``: others read the source too."""
+        direct = (Conv, MaxPool, AvgPool)
+        if branch and layers and not isinstance(layers[0], direct):
+            # It might work in place, or cannot add to a gradient.
+            own = self._buffer(source.shape, source.wanted)
+            self._append(CopyStep(source, own), accumulate)
+            source, accumulate = own, False
+        k = 0
+        while k < len(layers):
+            before = len(self.steps)
+            source, taken = self._layer(list(layers[k : k + 3]), source)
+            if k == 0 and accumulate:
+                self.steps[before].accumulate = True
+            k += taken
+        return source
+
+    def _layer(self, following: list[Layer], source: Buffer) -> tuple[Buffer, int]:
+        """Append the steps of the first layer, and of those that it takes along; returns its output and
+        how many."""
+        layer = following[0]
+        relu = following[1:2] == [Relu()]
+        if isinstance(layer, Residual):
+            return self._residual(layer, source, relu), 1 + relu
+        if isinstance(layer, Concat):
+            return self._concat(layer, source), 1
+        at = next(self._at)
+        shape = layer.output_shape(source.shape)
+        wanted = source.wanted
+        if isinstance(layer, Conv):
+            return self._convolution(layer, at, following, source, relu)
+        if isinstance(layer, Linear):
+            if relu:
+                next(self._at)
+            target = self._buffer(shape)
+            self._append(LinearStep(layer, source, target, at, relu))
+            return target, 1 + relu
+        if isinstance(layer, BatchNorm):
+            if relu:
+                next(self._at)
+            target = self._buffer(shape)
+            moments = MomentsStep(layer, source, target, at, relu)
+            self._append(moments)
+            self._append(BatchNormStep(moments))
+            return target, 1 + relu
+        if isinstance(layer, Relu):
+            self._append(ReluStep(source, source))
+            return source, 1
+        if isinstance(layer, Dropout):
+            self._append(DropoutStep(layer, source))
+            return source, 1
+        target = self._buffer(shape, wanted)
+        if isinstance(layer, Flatten):
+            self._append(FlattenStep(source, target))
+        elif isinstance(layer, MaxPool):
+            self._append(MaxPoolStep(layer, source, target))
+        elif isinstance(layer, AvgPool | GlobalAverage):
+            self._append(AverageStep(layer, source, target))
+        else:
+            raise NotImplementedError(f"kernels for {layer}")
+        return target, 1
+
+    def _convolution(self, conv: Conv, at: At, following: list[Layer], source: Buffer,
+                     relu: bool) -> tuple[Buffer, int]:
+        if relu:
+            next(self._at)
+        shape = conv.output_shape(source.shape)
+        if PixelStep.fits(conv, source):
+            target = self._buffer(shape)
+            self._append(PixelStep(conv, source, target, at, relu, self.scratch))
+            return target, 1 + relu
+        if WinogradStep.fits(conv, source):
+            target = self._buffer(shape)
+            self._append(WinogradStep(conv, source, target, at, relu, self.scratch))
+            return target, 1 + relu
+        if following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
+            next(self._at)
+            target = self._buffer(MaxPool().output_shape(shape))
+            self._append(ConvPoolStep(conv, source, target, at))
+            return target, 3
+        target = self._buffer(shape)
+        self._append(ConvStep(conv, source, target, at, relu, self.scratch))
+        return target, 1 + relu
+
+    def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:
+        before = len(self.steps)
+        y = self._chain(layer.body, source, branch=True, accumulate=True)
+        last = self.steps[-1]
+        if last.masks or len(self.steps) - before < 2:
+            y = self._copied(y)  # a step that cannot share its gradient with the shortcut
+        z = self._chain(layer.shortcut, source, branch=True) if layer.shortcut else source
+        last = self.steps[-1]
+        next(self._at)
+        if relu:
+            next(self._at)
+        if z.wanted and not (layer.shortcut and last.masks):
+            # The gradient of a sum is the gradient of both terms: the body's and the shortcut's are one
+            # field.
+            z.gradient.need(y.gradient.pad)
+            y.gradient = z.gradient
+        self._append(AddStep(z, y, relu))
+        return y
+
+    def _copied(self, source: Buffer) -> Buffer:
+        target = self._buffer(source.shape)
+        self._append(CopyStep(source, target))
+        return target
+
+    def _concat(self, layer: Concat, source: Buffer) -> Buffer:
+        ends = []
+        for k, branch in enumerate(layer.branches):
+            ends.append(self._chain(branch, source, branch=True, accumulate=k < len(layer.branches) - 1))
+        next(self._at)
+        target = self._buffer((*ends[0].shape[:-1], sum(end.shape[-1] for end in ends)))
+        first = 0
+        for end in ends:
+            self._append(CopyStep(end, target, first))
+            first += end.shape[-1]
+        return target
+
+    def _buffer(self, shape: Shape, wanted: bool = True) -> Buffer:
+        self.buffers.append(Buffer(shape, wanted))
+        return self.buffers[-1]
+
+    def _append(self, step: Step, accumulate: bool = False) -> None:
+        step.accumulate = accumulate
+        self.steps.append(step)
+
+    def reserve(self, images: int) -> None:
+        """Make room, if there is not."""
+        if images <= self.capacity:
+            return
+        for buffer in self.buffers:
+            buffer.value.allocate(images)
+            if self.keep or buffer is self.output:
+                buffer.gradient.allocate(images)
+        for step in self.steps:
+            step.allocate(images)
+        self.scratch.allocate()
+        self.capacity = images
+
+    def forward(self, images: Array, frame: Frame) -> None:
+        """Compute the scores, into the value of ``self.output``."""
+        b, first = len(images), self.input.value
+        rows, run = first.shape[0], first.shape[1] * first.shape[2]
+        elementwise.copy_images(b, rows, run, images.ctypes.data, 4 * rows * run, 4 * run, first.address,
+                                first.image, first.row)
+        self._clear_border(b, first)
+        for stage in self.stages:
+            for count, group in stage.groups(b, frame):
+                for step in stage.steps:
+                    step.forward(count, group)
+                    self._clear_border(count, step.target.value)
+
+    def _clear_border(self, b: int, field: Field) -> None:
+        if field.room is not None and field.pad:  # who had the room before had other borders
+            elementwise.zero_border(b, *field.shape, field.pad, field.address, field.image, field.row)
+
+    def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
+        """Compare the scores with the labels; leaves the gradient in ``self.output``."""
+        z, dz = self.output.value, self.output.gradient
+        loss, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z.address, labels,
+                                                        share, dz.address)
+        return loss, right
+
+    def backward(self, b: int, frame: Frame) -> None:
+        """Add the gradient to the vector at ``frame.g``."""
+        for stage in reversed(self.stages):
+            self._backward(stage, b, frame)
+
+    def _backward(self, stage: Stage, b: int, frame: Frame) -> None:
+        for count, group in stage.groups(b, frame):
+            for step in reversed(stage.steps):
+                step.backward(count, group)
+
+    def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
+        """As `backward`, stopping wherever the gradient of a layer's parameters is complete."""
+        for stage in reversed(self.stages):
+            self._backward(stage, b, frame)
+            for step in reversed(stage.steps):
+                step.finish(frame)
+                at: At = getattr(step, "at", {})
+                if at:
+                    yield at

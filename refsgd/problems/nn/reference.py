@@ -1,0 +1,68 @@
+"""A net computed by the definitions of its layers: plain numpy, in the precision of the parameters, slow.
+
+The kernels are tested against these functions, and nets use them where numba cannot be imported.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from refsgd.problems.nn.layer import Array, Layer, backward, forward
+from refsgd.problems.nn.layers import BatchNorm, softmax_cross_entropy
+
+_CHUNK = 64  # images of an evaluation that go through at once
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether nets are computed by compiled kernels; warns once where they cannot be."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"numba cannot be imported ({error}): nets are computed with numpy, many times slower; "
+                      "expected `pip install numba`", RuntimeWarning, stacklevel=3)
+        return False
+    return True
+
+
+def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array) -> tuple[float, Array]:
+    """Mean loss over a batch and its gradient as one flat vector."""
+    z, kept = forward(layers, p, images)
+    loss, dz = softmax_cross_entropy(z, labels)
+    _, gradients = backward(layers, p, kept, dz)
+    return loss, np.concatenate([part.ravel() for part in _flattened(gradients)])
+
+
+def loss_and_accuracy(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
+                      sample: Array) -> tuple[float, float]:
+    """Mean loss and share of images classified correctly; batch norm takes its statistics from `sample`."""
+    _fix_statistics(layers, p, sample)
+    loss, right = 0.0, 0
+    for k in range(0, len(images), _CHUNK):
+        z, _ = forward(layers, p, images[k:k + _CHUNK])
+        truth = labels[k:k + _CHUNK]
+        loss += softmax_cross_entropy(z, truth)[0] * len(truth)
+        right += int(np.sum(z.argmax(axis=1) == truth))
+    return loss / len(images), right / len(images)
+
+
+def _fix_statistics(layers: Sequence[Layer], p: list[Any], x: Array) -> Array:
+    """Set the mean and the variance of every batch norm to those of its inputs for the images `x`."""
+    for layer, q in zip(layers, p, strict=True):
+        for branch, inner in zip(getattr(layer, "branches", ()), q, strict=False):
+            _fix_statistics(branch, inner, x)
+        if isinstance(layer, BatchNorm):
+            axes = tuple(range(x.ndim - 1))
+            q |= {"mean": x.mean(axis=axes), "var": x.var(axis=axes)}
+        x, _ = layer.forward(q, x)
+    return x
+
+
+def _flattened(gradients: Any) -> Iterator[Array]:
+    """Arrays of nested lists of dicts, in order."""
+    for part in gradients:
+        yield from part.values() if isinstance(part, dict) else _flattened(part)

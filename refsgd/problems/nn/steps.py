@@ -1,0 +1,376 @@
+"""Steps of a plan that multiply: convolutions and linear layers."""
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from refsgd.problems.nn import elementwise, kernels, winograd
+from refsgd.problems.nn.frame import Frame
+from refsgd.problems.nn.layers import Conv, Linear
+from refsgd.problems.nn.memory import Buffer, Scratch, zeros
+from refsgd.problems.nn.vector import ROWS
+
+NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
+
+
+class Step:
+    """One entry of a plan. ``prepare`` and ``finish`` run once a gradient, the others once a chunk of images.
+
+    Forward it reads its source and writes its target; backward it reads the target's gradient and writes the
+    source's.  ``at`` are byte offsets of parameters in the flat vector by name, ``relu`` tells whether a relu
+    follows."""
+
+    accumulate = False  #: whether ``backward`` adds to the source's gradient, which other steps write too
+    masks = False  #: whether ``backward`` changes or hands on the target's gradient, which then is not shared
+
+    def __init__(self, source: Buffer, target: Buffer) -> None:
+        self.source, self.target = source, target
+
+    def allocate(self, images: int) -> None:
+        """Make room beside the buffers."""
+
+    def prepare(self, frame: Frame) -> None:
+        """Before the first chunk: derive what the backward pass needs from the parameters."""
+
+    def forward(self, b: int, frame: Frame) -> None:
+        """Compute the target."""
+
+    def backward(self, b: int, frame: Frame) -> None:
+        """Add to the gradient of the parameters, and write that of the source if it is wanted."""
+
+    def finish(self, frame: Frame) -> None:
+        """After the last chunk: complete the gradient of the parameters."""
+
+
+class ConvStep(Step):
+    """Convolution of any kernel size, stride and padding, with the relu that follows it if there is one.
+
+    The gradient of the input is a convolution too: with stride s, pixels whose place has the same remainder
+    modulo s see the same taps, so there are s * s small convolutions of dy with some of the taps, turned by
+    half a turn."""
+
+    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
+                 scratch: Scratch) -> None:
+        super().__init__(source, target)
+        self.conv, self.at, self.relu, self.scratch = conv, at, relu, scratch
+        self.masks = relu
+        self.c, self.o = source.shape[2], conv.channels
+        self.run = conv.kernel * self.c
+        self.zeros = zeros(max(self.o, self.c))
+        self.zeros_at = self.zeros.ctypes.data  # asking for an address takes a microsecond
+        source.value.need(conv.pad)
+        self.phases = [(rows, columns) for rows in self._phases(0) for columns in self._phases(1)]
+        if source.wanted:
+            for lines in (line for phase in self.phases for line in phase):
+                target.gradient.need(lines.border)
+            scratch.need("filters", conv.kernel**2 * self.c * self.o)
+
+    def _phases(self, axis: int) -> list[_Lines]:
+        """The places of the input by remainder, along one axis."""
+        k, s, p = self.conv.kernel, self.conv.stride, self.conv.pad
+        length, outputs = self.source.shape[axis], self.target.shape[axis]
+        found = []
+        for remainder in range(s):
+            taps = range(remainder, k, s)
+            start = -((remainder - p) // s)  # the first q with s * q + remainder - p >= 0
+            first = s * start + remainder - p
+            count = len(range(first, length, s))
+            lowest = start - (len(taps) - 1)
+            border = max(0, -lowest, start + count - outputs) if taps and count else 0
+            found.append(_Lines(list(taps)[::-1], first, count, lowest, border))
+        return found
+
+    def _turn(self, frame: Frame) -> int:
+        """Lay the filters out as the gradient of the input reads them; returns where."""
+        turned = to = self.scratch.address("filters")
+        size = 4 * self.c * self.o
+        for rows, columns in self.phases:
+            for i in rows.taps:
+                for j in columns.taps:
+                    tap = frame.x + self.at["weight"] + (i * self.conv.kernel + j) * size
+                    kernels.transpose(self.c, self.o, tap, to, False)
+                    to += size
+        return turned
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t, conv = self.source.value, self.target.value, self.conv
+        if t.shape[1] < min(b, ROWS):
+            self._forward_by_pixel(b, frame)
+            return
+        kernels.convolve(
+            b, t.shape[0], t.shape[1], s.at(-conv.pad, -conv.pad), s.image, conv.stride * s.row,
+            conv.stride * s.pixel, conv.kernel, s.row, self.run, frame.x + self.at["weight"], self.o,
+            self._bias(frame), 0, 0, 0, t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def _forward_by_pixel(self, b: int, frame: Frame) -> None:
+        """Where there are more images than columns: one place of all images is the longer run of outputs
+        that share weights."""
+        s, t, conv = self.source.value, self.target.value, self.conv
+        kernels.convolve_by_pixel(
+            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, conv.stride,
+            *s.shape,
+            frame.x + self.at["weight"], self.o, self._bias(frame), 0, 0, 0,
+            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def _bias(self, frame: Frame) -> int:
+        return frame.x + self.at["bias"] if self.conv.bias else self.zeros_at
+
+    def backward(self, b: int, frame: Frame) -> None:
+        self._backward_bias(b, frame)
+        s, t, conv = self.source.value, self.target.gradient, self.conv
+        kernels.convolve_weights(
+            b, t.shape[0], t.shape[1], s.at(-conv.pad, -conv.pad), s.image, conv.stride * s.row,
+            conv.stride * s.pixel, conv.kernel, s.row, self.run, t.address, t.image, t.row, t.pixel, self.o,
+            frame.g + self.at["weight"],
+        )  # fmt: skip
+        if self.source.wanted:
+            self._backward_inputs(b, self._turn(frame))
+
+    def _backward_bias(self, b: int, frame: Frame) -> None:
+        y, t = self.target.value, self.target.gradient
+        bias = frame.g + self.at["bias"] if self.conv.bias else 0
+        if self.relu:
+            elementwise.relu_backward(b, *t.shape, y.address, y.image, y.row, y.pixel, t.address, t.image,
+                                      t.row, t.pixel, bias)
+        elif bias:
+            elementwise.bias_backward(b, *t.shape, t.address, t.image, t.row, t.pixel, bias)
+        if t.dirty and self.source.wanted:
+            elementwise.zero_border(b, *t.shape, t.pad, t.address, t.image, t.row)
+
+    def _backward_inputs(self, b: int, w: int) -> None:
+        t, d, stride = self.target.gradient, self.source.gradient, self.conv.stride
+        if not self.accumulate and not all(rows.taps and columns.taps for rows, columns in self.phases):
+            elementwise.zero(d.corner, b * d.floats)  # some pixels are seen by no tap
+        for rows, columns in self.phases:
+            if not (rows.taps and columns.taps and rows.number and columns.number):
+                continue
+            to = d.at(rows.first, columns.first)
+            strides = d.image, stride * d.row, stride * d.pixel
+            start = (to, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
+            kernels.convolve(
+                b, rows.number, columns.number, t.at(rows.lowest, columns.lowest), t.image, t.row, t.pixel,
+                len(rows.taps), t.row, len(columns.taps) * self.o, w, self.c, *start, to, *strides, NO_FLOOR,
+            )  # fmt: skip
+            w += 4 * len(rows.taps) * len(columns.taps) * self.o * self.c
+
+
+class PixelStep(ConvStep):
+    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`. Made as
+    `ConvStep` is."""
+
+    @staticmethod
+    def fits(conv: Conv, source: Buffer) -> bool:
+        """Whether this step can compute a convolution, and pays."""
+        height, width, c = source.shape
+        inside = prod(min(1.0, side / (2 * conv.pad + 1)) for side in (height, width))
+        return (conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1
+                and c >= 16)
+
+    def forward(self, b: int, frame: Frame) -> None:
+        self._forward_by_pixel(b, frame)
+
+    def backward(self, b: int, frame: Frame) -> None:
+        self._backward_bias(b, frame)
+        s, t, d, conv = self.source.value, self.target.gradient, self.source.gradient, self.conv
+        kernels.convolve_weights_by_pixel(
+            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, 1, *s.shape,
+            t.address, t.image, t.row, t.pixel, self.o, frame.g + self.at["weight"],
+        )  # fmt: skip
+        if not self.source.wanted:
+            return
+        strides = d.image, d.row, d.pixel
+        start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
+        kernels.convolve_by_pixel(
+            b, d.shape[0], d.shape[1], t.address, t.image, t.row, t.pixel, conv.kernel, conv.pad, 1, *t.shape,
+            self._turn(frame), self.c, *start, d.address, *strides, NO_FLOOR,
+        )  # fmt: skip
+
+
+class _Lines(NamedTuple):
+    """Rows (or columns) of an input whose places have one remainder modulo the stride."""
+
+    taps: list[int]  # that see them, in the order in which dy is read
+    first: int  # the first such row of the input
+    number: int
+    lowest: int  # the row of dy that the first tap reads for it
+    border: int  # how far rows of dy outside the image are read
+
+
+class WinogradStep(ConvStep):
+    """Convolution 3x3 with stride 1 and padding 1 on even sizes; see `refsgd.problems.nn.winograd`. Made
+    as `ConvStep` is."""
+
+    @staticmethod
+    def fits(conv: Conv, source: Buffer) -> bool:
+        """Whether this step can compute a convolution, and pays."""
+        even = source.shape[0] % 2 == source.shape[1] % 2 == 0
+        same = (conv.kernel, conv.stride, conv.pad) == (3, 1, 1)
+        return same and even and min(source.shape[2], conv.channels) >= 24
+
+    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
+                 scratch: Scratch) -> None:
+        super().__init__(conv, source, target, at, relu, scratch)
+        c, o = self.c, self.o
+        self.chunk = 0
+        scratch.need("filters", 16 * max(c * _panelled(o), o * _panelled(c)))
+        scratch.need("turned", 9 * o * kernels.PANEL)
+
+    def allocate(self, images: int) -> None:
+        down, across = (side // 2 for side in self.source.shape[:2])
+        widest = max(self.c, self.o)
+        tiles = max(96, min(256, 100_000 // (16 * widest)))
+        self.chunk = min(max(1, tiles // across), images * down)  # rows of tiles
+        self.scratch.need("inputs", 16 * self.chunk * across * widest)
+        self.scratch.need("outputs", 16 * self.chunk * across * _panelled(widest))
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t = self.source.value, self.target.value
+        # Packed when they are needed: they are still in the cache when they are read.
+        filters = self.scratch.address("filters")
+        winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters,
+                              4 * self.c * _panelled(self.o))
+        winograd.convolve(
+            b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, filters, self.o,
+            *self._tiles(), self.zeros_at, self._bias(frame), 0, 0, 0,
+            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def _tiles(self) -> tuple[int, int]:
+        return self.scratch.address("inputs"), self.scratch.address("outputs")
+
+    def backward(self, b: int, frame: Frame) -> None:
+        self._backward_bias(b, frame)
+        s, t, d = self.source.value, self.target.gradient, self.source.gradient
+        height, width, _ = t.shape
+        summed = filters = self.scratch.address("filters")  # one after the other
+        winograd.convolve_weights(
+            b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row,
+            t.pixel,
+            self.o, *self._tiles(), self.zeros_at, summed,
+        )  # fmt: skip
+        winograd.unpack_gradient(self.c, self.o, summed, frame.g + self.at["weight"])
+        if self.source.wanted:
+            winograd.pack_turned_filters(
+                self.c, self.o, frame.x + self.at["weight"], self.scratch.address("turned"), filters,
+                4 * self.o * _panelled(self.c)
+            )
+            strides = d.image, d.row, d.pixel
+            start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
+            winograd.convolve(
+                b, height, width, self.chunk, self.o, t.at(-1, -1), t.image, t.row, filters, self.c,
+                *self._tiles(), self.zeros_at, *start, d.address, *strides, NO_FLOOR,
+            )  # fmt: skip
+
+
+class ConvPoolStep(Step):
+    """Convolution of stride 1, relu and 2x2 max-pooling as one; see `kernels.pool_convolve_backward`."""
+
+    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int]) -> None:
+        super().__init__(source, target)
+        self.conv, self.at = conv, at
+        self.rows, self.columns, _ = conv.output_shape(source.shape)
+        self.run = conv.kernel * source.shape[2]
+        self.w = zeros(conv.channels, conv.kernel * self.run)
+        self.dw = zeros(*self.w.shape)
+        self.scratch = zeros(2 * self.columns * conv.channels)
+        self.w_at, self.dw_at, self.scratch_at = (array.ctypes.data
+                                                  for array in (self.w, self.dw, self.scratch))
+        windows = prod(target.shape[:2])
+        self.offsets = np.zeros(windows + 1, np.int64)
+        self.values = zeros(windows + 1)
+        source.value.need(conv.pad)
+        if source.wanted:
+            # One list of offsets serves the input and its gradient, so both need the same border.
+            source.twins = True
+            source.gradient.dirty = source.gradient.dirty or conv.pad > 0
+
+    def allocate(self, images: int) -> None:
+        self.winner = np.zeros(images * prod(self.target.shape), np.uint8)
+
+    def prepare(self, frame: Frame) -> None:
+        o, size = self.w.shape
+        kernels.transpose(size, o, frame.x + self.at["weight"], self.w_at, False)
+        self.dw.fill(0)
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t, conv = self.source.value, self.target.value, self.conv
+        kernels.convolve_pool(
+            b, self.rows, self.columns, s.at(-conv.pad, -conv.pad), s.image, s.row, s.pixel, conv.kernel,
+            s.row, self.run, frame.x + self.at["weight"], frame.x + self.at["bias"], conv.channels,
+            self.scratch_at, t.address, t.image, t.row, self.winner[frame.first * self.target.size :],
+        )  # fmt: skip
+
+    def backward(self, b: int, frame: Frame) -> None:
+        s, d, t, pad = self.source.value, self.source.gradient, self.target.gradient, self.conv.pad
+        wanted = self.source.wanted
+        if wanted and not self.accumulate:
+            elementwise.zero(d.corner, b * d.floats)
+        kernels.pool_convolve_backward(
+            b, t.shape[0], t.shape[1], s.at(-pad, -pad), s.image, s.row, s.pixel, self.conv.kernel, self.run,
+            self.w_at, self.conv.channels, t.address, t.image, t.row,
+            self.winner[frame.first * self.target.size :], self.dw_at,
+            frame.g + self.at["bias"], d.at(-pad, -pad) if wanted else 0, self.offsets, self.values,
+        )  # fmt: skip
+
+    def finish(self, frame: Frame) -> None:
+        o, size = self.dw.shape
+        kernels.transpose(o, size, self.dw_at, frame.g + self.at["weight"], True)
+
+
+class LinearStep(Step):
+    """Linear layer, with the relu that follows it if there is one."""
+
+    _SMALL = 1 << 15  # below, transposing the weights costs less than the scalar products along their rows
+
+    def __init__(self, layer: Linear, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
+        super().__init__(source, target)
+        self.at, self.relu, self.masks = at, relu, relu
+        self.inputs, self.outputs = source.size, layer.features
+        self.zeros = zeros(self.inputs)
+        self.zeros_at = self.zeros.ctypes.data
+        small = self.inputs * self.outputs <= self._SMALL and source.wanted
+        self.transposed = zeros(self.outputs, self.inputs) if small else None
+        self.transposed_at = 0 if self.transposed is None else self.transposed.ctypes.data
+
+    def prepare(self, frame: Frame) -> None:
+        if self.transposed is not None:
+            weight = frame.x + self.at["weight"]
+            kernels.transpose(self.inputs, self.outputs, weight, self.transposed_at, False)
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s, t = self.source.value, self.target.value
+        kernels.convolve(
+            1, 1, b, s.address, 0, 0, s.image, 1, 0, self.inputs, frame.x + self.at["weight"], self.outputs,
+            frame.x + self.at["bias"], 0, 0, 0, t.address, 0, 0, t.image, RELU if self.relu else NO_FLOOR,
+        )  # fmt: skip
+
+    def backward(self, b: int, frame: Frame) -> None:
+        s, y, t, d = self.source.value, self.target.value, self.target.gradient, self.source.gradient
+        bias = frame.g + self.at["bias"]
+        if self.relu:
+            elementwise.relu_backward(b, *t.shape, y.address, y.image, 0, 0, t.address, t.image, 0, 0, bias)
+        else:
+            elementwise.bias_backward(b, *t.shape, t.address, t.image, 0, 0, bias)
+        kernels.convolve_weights(
+            1, 1, b, s.address, 0, 0, s.image, 1, 0, self.inputs, t.address, 0, 0, t.image, self.outputs,
+            frame.g + self.at["weight"],
+        )  # fmt: skip
+        if not self.source.wanted:
+            return
+        if self.transposed is not None:
+            kernels.convolve(
+                1, 1, b, t.address, 0, 0, t.image, 1, 0, self.outputs, self.transposed_at, self.inputs,
+                self.zeros_at, 0, 0, 0, d.address, 0, 0, d.image, NO_FLOOR,
+            )  # fmt: skip
+        else:
+            kernels.linear_inputs(b, self.inputs, self.outputs, t.address, frame.x + self.at["weight"],
+                                  d.address)
+
+
+def _panelled(columns: int) -> int:
+    """Columns rounded up to whole panels."""
+    return -(-columns // kernels.PANEL) * kernels.PANEL

@@ -1,0 +1,201 @@
+"""What is optimised: a starting point, gradients keyed by (worker, step), a loss to look at afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Array
+
+
+def one_image(rank: int, t: int) -> int:
+    """Every gradient weighs the same.
+
+    Parameters
+    ----------
+    rank : int
+        The worker, 0 to n - 1.
+    t : int
+        The step, >= 0.
+
+    Returns
+    -------
+    int
+        1.
+    """
+    return 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem for any algorithm.
+
+    Parameters
+    ----------
+    x0 : ndarray, (d,)
+        Starting point; float32 in runs, any float type in tests.
+    gradient : callable
+        ``(x, rank, t) -> (d,)``: mean gradient over worker `rank`'s share of step t.  Pure, and keyed by its
+        arguments, never by the order of calls; returns a fresh array.
+    loss : callable
+        ``x -> float``, evaluated after the run only.
+    accuracy : callable or None
+        ``(x, "train" | "test") -> float`` in [0, 1].
+    images : callable
+        ``(rank, t) -> int``: size of that share, the weight of its gradient in a mean.
+    describe : dict
+        What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
+        figures per second (``images(0, 0)`` where it is left out); "workers", the only number of workers that
+        a run may have (any); "steps_per_epoch" (100).
+
+    Examples
+    --------
+    >>> problem = quadratic(d=3, workers=2)
+    >>> problem.gradient(problem.x0, 0, 0).shape
+    (3,)
+    """
+
+    x0: Array
+    gradient: Callable[[Array, int, int], Array]
+    loss: Callable[[Array], float]
+    accuracy: Callable[[Array, str], float] | None = None
+    images: Callable[[int, int], int] = one_image
+    describe: dict[str, Any] = field(default_factory=dict)
+
+
+def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: float = 1.0, seed: int = 0,
+              dtype: Any = np.float32) -> Problem:
+    """A quadratic whose minimum differs from worker to worker: f_i(x) = a/2 |x - c_i|^2 with c_i ~ N(0, I).
+
+    Parameters
+    ----------
+    d, workers : int
+        Dimension and number of different centres c_i.
+    noise : float
+        Standard deviation of the gradient's noise, drawn from (seed, rank, t).
+    curvature : float
+        a > 0.
+    seed : int
+        Of the centres and of the noise.
+    dtype : data-type
+        Of the parameters and gradients; float32 in runs.
+
+    Returns
+    -------
+    Problem
+    """
+    centers = np.random.default_rng([seed, 1]).standard_normal((workers, d)).astype(dtype)
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        g = x.dtype.type(curvature) * (x - centers[rank % workers])
+        if noise:
+            g = g + np.random.default_rng([seed, 2, rank, t]).normal(0, noise, d).astype(x.dtype)
+        return np.asarray(g)
+
+    def loss(x: Array) -> float:
+        return float(0.5 * curvature * np.mean(np.sum((np.asarray(x, float) - centers) ** 2, axis=1)))
+
+    return Problem(np.zeros(d, dtype), gradient, loss, describe={"data": "quadratic", "net": "quadratic",
+                                                                 "parameters": d, "bytes": 4 * d, "batch": 1})
+
+
+def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
+    """Gradients that depend on x and are small integers, so that sums are exact in float32 in any order.
+
+    With a learning rate that is a power of two every schedule of additions gives the same bits.
+
+    Parameters
+    ----------
+    d, workers : int
+        Dimension, and number of workers.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    Problem
+    """
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        draw = np.random.default_rng([seed, rank, t]).integers(-8, 9, d)
+        return np.asarray(draw + np.sign(np.round(x)), x.dtype)
+
+    return Problem(np.zeros(d, np.float32), gradient, lambda x: float(np.sum(np.abs(x))),
+                   describe={"data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d,
+                             "batch": 1})
+
+
+def _key(seed: int, rank: int, t: int) -> int:
+    """What dropout drops depends on (seed, rank, t) alone."""
+    return ((seed & 0xFFFFF) << 44) | ((rank & 0xFFFFF) << 24) | (t & 0xFFFFFF)
+
+
+def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0, by_label: bool = False,
+                   evaluate: int = 2000) -> Problem:
+    """Train a net on a data set, split among workers.
+
+    Parameters
+    ----------
+    data : Dataset
+        Of `refsgd.problems.data`.
+    net : Net
+        Of `refsgd.problems.nn`.
+    workers, batch : int
+        n, as of the run, and the images per worker and step.
+    seed : int
+        Of the initial parameters and of every epoch's order.
+    by_label : bool
+        Shards sorted by label instead of identically distributed ones.
+    evaluate : int
+        At most so many images are used for a loss or an accuracy along the way.
+
+    Returns
+    -------
+    Problem
+
+    Raises
+    ------
+    FloatingPointError
+        From `gradient`, when the loss is not a finite number: names the worker and the step.
+    """
+    from refsgd.problems.data import Shards
+
+    shards = Shards(len(data.train_labels), workers, batch, seed, labels=data.train_labels, by_label=by_label)
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        chosen = shards.share(rank, t)
+        try:
+            loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen],
+                                   key=_key(seed, rank, t))
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss}")
+        except FloatingPointError as error:
+            raise FloatingPointError(f"worker {rank}, step {t}: {error}; expected finite numbers: the run "
+                                     "diverged, lower the learning rate (--lr) or the momentum") from None
+        return np.asarray(g)
+
+    def images(rank: int, t: int) -> int:
+        return len(shards.share(rank, t))
+
+    # batch norm has no running state: its statistics are recomputed on these
+    sample = data.train_images[:500]
+
+    def loss(x: Array) -> float:
+        return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate],
+                                           sample)[0])
+
+    def accuracy(x: Array, part: str) -> float:
+        if part == "train":
+            return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate],
+                                               sample)[1])
+        return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
+
+    return Problem(net.init(seed), gradient, loss, accuracy, images,
+                   {"data": data.name, "net": net.name, "parameters": net.parameters,
+                    "bytes": 4 * net.parameters,
+                    "batch": shards.batch, "workers": workers,
+                    "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
+                    "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})

@@ -1,0 +1,133 @@
+"""Shape-only vectors: they have a size and cost their bytes on a link, but nothing is allocated or computed.
+
+They serve timing studies with large models or a thousand workers.  The same programs run unchanged, because
+slicing, arithmetic and the numpy functions that algorithms use give another shape-only vector.
+"""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral
+from typing import Any, NoReturn
+
+import numpy as np
+
+from refsgd.effects import Array
+from refsgd.problems import Problem
+
+_SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
+
+
+class NoContents(TypeError):
+    """A program looks at the entries of a shape-only vector."""
+
+
+def _refuse(found: str, expected: str = "arithmetic") -> NoReturn:
+    raise NoContents(f"{found} of a shape-only vector; expected {expected} (--net shapes:P is for timing)")
+
+
+class ShapeOnly:
+    """A vector of `size` float32 numbers without contents.
+
+    Examples
+    --------
+    >>> x = ShapeOnly(1000)
+    >>> (x[:250] - np.float32(0.1) * x[:250]).nbytes
+    1000
+    >>> np.concatenate([x, x]).size
+    2000
+    """
+
+    __slots__ = ("size",)
+    dtype = np.dtype(np.float32)
+    ndim = 1
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such an array, which count on a link."""
+        return 4 * self.size
+
+    @property
+    def shape(self) -> tuple[int]:
+        """As an array's."""
+        return (self.size,)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: Any) -> ShapeOnly:
+        if isinstance(part, ShapeOnly):  # shape-only indices select as many entries
+            return ShapeOnly(part.size)
+        if not isinstance(part, slice):
+            _refuse(f"entry {part!r}", "a slice")
+        return ShapeOnly(len(range(*part.indices(self.size))))
+
+    def __setitem__(self, part: Any, value: Any) -> None:
+        if not isinstance(part, ShapeOnly | slice):
+            _refuse(f"setting entry {part!r}", "a slice")
+
+    def copy(self) -> ShapeOnly:
+        """Itself: it never changes."""
+        return self
+
+    def astype(self, dtype: Any) -> ShapeOnly:
+        """Itself as float32 or int32, which take as many bytes."""
+        if np.dtype(dtype).itemsize != self.dtype.itemsize:
+            _refuse(f"{np.dtype(dtype)} copy", "a type of 4 bytes")
+        return self
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> ShapeOnly:
+        if method != "__call__":
+            _refuse(f"{ufunc.__name__}.{method}", "elementwise arithmetic")
+        for other in inputs:
+            self._arithmetic(other)
+        return self
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.concatenate:
+            return ShapeOnly(sum(len(part) for part in args[0]))
+        if function in (np.sum, np.mean):
+            return args[0][0]
+        return self if function in _SAME else _refuse(function.__name__)
+
+    def _same(self, *_: Any) -> ShapeOnly:
+        return self
+
+    def _arithmetic(self, other: Any) -> ShapeOnly:
+        if isinstance(other, ShapeOnly) and other.size != self.size:
+            raise ValueError(f"shape-only vectors of sizes {self.size} and {other.size}; expected equal ones")
+        return self
+
+    def _compared(self, other: Any) -> Any:
+        _refuse("comparison")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _arithmetic
+    __neg__ = __pos__ = _same
+
+
+def shape_only(d: int, batch: int = 1) -> Problem:
+    """A problem with `d` shape-only parameters: gradients take their drawn time and nothing else."""
+    for name, value in (("parameters", d), ("images a gradient", batch)):
+        if not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"shape-only net of {value} {name}; expected a whole number, at least 1")
+    x: Any = ShapeOnly(d)
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        return x
+
+    return Problem(x, gradient, lambda x: float("nan"),
+                   describe={"data": "none", "net": f"shapes:{d}", "parameters": d, "bytes": 4 * d,
+                             "batch": batch, "shape_only": True})
+
+
+def current_name(net: str) -> str:
+    """The name of a net, with ``phantom:P``, as ``shapes:P`` was called until the last release, renamed."""
+    if not net.startswith("phantom:"):
+        return net
+    warnings.warn("phantom:P is now called shapes:P; the old name will be removed in the next release",
+                  FutureWarning, stacklevel=2)
+    return "shapes:" + net.removeprefix("phantom:")

@@ -1,0 +1,1 @@
+"""Real OS processes: driver, launcher, supervision, MPI."""

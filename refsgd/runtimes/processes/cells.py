@@ -1,0 +1,116 @@
+"""Shared vectors between real processes: their memory, made before the fork, and their lock.
+
+A process may be killed at any moment, and the others may go on.  So the lock is one that the kernel frees
+with its holder (a lock on a file without a name), and an addition that was not finished is undone by whoever
+comes next: an access has happened wholly, and then it has a number, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from refsgd.effects import Add, Cell, Deployment, Load
+from refsgd.runtimes.programs import add_to
+from refsgd.runtimes.transports.waking import anonymous
+from refsgd.trace import UNORDERED
+
+# words: accesses so far; 1 + the number of the last addition begun, to which part of which cell
+DONE, BEGUN, CELL, PART = range(4)
+
+
+class _Lock:
+    """One lock for all cells of a run, and a count of accesses under it: their common order.
+
+    Parameters
+    ----------
+    cells : list of Cell
+        Whose memory is shared already.
+    tickets : int
+        Number of the first access.
+    """
+
+    def __init__(self, cells: list[Cell], tickets: int) -> None:
+        import fcntl  # where there is fork there is this
+
+        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("cells")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+        self._cells = cells
+        self._words = memoryview(anonymous(8 * 4))[: 8 * 4].cast("q")
+        self._words[DONE] = tickets
+        self._before = np.frombuffer(anonymous(max(cell.x.nbytes for cell in cells)), np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    @contextmanager
+    def ticket(self) -> Iterator[int]:
+        """Hold the lock; the number of this access."""
+        self._lockf(self._file, self._take)
+        try:
+            words = self._words
+            number = words[DONE]
+            if words[BEGUN] == number + 1:  # whoever began it has died
+                self._undo()
+            yield number
+            words[DONE] = number + 1
+        finally:
+            self._lockf(self._file, self._free)
+
+    def adds(self, effect: Add) -> None:
+        """While the lock is held: an addition begins, which a death would leave half done."""
+        words, cell = self._words, effect.cell
+        x = cell.x[cell.cut[effect.part]]
+        self._before[: x.nbytes] = x.view(np.uint8)
+        words[CELL], words[PART] = next(i for i, one in enumerate(self._cells) if one is cell), effect.part
+        words[BEGUN] = words[DONE] + 1
+
+    def _undo(self) -> None:
+        cell = self._cells[self._words[CELL]]
+        x = cell.x[cell.cut[self._words[PART]]]
+        x.view(np.uint8)[:] = self._before[: x.nbytes]
+
+
+def share(deployment: Deployment, tickets: int = 0) -> None:
+    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have
+    been."""
+    found = {id(cell): cell for node in deployment.values() for cell in node.cells}
+    for cell in found.values():
+        shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)
+        shared[:] = cell.x
+        cell.x = shared
+    lock = _Lock(list(found.values()), tickets) if found else None
+    for cell in found.values():
+        cell.lock = lock
+
+
+def load(effect: Load) -> tuple[Any, int]:
+    """A copy of one part of a cell, and the number of this access."""
+    cell: Cell = effect.cell
+    with cell.lock.ticket() as number:
+        return cell.x[cell.cut[effect.part]].copy(), number
+
+
+def before(effect: Add) -> Any:
+    """What an `Add` that is not atomic adds to: what it reads now."""
+    return None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
+
+
+def add(effect: Add, seen: Any) -> int:
+    """Write an `Add`; its number, or `UNORDERED` where no lock gives it one."""
+    if not effect.atomic:
+        add_to(effect, seen)
+        return UNORDERED
+    with effect.cell.lock.ticket() as number:
+        effect.cell.lock.adds(effect)
+        add_to(effect, seen)
+        return int(number)

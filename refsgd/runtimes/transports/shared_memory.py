@@ -1,0 +1,237 @@
+"""Transport over shared memory: one byte ring for each ordered pair of processes, mapped before the fork.
+
+Waking needs no flags and no fences: a process that publishes bytes, or frees half a ring, wakes the other
+side, whose wake-up remembers it; a process that sleeps clears its wake-up first and looks at the rings
+afterwards.  A ring's two counters are aligned 8-byte words with one writer each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from refsgd.runtimes.transports.blocks import Pools
+from refsgd.runtimes.transports.waking import Waiter, WakeUp, anonymous
+from refsgd.runtimes.transports.wire import Frame, Incoming, Outgoing, decoder, encode
+
+# measured best at 4 kB to 45 MB a message: smaller ones stall, larger ones leave the cache
+RING_BYTES = 1 << 20
+
+
+class Segment:
+    """The memory and the wake-ups of all processes; n * n rings are cheap: untouched pages cost nothing.
+
+    Parameters
+    ----------
+    processes : sequence of str
+    nodes : mapping of str to set of int
+        For each process the places, in the deployment's order, of the nodes that live there.
+    ring : int
+        Bytes of one ring.
+    pool : bool
+        Whether receivers read large arrays in place (`refsgd.runtimes.transports.blocks`).
+    """
+
+    def __init__(self, processes: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES,
+                 pool: bool = True) -> None:
+        self.processes, self.nodes, self.ring = list(processes), nodes, ring
+        self.pools: Pools | None = None
+        if pool:
+            with suppress(OSError):  # a system that counts every promised page may refuse; then arrays stream
+                self.pools = Pools(processes)
+        self.wake_ups = {process: WakeUp() for process in processes}
+        n = self._n = len(self.processes)
+        control = -(-16 * n * n // 4096) * 4096
+        self._map = anonymous(control + n * n * ring)
+        self._view = memoryview(self._map)
+        self.words = self._view[: 16 * n * n].cast("Q")
+        self._data = self._view[control:]
+
+    def tail(self, src: int, to: int) -> int:
+        """Index of the count of bytes written, by `src`; those of all rings into a process are neighbours."""
+        return to * self._n + src
+
+    def head(self, src: int, to: int) -> int:
+        """Index of the count of bytes read, by `to`."""
+        return self._n * self._n + src * self._n + to
+
+    def bytes_of(self, src: int, to: int) -> memoryview:
+        """The ring from `src` to `to`."""
+        at = (src * self._n + to) * self.ring
+        return self._data[at : at + self.ring]
+
+    def connect(self, process: str) -> Rings:
+        """The transport of one process; called in its process."""
+        return Rings(self, process)
+
+    def forked(self) -> None:
+        """All processes have been started: nothing to give back yet."""
+
+    def close(self) -> None:
+        """Give memory and wake-ups back; in the launcher, when no process uses them any more."""
+        for wake_up in self.wake_ups.values():
+            wake_up.close()
+        if self.pools is not None:
+            self.pools.close()
+        self._data.release()
+        self.words.release()
+        self._view.release()
+        self._map.close()
+
+
+class Rings:
+    """One process's end of the rings to and from all others.
+
+    Its methods are those of every `refsgd.runtimes.processes.driver.Transport`.
+
+    Parameters
+    ----------
+    segment : Segment
+    process : str
+        Which process this is.
+    """
+
+    def __init__(self, segment: Segment, process: str) -> None:
+        me, processes = segment.processes.index(process), segment.processes
+        self._wake_up = segment.wake_ups[process]
+        self._wake_ups = segment.wake_ups
+        self._out: dict[str, Outgoing] = {}
+        self._in: list[Incoming | None] = []
+        self._frames: list[Frame] = []
+        self._processes, self._pool = processes, segment.pools.of(me) if segment.pools else None
+        self._lend = {other: partial(self._pool.lend, k)
+                      for k, other in enumerate(processes)} if self._pool else {}
+        for k, other in enumerate(processes):
+            if k == me:
+                self._in.append(None)
+                continue
+            self._out[other] = Outgoing(_writer(segment, me, k))
+            borrow = partial(segment.pools.of(k).borrow, me) if segment.pools else None
+            parts = decoder(self._frames.append, segment.nodes[other], segment.nodes[process], borrow=borrow)
+            self._in.append(Incoming(_reader(segment, k, me, segment.wake_ups[other]), parts))
+        row = segment.tail(0, me)
+        self._tails = segment.words[row : row + len(processes)]
+        self._seen = [0] * len(processes)
+        self._stalled: set[str] = set()
+        self._waiter = Waiter(self._arrived)
+
+    def _arrived(self) -> bool:
+        return bool(self._tails.tolist() != self._seen)
+
+    def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
+        """Write a message, or queue what does not fit; never waits."""
+        out = self._out[process]
+        if out.post(encode(body, src, to, number, stamp, self._lend.get(process))):
+            self._wake_ups[process].wake()
+        if out.nbytes:
+            self._stalled.add(process)
+
+    def take(self) -> list[Frame]:
+        """Move bytes both ways; the messages that are now complete, each channel's in order."""
+        if self._stalled:
+            for process in sorted(self._stalled):
+                out = self._out[process]
+                if out.flush():
+                    self._wake_ups[process].wake()
+                if not out.nbytes:
+                    self._stalled.discard(process)
+        tails = self._tails.tolist()
+        if tails == self._seen:
+            return []
+        for incoming, new, old in zip(self._in, tails, self._seen):
+            if new != old and incoming is not None:
+                incoming.pump()
+        self._seen = tails  # what was published since is seen next time: the tail differs again
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
+
+    def soon(self, timeout: float) -> bool:
+        """Whether a message comes in the next moment."""
+        return self._waiter.soon(timeout)
+
+    def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
+        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of
+        `others`."""
+        ready = self._waiter.wait([self._wake_up.fileno(), *others], timeout)
+        if self._wake_up.fileno() in ready:
+            self._wake_up.drain()
+            ready.remove(self._wake_up.fileno())
+        return ready
+
+    def knock(self) -> None:
+        """End a `wait`, from another thread."""
+        self._wake_up.wake()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes in the overflow queues."""
+        return sum(self._out[process].nbytes for process in self._stalled)
+
+    lost = ()  #: memory is never disconnected
+
+    def sever(self, process: str = "") -> bool:
+        """Nothing to do, so False: memory is never disconnected."""
+        return False
+
+    def forget(self, process: str) -> None:
+        """A process has died: drop what waits for it, and take back what it was lent."""
+        self._out[process].clear()
+        self._stalled.discard(process)
+        if self._pool is not None:
+            self._pool.forget(self._processes.index(process))
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with the process."""
+
+
+def _writer(segment: Segment, src: int, to: int) -> Callable[[memoryview], int]:
+    words, data, size = segment.words, segment.bytes_of(src, to), segment.ring
+    own, other = segment.tail(src, to), segment.head(src, to)
+    tail = 0
+
+    def write(view: memoryview) -> int:
+        nonlocal tail
+        n, at = len(view), tail % size
+        if n <= size - (tail - words[other]) and n <= size - at:  # nearly always
+            data[at : at + n] = view
+        else:
+            n = min(n, size - (tail - words[other]))
+            first = min(n, size - at)
+            data[at : at + first] = view[:first]
+            data[: n - first] = view[first:n]
+        if n:
+            tail += n
+            # published after the bytes; the wake-up's system call orders them on any processor
+            words[own] = tail
+        return n
+
+    return write
+
+
+def _reader(segment: Segment, src: int, to: int, wake_up: WakeUp) -> Callable[[memoryview], int]:
+    words, data, size = segment.words, segment.bytes_of(src, to), segment.ring
+    own, other = segment.head(src, to), segment.tail(src, to)
+    head = told = 0
+
+    def read_into(view: memoryview) -> int:
+        nonlocal head, told
+        length, there, at = len(view), words[other] - head, head % size
+        n = length if length < there else there
+        if n:
+            if n == length and n <= size - at:  # nearly always
+                view[:] = data[at : at + n]
+            else:
+                first = min(n, size - at)
+                view[:first] = data[at : at + first]
+                view[first:n] = data[: n - first]
+            head += n
+            words[own] = head
+            if head - told >= size // 2:  # a stalled sender has a full ring ahead of us: we shall pass here
+                told = head
+                wake_up.wake()
+        return n
+
+    return read_into

@@ -1,0 +1,1 @@
+"""Predictions of the catalogue, one file per family."""

@@ -1,0 +1,106 @@
+"""Figures of algorithms whose peers all wait for all: allreduce, and the exchange of sparse gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
+from refsgd.theory.phenomena import collectives, communication, iteration, ring
+from refsgd.theory.phenomena.exchange import Exchange, Link
+from refsgd.theory.phenomena.ssp import WIDEST
+from refsgd.theory.prediction import Prediction, kind_of, sampling
+from refsgd.theory.setting import Figures, Setting, clocks, figures
+
+LISTENERS = 32  # peers that all hear from all, whose links are drawn one by one
+
+
+def collective(c: Setting, name: str = "ring") -> Exchange:
+    """An allreduce of the setting's model; a ring's largest chunk is a whole number of float32."""
+    link = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
+    if name == "ring" and c.nbytes:
+        return collectives.ring(c.workers, c.nbytes, link, chunk=_largest_chunk(c))
+    if name == "double-tree":
+        # halves in eight pieces
+        return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)
+    return collectives.allreduce(name, c.workers, c.nbytes, link)
+
+
+def _largest_chunk(c: Setting) -> float:
+    """Bytes of the largest of n chunks: a whole number of float32."""
+    return 4.0 * -(-c.nbytes // (4 * c.workers))
+
+
+def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
+                 period: int = 1) -> tuple[Prediction, Prediction]:
+    """Iteration and run of peers that meet in a ring: who comes late holds up its successors only, by the
+    ring's recursion.
+    """
+    together = len(set(c.times)) == 1 and c.times[0].family == "fixed" and (
+        c.machine.update is None or c.machine.update.family == "fixed")
+    if c.workers == 1 or c.workers > WIDEST or not gradients or (together and len(set(c.own)) == 1) or not (
+        c.machine.latency or c.transfer or c.machine.reduction):
+        return step, step
+    link, own = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction), [
+        c.machine.distribution("update", c.machine.speed(i)) for i in range(c.workers)]
+    run = ring.rounds(c.times, gradients, _largest_chunk(c), link, own, before=before, after=after)
+    long = ring.rounds(c.times, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
+    equal = c.nbytes % (4 * c.workers) == 0
+    value, u = long.seconds / period, before * iteration.update_mean(
+        c.machine.update) + after * iteration.update_mean(c.machine.update) / period
+    mean = iteration.mean_time(c.times)
+    moved = min(step.terms["transfer"], max(value - mean - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": max(value - mean - u - moved, 0.0), "transfer": moved,
+             "update": u,
+             **sampling(long.error / period)}
+    formula, source = ("the ring's recursion t_i = max(t_i, e_i), by Monte Carlo",
+                       "Patarasuk and Yuan 2009; Baccelli et al. 1992")
+    return (Prediction(value, "s", kind_of(equal, long.error), terms, formula, source, "equal chunks",
+                       upper=step.value),
+            Prediction(run.end, "s", kind_of(equal, run.end_error),
+                       {"last rank": run.end, **sampling(run.end_error)}, formula,
+                       "Patarasuk and Yuan 2009", "equal chunks"))
+
+
+def allreduce(c: Setting) -> Figures:
+    """AR-SGD with the collective of the options (default ring).
+
+    A root's answers leave one by one, so ranks start their next gradient one by one: BSP through one
+    colocated server, n w and not 2 (n-1) w.
+    """
+    name = str(c.options.get("collective", "ring"))
+    exchange = collective(c, name)
+    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    run = repeat(c, step)
+    if name == "root" and c.workers > 1:
+        add = iteration.update_mean(c.machine.update) + (c.workers - 1) * c.nbytes * c.machine.reduction
+        one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
+                               "update": Distribution("fixed", (add,)), "colocated": True}
+        step, run = iteration.bsp(c.times, **one), iteration.bsp_run(c.times, c.steps, **one)
+        if c.machine.update is not None:  # every rank's own, after the answer
+            step, run = (replace(p, kind="approximation") for p in (step, run))
+    elif name == "ring" and c.steps:
+        drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
+        step, run = (drawn, whole) if drawn is not step else (step, run)
+    elif name == "hierarchical" and step.kind == "exact":
+        step, run = (replace(p, kind="approximation") for p in (step, run))
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
+            **clocks(c, 0, 1, "nobody ends an exchange before all have begun it")}
+
+
+def dgc(c: Setting) -> Figures:
+    """Deep gradient compression: everybody's largest entries to everybody, then the own update."""
+    link = Link(c.machine.latency, c.machine.bandwidth)
+    exchange = communication.sparse_gather(c.workers, c.nbytes // 4, float(c.options.get("ratio", 0.01)),
+                                           link)
+    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    run = repeat(c, step)
+    # late peers need not wait for early ones' entries
+    if 1 < c.workers <= LISTENERS and c.machine.linked and not (c.tied and len(set(c.times)) == 1):
+        everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
+        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth,
+                               rotated=True)
+    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
+            **clocks(c, 0, 1, "nobody has all entries before all have sent theirs")}

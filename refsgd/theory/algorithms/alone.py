@@ -1,0 +1,40 @@
+"""Figures of algorithms in which no worker waits: sequential SGD, independent runs, Hogwild!."""
+
+from __future__ import annotations
+
+import math
+
+from refsgd.theory.algorithms.peers import alone, free, fresh
+from refsgd.theory.phenomena import staleness
+from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
+
+
+def sequential(c: Setting) -> Figures:
+    """One worker: E[T] and its own update, nothing else."""
+    if c.workers != 1:
+        raise DomainError(f"workers {c.workers}; sequential SGD assumes 1")
+    u, mean = c.own[0], c.times[0].mean
+    step = Prediction(mean + u, "s", "exact", {"compute E[T]": mean, "update": u}, "E[T] + E[u]",
+                      "definition")
+    run = Prediction(c.steps * (mean + u), "s", "exact", {"iterations": c.steps * (mean + u)},
+                     "steps x iteration", "definition")
+    return {**figures(c, step, run, c.steps, 0), "staleness_mean": zero("updates", "one worker"),
+            "staleness_max": zero("updates", "one worker"), **clocks(c, 0, 0, "one worker")}
+
+
+def independent(c: Setting) -> Figures:
+    """n runs of sequential SGD that never speak."""
+    step = alone(c)
+    return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh(),
+            **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+
+
+def hogwild(c: Setting) -> Figures:
+    """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
+    step = alone(c, 1)  # an addition takes its part's share of an update
+    out = figures(c, step, free(c, step, own=1), c.steps, 0.0)
+    out |= clocks(c, math.inf, math.inf, "no bound but the length of the run")
+    if c.steps and c.machine.update is None:
+        out["staleness_mean"] = staleness.asp_run(c.times, c.steps)
+    return out

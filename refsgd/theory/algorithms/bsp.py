@@ -1,0 +1,21 @@
+"""Figures of bulk synchronous SGD through parameter servers."""
+
+from __future__ import annotations
+
+from refsgd.theory.phenomena import iteration
+from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
+
+
+def bsp(c: Setting) -> Figures:
+    """All push, the slowest decides, all are answered."""
+    half = c.one_link
+    step = iteration.bsp(c.times, **c.network)
+    if half:
+        step = iteration.bsp_duplex(c.times, "half", transfer=c.transfer, latency=c.machine.latency,
+                                    update=iteration.update_mean(c.machine.update),
+                                    colocated=c.machine.colocated)
+    run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if half else "full")
+    return {**figures(c, step, run, c.steps, 2 * c.workers * c.nbytes),
+            "staleness_mean": zero("updates", "a barrier before each update"),
+            "staleness_max": zero("updates", "a barrier before each update"),
+            **clocks(c, 0, 1, "nobody starts before all have ended")}

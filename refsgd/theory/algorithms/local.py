@@ -1,0 +1,69 @@
+"""Figures of local SGD and its relatives, whose replicas are averaged by a ring now and then: post-local
+SGD, DiLoCo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from refsgd.theory.algorithms.allreduce import collective, through_ring
+from refsgd.theory.algorithms.peers import at_slowest_update, fresh
+from refsgd.theory.phenomena import iteration, periodic
+from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
+from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count
+from refsgd.theory.setting import Figures, Setting, clocks, count, figures, weaker
+
+
+def averages(c: Setting, period: int, switch: int) -> tuple[int, int, int]:
+    """Iterations that are averaged at once, whole rounds, iterations of the last, shorter round."""
+    early = min(switch, c.steps)
+    return (early, *divmod(c.steps - early, period)) if period else (early, 0, c.steps - early)
+
+
+def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
+    """Averaging of all replicas by a ring every `period` iterations and after the last one."""
+    h = int(c.options.get("period", 8))
+    if h < 0:
+        raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
+    early, rounds, rest = averages(c, h, switch)
+    if early == c.steps > 0:  # it ends before the switch
+        h = 1
+    exchange, u = collective(c), max(c.own)
+    step = at_slowest_update(c, periodic.local_sgd(c.times, h or max(c.steps, 1), exchange, c.own_update))
+    if outer:  # one more update per round
+        step = replace(step, value=step.value + u / (h or 1),
+                       terms={**step.terms, "update": u + u / (h or 1)})
+    before = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    last, closed = 0.0, True
+    if rest:
+        sums = [sum_of(time, rest) for time in c.times]
+        last, closed = mean_of_maximum(
+            [time for time, _ in sums]) + rest * u + exchange.time.value + u * outer, all(e for _, e in sums)
+    parts = {"every step": early * before.value, "whole rounds": rounds * h * step.value, "last round": last}
+    kinds: list[Kind] = [step.kind if rounds or rest else "exact", before.kind if early else "exact",
+                         "exact" if closed and len(set(c.own)) == 1 else "approximation"]
+    run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts,
+                     "switch x allreduce + rounds x local + last round", step.source,
+                     step.assumptions)
+    drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
+                                after=int(outer), period=h or max(c.steps, 1))
+    if drawn is not step:
+        step, run = drawn, whole
+    if 0 < early < c.steps:
+        step = replace(step,
+                       assumptions=f"{step.assumptions}; after the switch, before it {before.value:.4g} s")
+    exchanges = early + rounds + (rest > 0)
+    out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
+    out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges",
+                              exchanges=float(exchanges))
+    return {**out, **fresh(), **clocks(c, max((h or c.steps) - 1, 0), h or c.steps, "a barrier every period")}
+
+
+def post_local(c: Setting) -> Figures:
+    """Allreduce before the switch, local SGD after it."""
+    return local_sgd(c, switch=check_count("switch", int(c.options.get("switch", 46)), 0))
+
+
+def diloco(c: Setting) -> Figures:
+    """Local SGD with an outer step at each average."""
+    return local_sgd(c, outer=True)

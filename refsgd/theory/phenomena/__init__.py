@@ -1,0 +1,1 @@
+"""One file per phenomenon: communication, staleness, stragglers, queueing, gossip."""

@@ -1,0 +1,202 @@
+"""Synchronous SGD with backup workers: the first N of n = N + k gradients count.
+
+A worker that comes too late *finishes* its gradient, which is discarded, and only then starts on the new
+model (a computation cannot be cut short).  So a step begins with N fresh workers and k stale ones.  For
+exponential times the rest of each is again exponential: with F fresh and Z stale workers computing, the next
+to end is fresh with probability F/(F+Z) and contributes, else stale and starts afresh::
+
+    h(F, Z) = [1 + F h(F-1, Z) + Z h(F+1, Z-1)] / (F + Z),    h = 0 where F + Z = k
+
+and a step takes h(N, k) E[T].  If late workers are cancelled instead, it is the N-th of n order statistic.
+
+References
+----------
+Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting distributed synchronous SGD", 2016.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.phenomena import queues
+from refsgd.theory.phenomena.ssp import check_width
+from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
+from refsgd.theory.prediction import (
+    DomainError,
+    Prediction,
+    check_count,
+    check_distribution,
+    kind_of,
+    sampling,
+)
+
+
+@functools.lru_cache(maxsize=256)
+def steps_of_mean(fresh: int, backups: int) -> float:
+    """h(N, k): seconds of a step over E[T], exponential times, late workers finish.
+
+    >>> steps_of_mean(3, 0), round(steps_of_mean(3, 1), 4)
+    (1.8333333333333333, 1.3542)
+    """
+    n = fresh + backups
+    h: dict[tuple[int, int], float] = {}
+    for active in range(backups, n + 1):
+        for z in range(min(backups, active) + 1):
+            f = active - z
+            if active == backups:
+                h[f, z] = 0.0
+                continue
+            later = h[f + 1, z - 1] if z else 0.0
+            h[f, z] = (1 + (f * h[f - 1, z] if f else 0.0) + z * later) / active
+    return h[fresh, backups]
+
+
+@functools.lru_cache(maxsize=256)
+def late_of_step(fresh: int, backups: int) -> float:
+    """Gradients of a step that are dropped, exponential times: d(F, Z) = [F d(F-1, Z) + Z (1 + d(F+1, Z-1))]
+    / (F + Z).
+
+    A step begins with F = N fresh and Z = k late workers and ends where F + Z = k.
+
+    >>> late_of_step(3, 0), round(late_of_step(1, 1), 4)
+    (0.0, 0.5)
+    """
+    n = fresh + backups
+    d: dict[tuple[int, int], float] = {}
+    for active in range(backups, n + 1):
+        for z in range(min(backups, active) + 1):
+            f = active - z
+            more = f * d[f - 1, z] if f and active > backups else 0.0
+            d[f, z] = (more + (z * (1 + d[f + 1, z - 1]) if z else 0.0)) / active if active > backups else 0.0
+    return d[fresh, backups]
+
+
+def computing(time: Distribution, workers: int, backups: int, step: float) -> Prediction | None:
+    """Share of the time in which a worker computes, late gradients too; None for times other than exponential
+    and fixed.
+
+    (N + late) E[T] / (n step): every gradient, counted or dropped, takes E[T].
+    """
+    n, k = check_count("workers", workers), check_count("backups", backups, 0)
+    if k and time.family != "exponential":
+        return None
+    late = late_of_step(n - k, k) if k else 0.0
+    value = min((n - k + late) * time.mean / (n * step), 1.0)
+    return Prediction(value, "1", "exact",
+                      {"counted": (n - k) / n * time.mean / step, "dropped": late / n * time.mean / step},
+                      "(N + late) E[T]/(n step)", "Chen et al. 2016", "late workers finish; long run")
+
+
+class Quorum(queues.Fresh):
+    """Backup workers: the first n - k pushes of a step are answered together, late ones at once."""
+
+    def __init__(self, network: queues.Network, times: queues.Table, updates: Iterator[float],
+                 backups: int) -> None:
+        self.needed = len(times) - backups
+        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; those that count
+        self.steps = list[float]()  # end of each
+        self.computing, self.sent = 0.0, 0
+        super().__init__(network, times, updates)
+
+    def begin(self, i: int, start: float) -> None:
+        """A gradient of the servers' step, if that is not over."""
+        step = len(self.steps)
+        if step < self.clocks:
+            self.started[i] = step
+            self.computing += self.times[i][step]
+            self.sent += 1
+            self.send(i, start + self.times[i][step])
+
+    def apply(self, i: int) -> None:
+        """Only whole steps are updates."""
+
+    def arrive(self, i: int, request: int) -> None:
+        """Answer a late push at once, the others when the last that counts is in and the update is made."""
+        ready = [i]
+        if self.started[i] == len(self.steps):
+            self.got.append(i)
+            if len(self.got) < self.needed:
+                return
+            self.busy += next(self.updates)
+            self.steps.append(self.busy)
+            ready, self.got = sorted(self.got), []
+        for j, at in zip(ready, self.answers(len(ready)), strict=True):
+            self.final = max(self.final, at)
+            self.begin(j, at)
+
+    def summary(self) -> tuple[float, ...]:
+        """Pace after the first quarter, end, share of computing, pushes per step."""
+        low = self.clocks // 4
+        pace = (self.steps[-1] - (self.steps[low - 1] if low else 0.0)) / (self.clocks - low)
+        return pace, self.final, self.computing / (self.n * self.final), self.sent / self.clocks
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of a step and of a run, share of computing, pushes of a run, with their standard errors."""
+
+    seconds: float
+    error: float
+    end: float
+    end_error: float
+    computing: float
+    computing_error: float
+    pushes: float
+    pushes_error: float
+
+
+def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int, steps: int) -> Steps:
+    """The process through the queues of one server, any distributions."""
+    n, k = len(times), check_count("backups", backups, 0)
+    check_width(n)
+    seen = min(check_count("steps", steps), max(queues.MESSAGES // n, queues.LEAST))
+    replicas = max(4 if n > 500 else 8, min(256, queues.DRAWS // (n * seen)))
+    rows = queues.evaluated(times, network.update, seen, replicas,
+                            lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=1604)
+    mean = rows.mean(axis=0).tolist()
+    tied = all(time.family == "fixed" for time in times)
+    errors = [0.0] * 4 if tied else (rows.std(axis=0) / math.sqrt(len(rows))).tolist()
+    more = steps - seen
+    return Steps(mean[0], errors[0], mean[1] + more * mean[0], errors[1] + more * errors[0],
+                 mean[2], errors[2], mean[3] * steps, errors[3] * steps)
+
+
+def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False,
+                   exchange: float = 0.0) -> Prediction:
+    """Seconds per iteration with n workers of which the first n - k count.
+
+    Late workers finish: exact for equal exponential times (h) and, by Monte Carlo, for other equal
+    distributions; unequal ones: the order statistic, a lower bound.  E[T_(N:n)] <= step <= E[max of N fresh]
+    holds for equal distributions.
+    """
+    n, k = check_count("workers", len(times)), check_count("backups", backups, 0)
+    if k >= n:
+        raise DomainError(f"{k} backups of {n} workers; the formula assumes at least one that counts")
+    for time in times:
+        check_distribution("compute", time)
+    needed, first = n - k, times[0]
+    equal = len(set(times)) == 1
+    quickest = mean_of_order(times, needed)
+    slowest = mean_of_maximum([first] * needed) if equal else mean_of_maximum(times)
+    error, bound = 0.0, False
+    if cancelled or k == 0 or (equal and first.family == "fixed"):
+        value, formula = quickest, "E[T_(N:n)]"
+    elif equal and first.family == "exponential":
+        value, formula = first.mean * steps_of_mean(needed, k), "h(N, k) E[T]"
+    elif equal:
+        process = evaluated(times, queues.Network(), k, 200)
+        value, error = process.seconds, process.error
+        formula = "N-th fresh end, late workers finish; by Monte Carlo"
+    else:
+        value, formula, bound = quickest, "E[T_(N:n)]", True
+    mean = math.fsum(time.mean for time in times) / n
+    terms = {"compute E[T]": mean, "straggling": value - mean, "transfer": exchange, **sampling(error)}
+    return Prediction(value + exchange, "s", "bound" if bound else kind_of(not exchange, error), terms,
+                      formula + (" + exchange" if exchange else ""), "Chen et al. 2016",
+                      "independent times; late workers "
+                      + ("are cancelled" if cancelled else "finish"), bound="lower" if bound else "",
+                      lower=quickest + exchange, upper=slowest + exchange)

@@ -1,0 +1,153 @@
+"""How fast replicas agree when they average with neighbours, and what that costs in time.
+
+The consensus distance of replicas x_1..x_n is D = (1/n) sum_i |x_i - xbar|^2.
+
+References
+----------
+Boyd, Ghosh, Prabhakar, Shah, "Randomized gossip algorithms", IEEE Trans. Information Theory 52, 2006.
+Xiao, Boyd, "Fast linear iterations for distributed averaging", Systems and Control Letters 53, 2004.
+Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018.
+Blot, Picard, Cord, Thome, "Gossip training for deep learning", 2016.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.phenomena.ring import Rounds
+from refsgd.theory.phenomena.ssp import check_width
+from refsgd.theory.phenomena.stragglers import Values, integrate_survival, survival
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_distribution, check_time
+
+Matrix = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+CLOCKS = 600  # iterations of a drawn run of gossip, of which the first part is left out of its pace
+
+
+def pair(workers: int) -> Prediction:
+    """Factor on E[D] when a uniformly random pair replaces both by their average: 1 - 1/(n-1), exact.
+
+    The average takes |x_i - x_j|^2 / 2 out of n D, whose mean over pairs is n D / (n-1).
+    """
+    n = check_count("workers", workers, 2)
+    return Prediction(1 - 1 / (n - 1), "1", "exact", {"lost per exchange": 1 / (n - 1)}, "1 - 1/(n-1)",
+                      "Boyd et al. 2006", "pair uniform over all pairs")
+
+
+def mixing(weights: Matrix) -> Prediction:
+    """Bound on the factor of the *deviation* |X - Xbar| in one round of a fixed symmetric W; reached.
+
+    max(|lambda_2|, |lambda_n|), eigenvalues of W other than the one of the all-ones vector.
+    """
+    w = np.asarray(weights, float)
+    if w.ndim != 2 or w.shape[0] != w.shape[1] or not np.allclose(w,
+                                                                  w.T) or not np.allclose(w.sum(1), 1) or (
+                                                                      w < 0).any():
+        raise DomainError(
+            f"weights of shape {w.shape}; the formula assumes a symmetric matrix >= 0 with rows that sum to "
+            "1")
+    n = len(w)
+    value = float(np.max(np.abs(np.linalg.eigvalsh(w - np.ones((n, n)) / n))))
+    return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "max(|lambda_2|, |lambda_n|)",
+                      "Xiao and Boyd 2004", "fixed symmetric W", bound="upper")
+
+
+def ring_mixing(workers: int) -> Prediction:
+    """`mixing` of a ring with weights 1/3: 1/3 + 2/3 cos(2 pi/n) for n >= 4, 0 for n = 3."""
+    n = check_count("workers", workers, 3)
+    value = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / n) if n > 3 else 0.0
+    return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "1/3 + 2/3 cos(2 pi/n)",
+                      "Xiao and Boyd 2004",
+                      "ring, weights 1/3", bound="upper")
+
+
+@functools.lru_cache(maxsize=1024)
+def mean_of_longer(time: Distribution, other: float) -> float:
+    """E[max(T, x)] in seconds for a fixed x."""
+    check_distribution("compute", time)
+    fixed = Distribution("fixed", (other,))
+
+    def survive(t: Values) -> Values:
+        return np.where(t < other, 1.0, survival(time, t))
+
+    return integrate_survival([time, fixed], survive)
+
+
+Group = tuple[Counts, Counts, Counts]
+
+
+def _groups(heard: Sequence[Sequence[int]], rotated: bool) -> list[Group]:
+    """Peers that hear from equally many: who they are, whom they hear, and how many receivers are served
+    before them.
+    """
+    n = len(heard)
+    to = [sorted(i for i in range(n) if j in heard[i]) for j in range(n)]
+    if rotated:
+        to = [[i for i in receivers if i > j] + [i for i in receivers if i < j]
+              for j, receivers in enumerate(to)]
+    out = []
+    for count in sorted({len(near) for near in heard} - {0}):
+        peers = [i for i in range(n) if len(heard[i]) == count]
+        near = [list(heard[i]) for i in peers]
+        out.append((np.array(peers), np.array(near),
+                    np.array([[to[j].index(i) for j in heard[i]] for i in peers])))
+    return out
+
+
+def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequence[int]]], latency: float,
+               transfer: float = 0.0, *, update: float = 0.0,
+               before: bool = False, rotated: bool = False, steps: int = CLOCKS) -> Rounds:
+    """Iteration and run of synchronous gossip, from the recursion of its links.
+
+    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  With
+    S_i(t) the start of iteration t, a replica is ready at S_i(t) if it is sent before computing, at S_i(t) +
+    T_i + u if after the update; the k-th receiver's head is under way when the k before it have left, and an
+    incoming link serves the heads h in their order (Lindley)::
+
+        head = max(ready, out) + k w + latency,   in = max(in + m w, max_k [h_(k) + (m - k + 1) w]),   m heads
+
+    and S_i(t+1) = max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  Nobody waits for all, so delays
+    travel one hop an iteration.
+
+    Without bandwidth exact up to the stated standard errors; else an incoming link takes all heads of an
+    iteration before those of the next.
+    """
+    n = check_count("workers", len(times))
+    check_width(n)
+    check_time("latency", latency)
+    check_time("transfer", transfer)
+    busiest = max(len(near) for heard in sources for near in heard)
+    clocks = max(48, min(CLOCKS, 500_000 // (n * busiest + 1)))
+    seen = min(check_count("steps", steps), clocks)
+    certain = all(check_distribution("compute", time).family == "fixed" for time in times)
+    replicas = 1 if certain else max(8, 300_000 // (n * clocks))
+    rng = np.random.default_rng(1705)
+    drawn = np.stack([time.sample(rng, replicas * clocks).reshape(replicas, clocks) for time in times],
+                     axis=2)
+    groups = [_groups(heard, rotated) for heard in sources]
+    sends = [np.bincount([j for near in heard for j in near], minlength=n) for heard in sources]
+    starts, warm, end, first = np.zeros((replicas, n)), np.zeros(replicas), np.zeros(replicas), clocks // 6
+    outgoing, incoming = np.zeros((replicas, n)), np.zeros((replicas, n))
+    for t in range(clocks):
+        own = starts + drawn[:, t] + (0.0 if before else update)
+        leaves = np.maximum(starts if before else own, outgoing)
+        outgoing = leaves + transfer * sends[t % len(sends)]
+        for peers, near, place in groups[t % len(groups)]:
+            heads = np.sort(leaves[:, near] + transfer * place + latency,
+                            axis=2) if transfer else leaves[:, near] + latency
+            left = transfer * np.arange(heads.shape[2], 0, -1)
+            incoming[:, peers] = np.maximum(incoming[:, peers] + left[0], (heads + left).max(axis=2))
+        starts = np.maximum(own, incoming) + (update if before else 0.0)
+        warm = starts.mean(axis=1) if t == first else warm
+        end = starts.max(axis=1) if t == seen - 1 else end
+    each = (starts.mean(axis=1) - warm) / (clocks - 1 - first)
+    pace, scale = float(each.mean()), 0.0 if certain else 1 / math.sqrt(replicas)
+    error, unseen = scale * float(each.std()), steps - seen
+    return Rounds(pace, error, float(end.mean()) + unseen * pace, scale * float(end.std()) + unseen * error)

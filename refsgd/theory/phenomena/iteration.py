@@ -1,0 +1,258 @@
+"""How long one iteration of a synchronous algorithm takes: the slowest worker, and one model after another.
+
+BSP through K parameter servers on own nodes, each slice of g = w/K seconds on a link, index order.  Server 0
+has the last of its n pushes at D; server k has it k g later, because every worker sends its slices one after
+the other.  After the update (u) each server answers worker 1, 2, ..., n, so worker i holds the whole model at
+D + u + latency + w + (i-1) g and its next push reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An
+incoming link that serves the k-th smallest of n arrivals S_(k) in g seconds each is done at
+max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
+
+    iteration = 2 latency + u + w - g + E max_k [S_(k) + (n-k+1) g]
+
+for every distribution, n and K: each update empties the system, so iterations are independent and alike.
+For equal fixed T the maximum is T + (n+1) g: **T + 2 latency + u + w + n w/K**, not the textbook's 2 n w/K:
+answers leave one by one, so later pushes meet an emptier link.
+
+References
+----------
+Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014: the pattern.
+Lindley, "The theory of queues with a single server", Proc. Camb. Phil. Soc. 48, 1952: the recursion behind
+max_k [S_(k) + (n-k+1) g].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.phenomena.stragglers import mean_of_maximum
+from refsgd.theory.prediction import (
+    DomainError,
+    Prediction,
+    check_count,
+    check_distribution,
+    check_time,
+    kind_of,
+    sampling,
+)
+
+Values = npt.NDArray[np.float64]
+
+SAMPLES = 2_000_000  # drawn compute times of one Monte Carlo mean, over all workers
+
+
+def mean_time(times: Sequence[Distribution]) -> float:
+    """E[T] in seconds, mean over the workers."""
+    return math.fsum(check_distribution("compute", time).mean for time in times) / len(times)
+
+
+def update_mean(update: Distribution | None) -> float:
+    """E[u] in seconds; 0 where the machine states no update time."""
+    return 0.0 if update is None else check_distribution("update", update).mean
+
+
+def drain(arrivals: Values, service: float) -> Values:
+    """When a link has served all arrivals of each row, `service` seconds each, first come first served."""
+    n = arrivals.shape[1]
+    return np.asarray(np.max(np.sort(arrivals, axis=1) + service * np.arange(n, 0, -1), axis=1))
+
+
+def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) -> tuple[float, float]:
+    """Monte Carlo mean and standard error, with control variates whose means are known.
+
+    The regression of `values` on the controls takes out what is known exactly, e.g. the error of the sampled
+    E[max T].
+    """
+    design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
+    columns = np.stack([np.ones_like(values), *design], axis=1)
+    solution, *_ = np.linalg.lstsq(columns, values, rcond=None)
+    residual = values - columns @ solution
+    return float(solution[0]), float(np.std(residual) / math.sqrt(len(values)))
+
+
+def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: bool = True, lag: float = 0.0,
+                local: bool = False, least: float = 0.0) -> tuple[float, float]:
+    """E max_k [S_(k) + (n-k+1) g] + lag: from the first answer to the last push, and its standard error."""
+    n = len(times)
+    remote = n - 1 if local else n
+    if remote == 0:
+        return mean_of_maximum(times), 0.0
+    if slice_time == 0 and (lag == 0 or not local):
+        return lag + mean_of_maximum(times), 0.0
+    fixed = all(time.family == "fixed" for time in times)
+    rows = 1 if fixed else max(SAMPLES // (8 * n), 500)
+    rng = np.random.default_rng(20170)
+    drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
+    offsets = slice_time * np.arange(1, remote + 1) * staggered
+    ends = lag + drain(drawn[:, n - remote:] + offsets, slice_time)
+    if local:
+        ends = np.maximum(ends, drawn[:, 0])
+    ends = np.maximum(ends, least)
+    if fixed:
+        return float(ends[0]), 0.0
+    controls = [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
+    return controlled_mean(ends, controls)
+
+
+def behind(times: Sequence[Distribution], slice_time: float, local: bool = False) -> float:
+    """Seconds from a worker's own gradient to the last one, mean over workers: E max S_i - E[S_i], S_i = T_i
+    + i g.
+
+    Workers that are answered later start later, so even equal fixed times leave (n-1)/2 g of waiting for
+    others that still compute.
+    """
+    if slice_time == 0:
+        return mean_of_maximum(times) - mean_time(times)
+    fixed = all(time.family == "fixed" for time in times)
+    rng = np.random.default_rng(20170)
+    rows = 1 if fixed else max(SAMPLES // (8 * len(times)), 500)
+    drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
+    starts = drawn + slice_time * np.arange(0 if local else 1, len(times) + (0 if local else 1))
+    last, mean = starts.max(axis=1), starts.mean(axis=1)
+    if fixed:
+        return float(last[0] - mean[0])
+    controls = [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
+    return max(controlled_mean(last - mean, controls)[0], 0.0)
+
+
+def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+        update: Distribution | None = None, colocated: bool = False) -> Prediction:
+    """Seconds per iteration of BSP through parameter servers, full duplex, index order.
+
+    Terms: waiting for workers that still compute is straggling (`behind`), the rest beyond an uncontended
+    exchange and the update is queueing.  Exact on own nodes (module docstring) and for one colocated
+    server (worker 0 uses no link; the last of the others decides unless worker 0 is slower: T + 2 latency
+    + u + n w for fixed T).  Collocated and K = n, rotated from the own node: E[max T] + 2 latency + u + 2
+    (n-1)/n w, exact for equal fixed T, in which all stay in step, else an approximation.  Collocated with
+    1 < K < n: an approximation. Several servers with random update times: an approximation.
+    """
+    n, k = check_count("workers", len(times)), check_count("servers", servers)
+    w, alpha = check_time("transfer", transfer), check_time("latency", latency)
+    u, mean = update_mean(update), mean_time(times)
+    slowest = mean_of_maximum(times)
+    exact = k == 1 or update is None or update.family == "fixed"
+    error = 0.0
+    fixed = all(time.family == "fixed" for time in times)
+    if colocated and k == n > 1:
+        total = slowest + 2 * alpha + u + 2 * (n - 1) / n * w
+        exact = exact and (w == 0 or (fixed and len(set(times)) == 1))
+        formula = "E[max T] + 2 latency + u + 2 (n-1)/n w"
+    elif colocated:
+        barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k, local=True)
+        total, exact = barrier + u, exact and k == 1
+        formula = "E max(T_0, 2 latency + max_k [S_(k) + (n-k) w]) + u, S_i = T_i + i w, i = 1..n-1"
+    else:
+        barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k)
+        total = barrier + u
+        formula = "2 latency + u + (1 - 1/K) w + E max_k [S_(k) + (n-k+1) w/K], S_i = T_i + i w/K"
+    alone = 0.0 if colocated and n == 1 else 2 * alpha + (1 + 1 / k) * w
+    stepped = colocated and k == n  # all stay in step: no answer is later than another
+    straggling = min(slowest - mean if stepped else behind(times, w / k, colocated),
+                     max(total - mean - u, 0.0))
+    transfer_term = min(alone, max(total - mean - straggling - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": straggling, "transfer": transfer_term, "update": u,
+             "queueing": max(total - mean - straggling - u - transfer_term, 0.0), **sampling(error)}
+    spread = slowest + 2 * alpha + u + (n / k + 1) * w
+    return Prediction(
+        total, "s", kind_of(exact, error), terms, formula,
+        "renewal argument; Lindley 1952",
+        "independent times; full duplex; slices of equal size; first come first served",
+        lower=None if colocated else max(mean + 2 * alpha + u + (n / k + 1) * w,
+                                          slowest + 2 * alpha + u + (1 + 1 / k) * w),
+        upper=None if colocated or not exact else spread)
+
+
+def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, transfer: float = 0.0,
+            latency: float = 0.0,
+            update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
+    """Seconds of a whole BSP run of `steps` iterations, from the common start to the last answer.
+
+    The first iteration starts together (S_i = T_i), the last answer leaves n-1 slices after the first one:
+    (n-1) w/K more than `steps` times the iteration for fixed T.  Parameters as in `bsp`.
+    """
+    n, k = check_count("workers", len(times)), check_count("servers", servers)
+    check_count("steps", steps, 0)
+    step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update,
+               colocated=colocated)
+    if duplex == "half":
+        step = bsp_duplex(times, "half", transfer=transfer, latency=latency, update=update_mean(update),
+                          colocated=colocated)
+    if steps == 0:
+        return Prediction(0.0, "s", "exact", {}, "no iteration")
+    w, alpha, u = transfer, latency, update_mean(update)
+    if colocated and k == n > 1:
+        total = steps * step.value
+    elif colocated:
+        first, _ = bsp_barrier(times, w / k, staggered=False, lag=alpha + w - w / k, local=True)
+        total = first + u + (steps - 1) * step.value + (alpha + (n - 1) * w / k if n > 1 else 0.0)
+    else:
+        first, _ = bsp_barrier(times, w / k, staggered=False, lag=alpha)
+        total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
+    terms = {"iterations": steps * step.value, "first and last": total - steps * step.value,
+             **sampling(steps * step.error)}
+    return Prediction(total, "s", step.kind, terms,
+                      "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
+
+
+def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.0, latency: float = 0.0,
+               update: float = 0.0,
+               colocated: bool = False) -> Prediction:
+    """Seconds per iteration of BSP with one server on links that are not used both ways at once.
+
+    half: the answers of an update occupy the server's link for r w, r workers being remote, before the first
+    push; then it serves pushes.  So with S_i = T_i + i w an iteration is u + E max(2 r w, 2 latency + max_k
+    [S_(k) + (r-k+1) w]), exact for every distribution; equal fixed T: max(T + 2 latency + (r+1) w, 2 r w)
+    + u.
+    serial: T + 2 latency + u + 2 r w, for random T an upper bound with E[max T], since those that end first
+    push while others compute.
+    """
+    n, w = check_count("workers", len(times)), check_time("transfer", transfer)
+    a, u = check_time("latency", latency), check_time("update", update)
+    if link == "full":
+        return bsp(times, transfer=w, latency=a, update=Distribution("fixed", (u,)), colocated=colocated)
+    if link not in ("half", "serial"):
+        raise DomainError(f"link {link!r}; expected full, half or serial")
+    mean, slowest, error, remote = mean_time(times), mean_of_maximum(times), 0.0, n - colocated
+    equal = len(set(times)) == 1 and times[0].family == "fixed"
+    if not remote:
+        value, formula = mean + u, "E[T] + u"
+    elif link == "half":
+        barrier, error = bsp_barrier(times, w, lag=2 * a, local=colocated, least=2 * remote * w)
+        value, formula = (barrier + u,
+                          "u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), S_i = T_i + i w")
+    else:
+        value, formula = slowest + 2 * a + u + 2 * remote * w, "E[max T] + 2 latency + u + 2 r w"
+    exact = equal or link == "half"
+    transfer_term = min(2 * (a + w) * (remote > 0), value - slowest - u)
+    terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
+             "queueing": value - slowest - u - transfer_term, **sampling(error)}
+    return Prediction(value, "s", kind_of(True, error) if exact else "bound", terms, formula,
+                      "renewal argument",
+                      f"{link} duplex; one server" if link == "half"
+                      else "a barrier before computing; one server",
+                      bound="" if exact else "upper")
+
+
+def allreduce(times: Sequence[Distribution], exchange: Prediction,
+              update: Distribution | None = None) -> Prediction:
+    """Seconds per iteration of allreduce SGD: E[max T] + exchange + update.
+
+    Exact for equal fixed times (all start the exchange together and end it together).  For random times early
+    ranks already send: an upper bound for the ring, and an approximation for others, from 24 % high to 3 %
+    low.
+    """
+    mean, slowest = mean_time(times), mean_of_maximum(times)
+    u = update_mean(update) if update is None or update.family == "fixed" else mean_of_maximum(
+        [update] * len(times))
+    equal = len(set(times)) == 1 and all(t is None or t.family == "fixed" for t in (times[0], update))
+    exact = (equal or len(times) == 1 or exchange.value == 0) and exchange.kind == "exact"
+    value = slowest + exchange.value + u
+    return Prediction(value, "s", "exact" if exact else "approximation",
+                      {"compute E[T]": mean, "straggling": slowest - mean, "transfer": exchange.value,
+                       "update": u},
+                      f"E[max T] + {exchange.formula} + u", exchange.source, exchange.assumptions,
+                      lower=slowest)

@@ -1,0 +1,153 @@
+"""How fast a parameter server that answers each push can go: saturation and queueing.
+
+ASP is a closed queueing network: n workers compute, then their pushes pass three stations in series, the
+server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  Nothing can pass faster than the
+slowest station, and no worker faster than alone::
+
+    X <= min(n / R, K / w, 1 / E[u]),        R = E[T] + 2 latency + (1 + 1/K) w + E[u]
+
+Equal fixed times reach it: after the first round the workers come in turn and nobody waits below saturation.
+
+References
+----------
+Lazowska, Zahorjan, Graham, Sevcik, "Quantitative system performance", 1984, chapters 5 and 6: asymptotic
+bounds and mean-value analysis.
+Takacs, "Introduction to the theory of queues", 1962, chapter 5: the machine interference problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.phenomena.iteration import mean_time, update_mean
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
+
+
+def alone(times: Sequence[Distribution], servers: int, transfer: float, latency: float, update: float,
+          colocated: bool = False) -> list[float]:
+    """R_i - E[T_i]: seconds of the exchange of each worker that meets nobody else.
+
+    Collocated, a worker's own servers are reached without the network; with a server on every node, pushes
+    and answers share each node's outgoing link: 2 (n-1)/n w in step.
+    """
+    n = len(times)
+    if not colocated:
+        return [2 * latency + (1 + 1 / servers) * transfer + update] * n
+    if servers == n:
+        return [(2 * latency if n > 1 else 0.0) + 2 * (n - 1) / n * transfer + update] * n
+    out = []
+    for i in range(n):
+        own = servers // n + (i < servers % n)
+        away = (servers - own) / servers
+        out.append(update + (2 * latency + (away + 1 / servers) * transfer if away else 0.0))
+    return out
+
+
+def mean_value_analysis(workers: int, round_time: float, service: float,
+                        cv2: float = 0.0) -> tuple[float, float]:
+    """Throughput and time at the bottleneck of a closed network with one station that queues.
+
+    Adding workers one by one, an arriving push finds the queue of the network without itself: Q others, of
+    which one is in service with probability U and has (1 + cv2)/2 of a service left.
+    """
+    check_count("workers", workers)
+    check_time("round time", round_time)
+    if not service:
+        return workers / round_time if round_time else math.inf, 0.0
+    queue = busy = rate = wait = 0.0
+    for j in range(1, workers + 1):
+        wait = service * (1 + queue - busy + busy * (1 + cv2) / 2)
+        rate = min(j / (round_time - service + wait), 1 / service)
+        queue, busy = rate * wait, rate * service
+    return rate, wait
+
+
+def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
+        update: Distribution | None = None, colocated: bool = False) -> Prediction:
+    """Seconds per iteration of ASP: n / (updates per second).
+
+    Exact: equal fixed times; negligible links and updates (any times: n / sum 1/R_i); exponential updates
+    with equal workers and negligible links (`repairman`).  Else mean-value analysis on the slowest
+    station, an approximation within 8 %, with the saturation bound as `lower`.
+    """
+    n, k = check_count("workers", len(times)), check_count("servers", servers)
+    w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
+    mean = mean_time(times)
+    if colocated:
+        return _asp_colocated(times, k, w, alpha, u)
+    rounds = [time.mean + e for time, e in zip(times, alone(times, k, w, alpha, u), strict=True)]
+    harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
+    service = max(w / k, u)
+    cv2 = update.variance / (u * u) if update is not None and u > w / k and math.isfinite(
+        update.variance) else 0.0
+    lower = max(harmonic_round, n * service)
+    equal = len(set(times)) == 1
+    fixed = equal and times[0].family == "fixed" and (update is None or update.family == "fixed")
+    if fixed or n == 1 or not service:
+        value, kind = lower, True
+    elif equal and w == 0 and k == 1 and update is not None and update.family == "exponential":
+        value, kind = n / repairman(n, mean + 2 * alpha, u).value, True
+    else:
+        value, kind = max(n / mean_value_analysis(n, harmonic_round, service, cv2)[0], lower), False
+    lone = 2 * alpha + (1 + 1 / k) * w
+    queueing = max(value - harmonic_round, 0.0)
+    return Prediction(
+        value, "s", "exact" if kind else "approximation",
+        {"compute E[T]": max(harmonic_round - lone - u, 0.0), "transfer": lone, "update": u,
+         "queueing": queueing},
+        "max(R, n w/K, n u), R = E[T] + 2 latency + (1 + 1/K) w + u" if fixed else
+        "n/X, X by mean-value analysis on the slowest of link (w/K) and server (u)" if not kind
+        else "n / sum 1/R_i",
+        "Lazowska et al. 1984, chapters 5 and 6", "independent times; full duplex; first come first served",
+        lower=lower)
+
+
+def _asp_colocated(times: Sequence[Distribution], k: int, w: float, alpha: float, u: float) -> Prediction:
+    """Collocated servers: a worker's own server is reached without the network."""
+    n = len(times)
+    rounds = [time.mean + e for time, e in zip(times, alone(times, k, w, alpha, u, True), strict=True)]
+    harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
+    exact = n == 1 or (not w and not u)
+    value, queue = harmonic_round, 0.0
+    if k == 1 and not exact:  # worker 0 is out of the others' way, on the links at least
+        service, others = max(w, u), (n - 1) / math.fsum(1 / r for r in rounds[1:])
+        each = max((n - 1) / mean_value_analysis(n - 1, others, service)[0], others, (n - 1) * service)
+        value, queue = n / (1 / rounds[0] + (n - 1) / each), each - others
+    elif not exact:
+        service = max(0.0 if k == n else (n + k - 2) / k / n * w, u)  # of a server's node, per iteration
+        if service:
+            rate = mean_value_analysis(n, max(harmonic_round, service), service)[0]
+            value = max(n / rate, harmonic_round, n * service)
+        queue = value - harmonic_round
+    mean = math.fsum(time.mean for time in times) / n
+    return Prediction(value, "s", "exact" if exact else "approximation",
+                      {"compute E[T]": mean, "transfer": max(harmonic_round - mean - u, 0.0), "update": u,
+                       "queueing": queue},
+                      "n/X by mean-value analysis; a worker's own server is reached without the network",
+                      "Lazowska et al. 1984, chapter 6",
+                      "independent times; full duplex; first come first served")
+
+
+def repairman(workers: int, think: float, service: float) -> Prediction:
+    """Updates per second of one server with exponential update times and negligible links.
+
+    The machine-repairman model: j of n workers are at the server with probability proportional to
+    n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* compute time
+    (insensitivity), and for any distribution of the update time if the server shares its time among pushes.
+    """
+    n = check_count("workers", workers)
+    check_time("compute", think)
+    if not service > 0:
+        raise DomainError(f"update {service} s; the machine-repairman model assumes a mean update time > 0")
+    if think == 0:
+        return Prediction(1 / service, "updates/s", "exact", {"utilisation": 1.0}, "1/E[u]: always busy",
+                          "Takacs 1962, chapter 5", "", {"utilisation": "1"})
+    logs = [math.lgamma(n + 1) - math.lgamma(n - j + 1) + j * math.log(service / think) for j in range(n + 1)]
+    top = max(logs)
+    idle = math.exp(logs[0] - top) / math.fsum(math.exp(x - top) for x in logs)
+    return Prediction((1 - idle) / service, "updates/s", "exact", {"utilisation": 1 - idle},
+                      "(1 - p0)/E[u], p0 = 1 / sum_j n!/(n-j)! (E[u]/E[T])^j", "Takacs 1962, chapter 5",
+                      "exponential updates, first come first served; any law of T; negligible links",
+                      {"utilisation": "1"})

@@ -1,0 +1,172 @@
+"""How old gradients are when they are applied, in updates.
+
+**A pathwise identity.**  Let every worker read the model right after its own update.  Between two updates of
+worker i the others' updates are exactly the staleness of the second one.  So each update of the run adds one
+to the age of the n-1 other workers' reads, and that age ends as a staleness::
+
+    (sum of the staleness of all updates) + (ages of the reads outstanding at the end) = (n-1) x updates
+
+whatever the speeds, links and queues.  In the long run the mean is n-1.  A finite run lies below it by the
+ages at its end: workers that finish first leave a read behind that nobody uses.
+
+References
+----------
+Mitliagkas, Zhang, Hadjis, Re, "Asynchrony begets momentum", Allerton 2016: the geometric distribution.
+Gupta, Zhang, Wang, "Model accuracy and runtime tradeoff in distributed deep learning", ICDM 2016: softsync.
+Feller, "An introduction to probability theory", vol. 1, 3rd ed., 1968, section VI.8: Banach's match boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.prediction import DomainError, Prediction, check_count, check_distribution, check_time
+
+SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
+
+
+def match_boxes(steps: int) -> float:
+    """C(2N, N) / 4^N: what two Poisson processes racing to N leave of the other, over N.
+
+    >>> round(match_boxes(1), 9), round(match_boxes(90), 4)
+    (0.5, 0.0594)
+    """
+    return math.exp(math.lgamma(2 * steps + 1) - 2 * math.lgamma(steps + 1) - 2 * steps * math.log(2))
+
+
+def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
+    """Long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.  Exact.
+
+    Slow workers' gradients are old, fast ones' are fresh; weighted by their rates the mean is n-1.
+    """
+    if not rates or any(not r > 0 for r in rates):
+        raise DomainError(f"rates {list(rates)}; the formula assumes a positive rate of every worker")
+    total = math.fsum(rates)
+    return [Prediction((total - r) / r, "updates", "exact", {"updates of others per own": (total - r) / r},
+                       "(X - X_i)/X_i", SOURCE, "each worker reads right after its own update; long run")
+                       for r in rates]
+
+
+def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequence[float] = 0.0) -> Prediction:
+    """Mean staleness over a whole ASP run in which every worker makes `steps` iterations.
+
+    n-1 minus the ages at the end.  Each pair leaves what the later one still has to do when the earlier
+    one ends.  Equal fixed times: one update, (n-1)(1 - 1/(2N)), exact.  Equal exponential times without
+    exchange: Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Else the sums of N times are taken as
+    normal (an approximation).
+    """
+    n, steps = check_count("workers", len(times)), check_count("steps", steps)
+    exchanges = [exchange] * n if isinstance(exchange, (int, float)) else list(exchange)
+    for e in exchanges:
+        check_time("exchange", e)
+    first, equal = check_distribution("compute", times[0]), len(set(times)) == 1 and len(set(exchanges)) == 1
+    exact = True
+    if n == 1:
+        lost = 0.0
+    elif equal and first.family == "fixed":
+        lost = (n - 1) / (2 * steps)
+    elif equal and first.family == "exponential" and exchanges[0] == 0:
+        lost = (n - 1) * match_boxes(steps)
+    else:
+        exact = False
+        lost = min(_ages(times, steps, exchanges) / (n * steps), n - 1.0)
+    return Prediction(n - 1 - lost, "updates", "exact" if exact else "approximation",
+                      {"long run": n - 1.0, "reads left at the end": -lost},
+                      "n - 1 - (ages of the reads left at the end)/(updates)", SOURCE,
+                      "each worker reads right after its own update; equal numbers of iterations",
+                      lower=0.0, upper=n - 1.0)
+
+
+def _ages(times: Sequence[Distribution], steps: int, exchanges: Sequence[float]) -> float:
+    """Updates that come after each worker's last one, summed, with normal sums of `steps` times."""
+    counts: dict[tuple[Distribution, float], int] = {}
+    for time, e in zip(times, exchanges, strict=True):
+        key = check_distribution("compute", time), e
+        counts[key] = counts.get(key, 0) + 1
+    distinct, total = list(counts), 0.0
+    for a, one in enumerate(distinct):
+        for other in distinct[a:]:
+            pairs = counts[one] * (counts[one] - 1) / 2 if one is other else counts[one] * counts[other]
+            if pairs:
+                total += pairs * _left_of_pair(one, other, steps)
+    return total
+
+
+def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, float], steps: int) -> float:
+    """Mean number of updates that the later of two workers still makes after the earlier one's last."""
+    rounds = [time.mean + e for time, e in (one, other)]
+    variances = [time.variance if math.isfinite(time.variance) else time.mean**2 for time, _ in (one, other)]
+    apart = steps * (rounds[1] - rounds[0])
+    spread = math.sqrt(steps * (variances[0] + variances[1]))
+    density = spread * math.exp(-((apart / spread) ** 2) / 2) / math.sqrt(2 * math.pi) if spread else 0.0
+    tail = 0.5 * math.erfc(-apart / spread / math.sqrt(2)) if spread else float(apart > 0)
+    later = density + apart * tail  # E[(end of other - end of one)+]
+    earlier = later - apart
+    left = (later / rounds[1] if rounds[1] else 0.0) + (earlier / rounds[0] if rounds[0] else 0.0)
+    # A renewal argument: the first of the updates that are left comes after (1 + cv^2)/2 of a round.
+    cv2 = sum(v / (r * r) if r else 0.0 for v, r in zip(variances, rounds, strict=True)) / 2
+    return min(max(left + (1 - cv2) / 2, 0.0), float(steps))
+
+
+def geometric(workers: int, tau: int) -> float:
+    """P(staleness = tau) of ASP with equal exponential times and no queueing: (1/n)(1 - 1/n)^tau, exact.
+
+    By memorylessness each next update is worker i's own with probability 1/n, independently.
+
+    >>> geometric(4, 0), geometric(4, 1)
+    (0.25, 0.1875)
+    """
+    n = check_count("workers", workers)
+    check_count("tau", tau, 0)
+    return (1 - 1 / n) ** tau / n
+
+
+def geometric_maximum(workers: int, updates: int) -> Prediction:
+    """Mean of the largest staleness among `updates` gradients, geometric and taken as independent.
+
+    sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since neighbours in a run
+    depend on each other.
+    """
+    n, m = check_count("workers", workers), check_count("updates", updates, 0)
+    total, j, q = 0.0, 1, 1 - 1 / n
+    while n > 1 and m:
+        term = -math.expm1(m * math.log1p(-(q**j)))
+        total += term
+        if term < 1e-9:
+            break
+        j += 1
+    return Prediction(total, "updates", "approximation", {"expected largest": total},
+                      "sum_j 1 - (1 - (1-1/n)^j)^updates", "Mitliagkas et al. 2016: geometric law",
+                      "equal exponential times; no queueing; independent draws")
+
+
+def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
+    """Largest staleness of SSP(s) in updates of others: (2s+1)(n-1), reached.
+
+    A read at clock C may miss the others' last s clocks (they have completed C-s), and each other worker can
+    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  That is
+    the *age* in updates; what a read lacks of, or has beyond, clock C is at most s of each other worker,
+    never both.  A cache (lazy, eager) is read at clock C only if it has the others' first C-s clocks: the
+    same bound, own updates not counted, since a cache adds them.
+    """
+    n, steps = check_count("workers", workers), check_count("steps", steps, 0)
+    value = float((n - 1) * min(2 * staleness + 1, steps))
+    return Prediction(value, "updates", "bound",
+                      {"of each other worker": float(min(2 * staleness + 1, steps))},
+                      "(2s+1)(n-1)", "Ho et al. 2013: the gate", "one update per clock and worker",
+                      bound="upper")
+
+
+def downpour(workers: int, fetch_every: int) -> Prediction:
+    """Mean staleness in pushes with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2, own ones counted.
+
+    The j-th push after a fetch has j-1 own pushes and j cycles of the n-1 others behind it; j = 1..f.  Exact
+    for equal workers in the long run.
+    """
+    n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
+    others, own = (n - 1) * (f + 1) / 2, (f - 1) / 2
+    return Prediction(others + own, "updates", "exact", {"of others": others, "own": own},
+                      "(n-1)(f+1)/2 + (f-1)/2",
+                      SOURCE, "equal workers; a push each iteration; long run")

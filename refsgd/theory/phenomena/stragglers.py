@@ -1,0 +1,218 @@
+"""How long the slowest of n takes: order statistics of independent compute times.
+
+A synchronous step ends with its last worker, so what counts is not E[T] but E[max T].  For independent times
+P(max <= t) = F_1(t) ... F_n(t), and since times are >= 0::
+
+    E[max] = integral over t from 0 to infinity of  1 - F_1(t) ... F_n(t)
+    E[j-th smallest] = integral of  P(fewer than j have ended by t)
+
+Where closed forms exist (fixed, exponential, shifted exponential, uniform) they are used; everything else is
+integrated piece by piece between the atoms, kinks and scales of the distributions, so that jumps (fixed,
+straggler, empirical) come out exactly.
+
+References
+----------
+David and Nagaraja, "Order statistics", 3rd ed., 2003, chapters 2 and 3.
+Renyi, "On the theory of order statistics", Acta Math. Acad. Sci. Hung. 4, 1953: exponential spacings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.prediction import DomainError, check_count, check_distribution
+
+Values = npt.NDArray[np.float64]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+def harmonic(n: int) -> float:
+    """H_n = 1 + 1/2 + ... + 1/n.
+
+    >>> round(harmonic(8), 4)
+    2.7179
+    """
+    return math.fsum(1 / k for k in range(1, n + 1))
+
+
+def survival(time: Distribution, t: Values) -> Values:
+    """P(T > t), accurate where it is small (1 - cdf is not)."""
+    p = time.parameters
+    if time.family == "exponential":
+        return np.exp(-t / p[0])
+    if time.family == "shifted":
+        return np.exp(-np.maximum(t - p[1], 0) / (p[0] - p[1]))
+    if time.family == "lognormal":
+        sigma2 = math.log1p(p[1] ** 2)
+        z = (np.log(np.maximum(t, 1e-300)) - math.log(p[0]) + sigma2 / 2) / math.sqrt(sigma2)
+        return np.asarray(special.ndtr(-z))
+    if time.family == "gamma":
+        return np.asarray(special.gammaincc(p[1], np.maximum(t, 0) * p[1] / p[0]))
+    if time.family == "normal":
+        return np.asarray(special.ndtr((p[0] - t) / p[1]))
+    if time.family == "pareto":
+        return np.asarray(np.minimum(1.0, (p[0] * (p[1] - 1) / p[1] / np.maximum(t, 1e-300)) ** p[1]))
+    return np.asarray(1 - time.cdf(t), float)
+
+
+def _atoms(time: Distribution) -> list[float]:
+    """Where the distribution function jumps; between them the distributions listed here are flat."""
+    if time.family == "fixed":
+        return [time.parameters[0]]
+    if time.family == "empirical":
+        return sorted(set(time.parameters))
+    if time.family == "straggler":
+        mean, p, factor = time.parameters
+        fast = mean / (1 - p + p * factor)
+        return [fast, fast * factor]
+    return []
+
+
+def _landmarks(time: Distribution) -> list[float]:
+    """Points that cut [0, infinity) into pieces on which the distribution function is smooth."""
+    p, steps = time.parameters, range(-9, 10)
+    if time.family == "uniform":
+        return [p[0], p[1]]
+    if time.family == "shifted":
+        return [p[1], *(p[1] + (p[0] - p[1]) * 2.0**k for k in range(-4, 7))]
+    if time.family == "normal":
+        return [p[0] + p[1] * k for k in steps]
+    if time.family == "lognormal":
+        sigma2 = math.log1p(p[1] ** 2)
+        return [p[0] * math.exp(-sigma2 / 2 + math.sqrt(sigma2) * k) for k in steps]
+    if time.family == "gamma":
+        return [p[0] * (1 + k / math.sqrt(p[1])) for k in steps] if p[1] > 1 else []
+    if time.family == "pareto":
+        low = p[0] * (p[1] - 1) / p[1]
+        return [low * math.exp(k / p[1]) for k in range(20) if k / p[1] < 60]
+    return _atoms(time)
+
+
+def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> list[float]:
+    """Ends of the pieces, from 0 to where nothing is left that counts."""
+    scale = max(time.mean for time in times)
+    points = {0.0, *(scale * 2.0**k for k in range(-60, 8))}
+    for time in times:
+        points.update(x for x in _landmarks(time) if x > 0 and math.isfinite(x))
+    last = max(points)
+    for _ in range(800):
+        if float(survive(np.array([last]))[0]) * last <= 1e-18 * scale:
+            break
+        if any(time.family == "pareto" for time in times) and float(survive(np.array([last]))[0]) < 1e-9:
+            break
+        last *= 2
+        points.add(last)
+    return sorted(points)
+
+
+def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> float:
+    """The integral from 0 to infinity of P(> t) of a statistic of independent times with these distributions.
+
+    Seconds.  Exact where all distributions are discrete; else Gauss-Legendre on each piece, relative error
+    around 1e-10 (Pareto with an index below 1.1: 1e-6).
+    """
+    if all(_atoms(time) for time in times):
+        jumps = np.array(sorted({0.0, *(x for time in times for x in _atoms(time))}))
+        return float(np.dot(np.diff(jumps), survive(jumps[:-1])))
+    grid = np.array(_grid(times, survive))
+    half, mid = np.diff(grid) / 2, (grid[1:] + grid[:-1]) / 2
+    points = mid[:, None] + half[:, None] * _NODES[None, :]
+    values = survive(points.ravel()).reshape(points.shape)
+    total = float(np.sum(half[:, None] * _WEIGHTS[None, :] * values))
+    end = float(grid[-1])
+    heavy = min((time.parameters[1] for time in times if time.family == "pareto"), default=math.inf)
+    if math.isfinite(heavy):  # beyond the grid the survival function is a power of t
+        total += float(survive(np.array([end]))[0]) * end / (heavy - 1)
+    return total
+
+
+def mean_of_maximum(times: Sequence[Distribution]) -> float:
+    """E[max of independent times] in seconds, equal distributions or not; see `maximum`."""
+    if not times:
+        raise DomainError("0 workers; the maximum assumes at least one")
+    for time in times:
+        check_distribution("compute", time)
+    if len(times) == 1:
+        return times[0].mean
+    first, n = times[0], len(times)
+    if all(time == first for time in times):
+        if first.family == "exponential":
+            return first.mean * harmonic(n)
+        if first.family == "shifted":
+            return first.parameters[1] + (first.mean - first.parameters[1]) * harmonic(n)
+        if first.family == "uniform":
+            low, high = first.parameters
+            return low + (high - low) * n / (n + 1)
+    counts: dict[Distribution, int] = {}
+    for time in times:
+        counts[time] = counts.get(time, 0) + 1
+
+    def survive(t: Values) -> Values:
+        with np.errstate(divide="ignore"):
+            logs = sum(k * np.log1p(-survival(time, t)) for time, k in counts.items())
+        return np.asarray(-np.expm1(logs))
+
+    return integrate_survival(list(counts), survive)
+
+
+def mean_of_order(times: Sequence[Distribution], j: int) -> float:
+    """E[j-th smallest of independent times] in seconds; see `order_statistic`."""
+    n = len(times)
+    if not 1 <= j <= n:
+        raise DomainError(f"order {j} of {n} workers; the order statistic assumes 1 <= j <= n")
+    if j == n:
+        return mean_of_maximum(times)
+    for time in times:
+        check_distribution("compute", time)
+    first = times[0]
+    if all(time == first for time in times):
+        if first.family == "exponential":
+            return first.mean * (harmonic(n) - harmonic(n - j))
+        if first.family == "shifted":
+            floor = first.parameters[1]
+            return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
+        # fewer than j ended: at least n-j+1 of n are still running
+        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
+
+    def survive(t: Values) -> Values:
+        ended = np.zeros((j, len(t)))  # ended[i]: probability that i have ended so far, i < j
+        ended[0] = 1.0
+        for time in times:
+            s = survival(time, t)
+            shifted = np.vstack([np.zeros(len(t)), ended[:-1]])
+            ended = ended * s + shifted * (1 - s)
+        return np.asarray(np.minimum(ended.sum(axis=0), 1.0))
+
+    return integrate_survival(list(dict.fromkeys(times)), survive)
+
+
+def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:
+    """The distribution of the sum of `count` independent times, and whether it is exact.
+
+    fixed, exponential and gamma times add up within their families (Erlang); anything else is given the gamma
+    distribution of its mean and variance, which the sum approaches as `count` grows.  Where the variance is
+    infinite, `count` times one draw: one draw dominates such a sum, and a maximum of it is an upper bound.
+    """
+    check_count("count", count)
+    mean = check_distribution("compute", time).mean
+    if count == 1:
+        return time, True
+    if time.family == "fixed" or mean == 0:
+        return Distribution("fixed", (mean * count,)), True
+    if time.family == "exponential":
+        return Distribution("gamma", (mean * count, float(count))), True
+    if time.family == "gamma":
+        return Distribution("gamma", (mean * count, time.parameters[1] * count)), True
+    variance = time.variance
+    if not math.isfinite(variance):
+        return time.scaled(count), False
+    if variance <= 0:
+        return Distribution("fixed", (mean * count,)), True
+    return Distribution("gamma", (mean * count, count * mean * mean / variance)), False

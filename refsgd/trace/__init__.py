@@ -1,0 +1,44 @@
+"""The trace of a run: one class of events for each thing that happens, and the metrics computed from them."""
+
+from refsgd.trace.events import (
+    UNORDERED,
+    Added,
+    Chosen,
+    Computed,
+    Crashed,
+    Event,
+    Loaded,
+    Marked,
+    Polled,
+    Received,
+    Returned,
+    Sent,
+    Thinner,
+    taken,
+    thin,
+)
+from refsgd.trace.metrics import CAUSES
+from refsgd.trace.run import Run, Trace, Transit, merge
+
+__all__ = [
+    "CAUSES",
+    "UNORDERED",
+    "Added",
+    "Chosen",
+    "Computed",
+    "Crashed",
+    "Event",
+    "Loaded",
+    "Marked",
+    "Polled",
+    "Received",
+    "Returned",
+    "Run",
+    "Sent",
+    "Thinner",
+    "Trace",
+    "Transit",
+    "merge",
+    "taken",
+    "thin",
+]

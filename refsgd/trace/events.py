@@ -1,0 +1,275 @@
+"""Events: what a program did, or what happened to it; a class for each kind, the same in every runtime.
+
+An algorithm never times itself.  A runtime writes events, and every metric is a function of them
+(`refsgd.trace.metrics`).  Times are seconds since the common start: virtual in the simulator, nominal in
+paced processes, real in unpaced ones; sizes are in bytes.  Every event has its `time`, `node` and `program`,
+and its `kind`: a word that names its class in files and in the player.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+UNORDERED = -1  #: the ticket of an access that nobody could number
+
+
+class Computed(NamedTuple):
+    """The end of a computation that began at `start`.
+
+    `work` is the kind of the `Compute`; `late` is by how many seconds a paced process missed the planned end.
+    """
+
+    time: float
+    node: str
+    program: int
+    start: float
+    work: str
+    late: float = 0.0
+
+    @property
+    def kind(self) -> Literal["compute"]:
+        """The word for this class."""
+        return "compute"
+
+
+class Sent(NamedTuple):
+    """A message handed over, the `number`th from `node` to `to`; its transmission begins at `start`."""
+
+    time: float
+    node: str
+    program: int
+    to: str
+    message: str
+    number: int
+    nbytes: int
+    start: float
+
+    @property
+    def kind(self) -> Literal["send"]:
+        """The word for this class."""
+        return "send"
+
+
+class Received(NamedTuple):
+    """A message taken by a `Recv` that had waited since `since`."""
+
+    time: float
+    node: str
+    program: int
+    src: str
+    message: str
+    number: int
+    nbytes: int
+    since: float
+    arrival: float
+
+    @property
+    def kind(self) -> Literal["receive"]:
+        """The word for this class."""
+        return "receive"
+
+
+class Polled(NamedTuple):
+    """A message taken by a `Poll`; `src` is None if there was none."""
+
+    time: float
+    node: str
+    program: int
+    src: str | None = None
+    message: str = ""
+    number: int = 0
+    nbytes: int = 0
+    arrival: float = 0.0
+
+    @property
+    def kind(self) -> Literal["poll"]:
+        """The word for this class."""
+        return "poll"
+
+
+class Chosen(NamedTuple):
+    """The option drawn for a `Choose`."""
+
+    time: float
+    node: str
+    program: int
+    option: Any
+
+    @property
+    def kind(self) -> Literal["choose"]:
+        """The word for this class."""
+        return "choose"
+
+
+class Marked(NamedTuple):
+    """A `Mark`: its name and its values, of which `Thinner` may remove the parameters `x`."""
+
+    time: float
+    node: str
+    program: int
+    name: str
+    values: dict[str, Any]
+
+    @property
+    def kind(self) -> Literal["mark"]:
+        """The word for this class."""
+        return "mark"
+
+
+class Loaded(NamedTuple):
+    """A part of a shared cell read.
+
+    `ticket` numbers the accesses of all nodes: None in virtual time, where events are in this order, and
+    `UNORDERED` where processes add without a lock.
+    """
+
+    time: float
+    node: str
+    program: int
+    part: int
+    ticket: int | None = None
+
+    @property
+    def kind(self) -> Literal["load"]:
+        """The word for this class."""
+        return "load"
+
+
+class Added(NamedTuple):
+    """A part of a shared cell changed; `ticket` as in `Loaded`."""
+
+    time: float
+    node: str
+    program: int
+    part: int
+    ticket: int | None = None
+
+    @property
+    def kind(self) -> Literal["add"]:
+        """The word for this class."""
+        return "add"
+
+
+class Returned(NamedTuple):
+    """The end of a program."""
+
+    time: float
+    node: str
+    program: int
+
+    @property
+    def kind(self) -> Literal["return"]:
+        """The word for this class."""
+        return "return"
+
+
+class Crashed(NamedTuple):
+    """The end of a node's process before that of its programs.
+
+    `silent` is how many seconds after the last sign of life it became known; 0 in virtual time.
+    """
+
+    time: float
+    node: str
+    program: int
+    reason: str
+    silent: float = 0.0
+
+    @property
+    def kind(self) -> Literal["died"]:
+        """The word for this class."""
+        return "died"
+
+
+#: one thing that a program did, or that happened to it
+Event = (Computed | Sent | Received | Polled | Chosen | Marked | Loaded | Added | Returned | Crashed)
+
+
+def taken(event: Event) -> tuple[str, str, int] | None:
+    """The message that an event took.
+
+    Parameters
+    ----------
+    event : Event
+
+    Returns
+    -------
+    (str, str, int) or None
+        Its sender, its receiver and its number; None where the event took none.
+    """
+    if isinstance(event, Received | Polled) and event.src is not None:
+        return event.src, event.node, event.number
+    return None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Of the marks of one name of one node: how many came, and those that keep their `x`, each with its
+    index."""
+
+    count: int = 0
+    stride: int = 1
+    marks: list[tuple[int, Marked]] = field(default_factory=list)
+
+
+class Thinner:
+    """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the
+    others.
+
+    Kept are the iterations `t` (without one: the versions, else the counts of such marks) that are divisible
+    by a stride, which doubles when more are held: a rule that every server follows alone, so that the slices
+    of one version can be joined.  The events themselves stay.
+
+    Parameters
+    ----------
+    limit : int
+        Most `x` kept of each (node, name), >= 0.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit = limit
+        self._kept: dict[tuple[str, str], _Kept] = defaultdict(_Kept)
+
+    def __call__(self, event: Event) -> None:
+        """Look at the next event of a run."""
+        if not isinstance(event, Marked) or "x" not in event.values:
+            return
+        values = event.values
+        kept = self._kept[event.node, event.name]
+        index = values["t"] if "t" in values else values.get("version", kept.count)
+        kept.count += 1
+        if index % kept.stride or (index == 0 and len(kept.marks) >= self.limit):
+            del values["x"]
+            return
+        kept.marks.append((index, event))
+        while len(kept.marks) > self.limit:
+            kept.stride *= 2
+            for i, e in kept.marks:
+                if i % kept.stride:
+                    del e.values["x"]
+            kept.marks = [(i, e) for i, e in kept.marks if i % kept.stride == 0]
+
+
+def thin(events: Iterable[Event], limit: int = 64) -> None:
+    """Drop `x` from all but `limit` evenly spaced marks of each name of each node; see `Thinner`.
+
+    Parameters
+    ----------
+    events : iterable of Event
+        Changed in place.
+    limit : int
+        Most `x` kept of each (node, name).
+
+    Examples
+    --------
+    >>> marks = [Marked(0.0, "server0", 0, "update", {"version": v, "x": v}) for v in range(100)]
+    >>> thin(marks, 4)
+    >>> [e.values["version"] for e in marks if "x" in e.values]
+    [0, 32, 64, 96]
+    """
+    look = Thinner(limit)
+    for event in events:
+        look(event)

@@ -1,0 +1,46 @@
+"""The trace as JSON for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from refsgd.trace.events import Computed, Event, Marked, Received
+
+if TYPE_CHECKING:
+    from refsgd.trace.run import Trace
+
+
+def to_chrome(trace: Trace) -> str:
+    """The trace as JSON for Perfetto or chrome://tracing: a process per node, arrows for messages.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    str
+        Of the Trace Event Format.
+    """
+    pid = {n: i for i, n in enumerate(trace.nodes)}
+    out: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": n}}
+                                 for n, i in pid.items()]
+
+    def add(ph: str, name: str, e: Event, ts: float, **more: Any) -> None:
+        out.append({"ph": ph, "name": name, "pid": pid[e.node], "tid": e.program, "ts": ts * 1e6, **more})
+
+    for e in trace.events:
+        if isinstance(e, Computed):
+            add("X", e.work, e, e.start, dur=(e.time - e.start) * 1e6, cat="compute")
+        elif isinstance(e, Received) and e.time > e.since:
+            add("X", f"wait for {e.message}", e, e.since, dur=(e.time - e.since) * 1e6, cat="wait",
+                args={"src": e.src})
+        elif isinstance(e, Marked):
+            values = {k: v for k, v in e.values.items() if k != "x"}
+            add("i", e.name, e, e.time, s="t", args=json.loads(json.dumps(values, default=str)))
+    for t in trace.transits:
+        flow = {"cat": "message", "name": t.message, "id": f"{t.src}>{t.to}#{t.number}", "tid": 0}
+        out.append({"ph": "s", "pid": pid[t.src], "ts": t.sent * 1e6, **flow})
+        out.append({"ph": "f", "bp": "e", "pid": pid[t.to], "ts": t.received * 1e6, **flow})
+    return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"})

@@ -1,0 +1,234 @@
+"""Metrics of a run, each a function of its trace; `Trace` has them as attributes of the same names.
+
+Bytes, throughput, staleness, clock gaps and idleness are computed from events alone, in the same way for
+every runtime.  Why workers wait: `refsgd.trace.waiting`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from refsgd.trace.events import Crashed, Marked, Returned, Sent
+
+if TYPE_CHECKING:
+    from refsgd.trace.run import Trace
+
+#: why a worker waits, see `refsgd.trace.waiting`
+CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
+
+
+# -- counting ----------------------------------------------------------------------------------------------
+
+
+def bytes_sent(trace: Trace) -> dict[str, int]:
+    """Payload bytes that each node handed over, by node."""
+    out = dict.fromkeys(trace.nodes, 0)
+    for e in trace.of(Sent):
+        out[e.node] += e.nbytes
+    return out
+
+
+def messages(trace: Trace) -> int:
+    """Messages sent by all nodes."""
+    return len(trace.of(Sent))
+
+
+def updates(trace: Trace) -> dict[str, int]:
+    """Updates of parameters, by the node that applied them."""
+    return dict(Counter(e.node for e in trace.marks("update")))
+
+
+def iterations(trace: Trace) -> dict[str, int]:
+    """Gradients computed, by worker."""
+    counts = Counter(e.node for e in trace.gradients)
+    return {w: counts[w] for w in trace.workers}
+
+
+def _returned(trace: Trace) -> dict[str, float]:
+    """When each main program returned, by node; the last time, where it was started again."""
+    ends: dict[str, float] = {}
+    for e in trace.of(Returned):
+        if e.program == 0:
+            ends[e.node] = max(ends.get(e.node, 0.0), e.time)
+    return ends
+
+
+def dead(trace: Trace) -> dict[str, float]:
+    """When each node died whose main program never returned; one that was started again may have."""
+    ends = _returned(trace)
+    return {e.node: e.time for e in trace.of(Crashed) if e.node not in ends}
+
+
+def attendance(trace: Trace) -> dict[str, float]:
+    """The share of the run for which each worker lived: 1, or less for the dead."""
+    return {w: min(1.0, trace.dead[w] / trace.seconds) if w in trace.dead and trace.seconds else 1.0
+            for w in trace.workers}
+
+
+def completed(trace: Trace) -> dict[str, tuple[int, float]]:
+    """Iterations of each worker until its own end, and that end.
+
+    Where late gradients are dropped, the iterations that a worker skipped count.
+    """
+    counts, ends = trace.iterations, _returned(trace) | trace.dead
+    if trace.marks("drop"):
+        counts = dict.fromkeys(trace.workers, max(trace.updates.values(), default=0))
+        for w in counts.keys() & trace.dead.keys():
+            counts[w] = max(Counter(e.node for e in trace.marks("update") if e.time <= ends[w]).values(),
+                            default=0)
+    return {w: (count, ends.get(w, 0.0)) for w, count in counts.items() if count or w not in trace.dead}
+
+
+def rates(trace: Trace) -> dict[str, float]:
+    """Iterations per second of each worker until its own end: its return, or else its death.
+
+    A worker that died before it had completed an iteration has no rate, and is left out.  Where late
+    gradients are dropped, a worker skips iterations: all complete as many as there are updates until then.
+    """
+    return {w: count / end if end > 0 else 0.0 for w, (count, end) in trace.completed.items()}
+
+
+def iteration_rate(trace: Trace) -> float:
+    """Iterations per second of all workers together; each worker's rate counts until its own end, see
+    `rates`."""
+    return sum(trace.rates.values())
+
+
+def overall_rate(trace: Trace) -> float:
+    """Iterations per second of all workers together over the whole run: a worker that has ended
+    counts as idle."""
+    return sum(count for count, _ in trace.completed.values()) / trace.seconds if trace.seconds else 0.0
+
+
+# -- staleness and clocks ----------------------------------------------------------------------------------
+
+
+def staleness(trace: Trace) -> list[tuple[str, int]]:
+    """(worker, tau) of every gradient applied to every slice.
+
+    tau is the number of updates applied to the same parameters between the read that the gradient was
+    computed at and its own application.  An update is a change by gradients, marked as such; an average with
+    other replicas is none, since each gradient in it is counted where it was applied.
+    """
+    return [(w, e.values["version"] - read) for e in trace.marks("update")
+            for w, read in e.values.get("reads", ())]
+
+
+def staleness_histogram(trace: Trace) -> dict[int, int]:
+    """How many gradients (slices pooled) had each staleness."""
+    return dict(sorted(Counter(tau for _, tau in trace.staleness).items()))
+
+
+def outstanding_age(trace: Trace) -> int:
+    """Updates since the last read of each worker whose next gradient was never applied, slices pooled.
+
+    With `staleness` it makes the identity of asynchronous SGD: their sum is (n - 1) x updates if every
+    worker reads right after its own update.
+    """
+    total, version = 0, Counter(trace.updates)
+    last: dict[tuple[str, str], int] = {}
+    for e in trace.marks("update"):
+        for worker, _ in e.values["reads"]:
+            last[worker, e.node] = e.values["version"] + 1
+    for worker in trace.workers:
+        for server in version:
+            total += version[server] - last.get((worker, server), 0)
+    return total
+
+
+def _clock_steps(trace: Trace) -> list[tuple[float, int, int, str]]:
+    """(time, 2 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come
+    first, early iterations before late ones.
+
+    Deaths stand between them, as 1: a worker that is told of one may start at once.
+    """
+    steps, started = [(time, 1, 0, node) for node, time in trace.dead.items()], Counter[str]()
+    for e in trace.gradients:
+        if trace.is_worker(e.node):
+            t = started[e.node]
+            started[e.node] += 1
+            steps += [(e.start, 2, t, e.node), (e.time, 0, t, e.node)]
+    return sorted(steps)
+
+
+def gaps(trace: Trace) -> tuple[int, int]:
+    """`clock_gap` and `lead`."""
+    done, gap, lead = dict.fromkeys(trace.workers, 0), 0, 0
+    at, slowest = Counter(done.values()), 0  # how many workers have completed so many
+    for _, what, _, worker in _clock_steps(trace):
+        if worker not in done:  # dead: it may have taken no time for what it did last
+            continue
+        if what == 2:
+            gap = max(gap, done[worker] - slowest)
+            continue
+        if what == 1:  # nobody waits for the dead
+            del done[worker]
+            at, slowest = Counter(done.values()), min(done.values(), default=slowest)
+            continue
+        at[done[worker]] -= 1
+        done[worker] += 1
+        at[done[worker]] += 1
+        slowest += not at[slowest]
+        lead = max(lead, done[worker] - slowest)
+    return gap, lead
+
+
+def clock_gap(trace: Trace) -> int:
+    """Largest c - min_j (iterations completed by j) at which a worker *started* iteration c (SSP: at
+    most s); j lives."""
+    return trace.gaps[0]
+
+
+def lead(trace: Trace) -> int:
+    """Largest difference of *completed* iterations between two living workers at one time (SSP: at
+    most s + 1)."""
+    return trace.gaps[1]
+
+
+def replica_spread(trace: Trace) -> list[tuple[float, float]]:
+    """(seconds, consensus distance) at the iterations whose replicas were kept; see `Thinner`.
+
+    The distance is the mean squared distance (1/n) sum_i |x_i - mean|^2 of the workers' parameters after
+    an iteration t, from the marks of workers that carry ``t`` and ``x``; the time is that of the last
+    worker.  Empty where fewer than two workers mark a replica.
+    """
+    rows: dict[int, dict[str, Marked]] = defaultdict(dict)
+    for e in trace.of(Marked):
+        if trace.is_worker(e.node) and "x" in e.values and "t" in e.values:
+            rows[e.values["t"]][e.node] = e
+    most = max(map(len, rows.values()), default=0)
+    out = []
+    for _, found in sorted(rows.items()):
+        if len(found) == most > 1:
+            x = np.stack([e.values["x"] for e in found.values()]).astype(float)
+            out.append((max(e.time for e in found.values()),
+                        float(np.sum((x - x.mean(axis=0)) ** 2) / most)))
+    return out
+
+
+# -- idleness ----------------------------------------------------------------------------------------------
+
+
+def busy(trace: Trace) -> dict[str, float]:
+    """Seconds of gradient computing of each worker until the end of the run; overlapping ones count once."""
+    total, until = dict.fromkeys(trace.workers, 0.0), dict.fromkeys(trace.workers, 0.0)
+    for e in sorted(trace.gradients, key=lambda e: (e.start, e.time)):
+        if e.node in total:
+            total[e.node] += max(0.0, min(e.time, trace.seconds) - max(until[e.node], e.start))
+            until[e.node] = max(until[e.node], e.time)
+    return total
+
+
+def idle_ratio(trace: Trace) -> float:
+    """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run.
+
+    A worker that died counts for the time for which it lived.  By cause:
+    `refsgd.trace.waiting.waiting_by_cause`.
+    """
+    lived = sum(trace.attendance.values())
+    if not trace.seconds or not lived:
+        return 0.0
+    return 1 - sum(trace.busy.values()) / lived / trace.seconds

@@ -1,0 +1,191 @@
+"""What a runtime gives back: the trace of a run, with its metrics, and what the programs returned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar, cast
+
+from refsgd.trace import metrics
+from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, taken
+from refsgd.trace.export import to_chrome
+from refsgd.trace.shared import number_updates
+
+E = TypeVar("E", bound=Event)
+NOTHING = "", "", 0  # a message that nobody sends
+
+
+class Transit(NamedTuple):
+    """A message from its Send to its delivery: when sent, transmitted (start, head), arrived, received."""
+
+    src: str
+    to: str
+    message: str
+    number: int
+    nbytes: int
+    sent: float
+    start: float
+    arrival: float
+    received: float
+
+
+@dataclass
+class Trace:
+    """The events of one run in order of time, and the metrics computed from them (`refsgd.trace.metrics`).
+
+    Parameters
+    ----------
+    events : list of Event
+    nodes : sequence of str
+        All nodes in the deployment's order.
+    seconds : float
+        When the last main program returned.
+    latency, bandwidth : float
+        Of the emulated link [s, bytes/s], to tell transfer from queueing; 0 and inf where nothing is
+        emulated.
+    lateness : dict of str to dict
+        How late each node's real process was, by metric; empty in virtual time.
+    roles : mapping of str to str
+        "worker" or "server" of each node; one that is not listed is a worker.
+    """
+
+    events: list[Event]
+    nodes: Sequence[str]
+    seconds: float
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    lateness: dict[str, dict[str, float]] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    def is_worker(self, node: str) -> bool:
+        """Whether a node is no server.
+
+        Parameters
+        ----------
+        node : str
+            Its name.
+
+        Returns
+        -------
+        bool
+        """
+        return self.roles.get(node) != "server"
+
+    def __post_init__(self) -> None:
+        number_updates(self.events)
+
+    def of(self, kind: type[E], node: str | None = None) -> list[E]:
+        """Events of one kind, of all nodes or of one.
+
+        Parameters
+        ----------
+        kind : type
+            A class of `refsgd.trace.events`, e.g. `Computed`.
+        node : str, optional
+            Its name.
+
+        Returns
+        -------
+        list of `kind`
+            In order of time.
+        """
+        found = cast("list[E]", self._by_kind.get(kind, []))
+        return found.copy() if node is None else [e for e in found if e.node == node]
+
+    @cached_property
+    def _by_kind(self) -> dict[type, list[Event]]:
+        kinds: dict[type, list[Event]] = defaultdict(list)
+        for event in self.events:
+            kinds[type(event)].append(event)
+        return kinds
+
+    def marks(self, name: str) -> list[Marked]:
+        """Marks of one name.
+
+        Parameters
+        ----------
+        name : str
+            Of the mark.
+
+        Returns
+        -------
+        list of Marked
+            In order of time.
+        """
+        return [e for e in self.of(Marked) if e.name == name]
+
+    @property
+    def gradients(self) -> list[Computed]:
+        """Gradients computed, in order of time."""
+        return [e for e in self.of(Computed) if e.work == "gradient"]
+
+    @property
+    def workers(self) -> list[str]:
+        """Nodes whose role is that of a worker."""
+        return [n for n in self.nodes if self.is_worker(n)]
+
+    @cached_property
+    def transits(self) -> list[Transit]:
+        """All messages that were received, in order of reception."""
+        sent = {(e.node, e.to, e.number): e for e in self.of(Sent)}
+        out = []
+        for e in self.events:
+            if isinstance(e, Received | Polled) and (s := sent.get(taken(e) or NOTHING)) is not None:
+                out.append(Transit(s.node, e.node, s.message, s.number, s.nbytes, s.time, s.start, e.arrival,
+                                   e.time))
+        return out
+
+    bytes_sent = cached_property(metrics.bytes_sent)
+    messages = cached_property(metrics.messages)
+    updates = cached_property(metrics.updates)
+    iterations = cached_property(metrics.iterations)
+    dead = cached_property(metrics.dead)
+    attendance = cached_property(metrics.attendance)
+    completed = cached_property(metrics.completed)
+    rates = cached_property(metrics.rates)
+    iteration_rate = cached_property(metrics.iteration_rate)
+    overall_rate = cached_property(metrics.overall_rate)
+    staleness = cached_property(metrics.staleness)
+    staleness_histogram = cached_property(metrics.staleness_histogram)
+    outstanding_age = cached_property(metrics.outstanding_age)
+    gaps = cached_property(metrics.gaps)
+    clock_gap = cached_property(metrics.clock_gap)
+    lead = cached_property(metrics.lead)
+    replica_spread = cached_property(metrics.replica_spread)
+    busy = cached_property(metrics.busy)
+    idle_ratio = cached_property(metrics.idle_ratio)
+    to_chrome = to_chrome
+
+
+def merge(streams: Iterable[list[Event]]) -> list[Event]:
+    """Join the events of several nodes in order of time, each node's own order kept.
+
+    Parameters
+    ----------
+    streams : iterable of list of Event
+        One for each node, in its order.
+
+    Returns
+    -------
+    list of Event
+    """
+    every = [e for stream in streams for e in stream]
+    every.sort(key=lambda e: e.time)
+    return every
+
+
+@dataclass
+class Run:
+    """What a runtime gives back: the trace and what every main program returned.
+
+    Parameters
+    ----------
+    trace : Trace
+    values : dict of str to object
+        What main programs returned, by node.
+    """
+
+    trace: Trace
+    values: dict[str, Any]

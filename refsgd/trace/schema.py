@@ -1,0 +1,87 @@
+"""Schemas of the JSON values in files, as data, and one checker: what does not fit is one line that names the
+field.
+
+A schema is a `Kind`, for a value without parts; a dict, for an object with at least these fields; a `Row`,
+for a list with a value for each of these fields; or a list with one schema, for a list of such values.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+LARGEST = 2.0**63  # of numbers that need not be whole: beyond it no duration, rate or time makes sense
+
+
+class Kind(NamedTuple):
+    """What a value may be: in words, and as a function."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+class Row(NamedTuple):
+    """A list with a value for each of these fields, in order; their schemas by name."""
+
+    fields: dict[str, Any]
+
+
+def _is_number(value: Any) -> bool:
+    # NaN is neither
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+def whole(least: int) -> Kind:
+    """A whole number."""
+    return Kind(f"a whole number, at least {least}", lambda value: type(value) is int and value >= least)
+
+
+def one_of(*choices: Any) -> Kind:
+    """One of some texts, or null."""
+    return Kind(" or ".join("null" if c is None else c for c in choices),
+                lambda value: isinstance(value, str | None) and value in choices)
+
+
+def or_null(kind: Kind) -> Kind:
+    """What fits a kind, and null."""
+    return Kind(f"{kind.expected}, or null", lambda value: value is None or kind.fits(value))
+
+
+ANY = Kind("anything", lambda value: True)
+TEXT = Kind("text", lambda value: isinstance(value, str))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+NUMBER = Kind("a number", _is_number)
+SECONDS = Kind("a number of seconds, at least 0", lambda value: _is_number(value) and value >= 0)
+COUNT = whole(0)
+
+
+def misfit(value: Any, schema: Any, field: str = "") -> str:
+    """The first thing that does not fit a schema, in one line.
+
+    Examples
+    --------
+    >>> misfit({"workers": [None]}, {"workers": [COUNT]})
+    'workers[0] is None; expected a whole number, at least 0'
+    """
+    parts, below = [], f"{field}." if field else ""
+    if isinstance(schema, Kind):
+        fits, expected = schema.fits(value), schema.expected
+    elif isinstance(schema, Row):
+        fits, expected = isinstance(value,
+                                    list) and len(value) == len(
+                                        schema.fields), f"a list of {', '.join(schema.fields)}"
+        parts = [(below + key, part, each)
+                 for (key, each), part in zip(schema.fields.items(), value)] if fits else []
+    elif isinstance(schema, dict):
+        fits, expected = isinstance(value, dict), f"an object with {', '.join(schema)}"
+        absent = [key for key in schema if key not in value] if fits else []
+        if absent:
+            return f"{below}{absent[0]} is missing; expected {expected}"
+        parts = [(below + key, value[key], each) for key, each in schema.items()] if fits else []
+    else:
+        fits, expected = isinstance(value, list), "a list"
+        parts = [(f"{field}[{k}]", part, schema[0]) for k, part in enumerate(value)] if fits else []
+    if not fits:
+        return f"{field or 'it'} is {reprlib.repr(value)}; expected {expected}"
+    return next(filter(None, (misfit(part, each, name) for name, part, each in parts)), "")

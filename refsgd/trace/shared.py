@@ -1,0 +1,36 @@
+"""The numbers of updates to shared memory, counted from outside: a program that counted would race."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from refsgd.trace.events import UNORDERED, Added, Event, Loaded, Marked
+
+
+def number_updates(events: Sequence[Event]) -> None:
+    """Give `version` and `reads` to marks of updates that were added to shared cells and have none.
+
+    An update happens at the last of its additions, in the common order of all accesses: that of their
+    tickets, else that of the events.  It has read what was there at the first access after its program's
+    previous update.
+    """
+    if all(type(e) is not Marked or e.name != "update" or "version" in e.values for e in events):
+        return
+    ticketed = all(e.ticket not in (None, UNORDERED) for e in events if isinstance(e, Loaded | Added))
+    begun, added = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+    updates: list[tuple[int, int, Marked]] = []
+    for i, e in enumerate(events):
+        program = e.node, e.program
+        if isinstance(e, Loaded | Added):
+            at = int(e.ticket or 0) if ticketed else i
+            begun.setdefault(program, at)
+            if isinstance(e, Added):
+                added[program] = at
+        elif isinstance(e, Marked) and e.name == "update" and program in added:
+            updates.append((added.pop(program), begun.pop(program), e))
+    updates.sort(key=lambda update: update[0])
+    ends = [end for end, _, _ in updates]
+    for version, (_, read, mark) in enumerate(updates):
+        if "version" not in mark.values:
+            mark.values.update(version=version, reads=((mark.node, bisect_left(ends, read)),))
