@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
@@ -30,7 +31,6 @@ from refsgd.experiment.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
 from refsgd.problems.shapes import shape_only
-from refsgd.theory.published import UNADDRESSED, figures
 from refsgd.trace import Computed, Trace
 
 RESULTS = Path(__file__).parent / "results" / "validation.json"
@@ -352,7 +352,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page as MyST; every number in it is from `found` or from `refsgd.theory.published`."""
+    """The page as MyST; every number in it is from `found` or from `benchmarks.published`."""
     rows = found["grid"]
     bounds, over = [r for r in rows if r.kind == "bound"], crossed(rows)
     met = {r.label for r in bounds if abs(r.predicted - r.simulated) <= 1e-9 * abs(r.simulated)}
@@ -517,7 +517,7 @@ def orders(run: dict[str, Any]) -> tuple[float, float]:
 
 def _published() -> str:
     out = ["## Published figures", "",
-           "Calibrated on figures of a single node alone (`refsgd.theory.published`), nothing fitted to "
+           "Calibrated on figures of a single node alone (`benchmarks.published`), nothing fitted to "
            "several nodes. "
            "Lines that miss by more than a quarter say why.", "",
            "| source | what | quoted | model | predicted | error | |", "|---|---|---|---|---|---|---|"]

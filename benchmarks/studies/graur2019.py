@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from benchmarks import published
 from benchmarks.studies import graur_terms
 from benchmarks.studies.architectures import ARCHITECTURES
 from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, PASSES, SAVED4, SECONDS4, SERVER, Key
@@ -18,7 +19,6 @@ from benchmarks.studies.lab import Lab, Trial
 from benchmarks.studies.study import Claim, Document, Line, Panel, Part, judged, untestable
 from refsgd.cluster.machine import Machine
 from refsgd.problems.nn import nets
-from refsgd.theory import published
 from refsgd.theory.phenomena import memory
 
 STRATEGIES = ("parameter-server", SERVER, "distributed-replicated", "distributed-allreduce-root",

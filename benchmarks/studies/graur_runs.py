@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks import published
 from benchmarks.studies import graur_terms
 from benchmarks.studies.architectures import ARCHITECTURES
 from benchmarks.studies.graur_figures import Key
@@ -15,7 +16,6 @@ from refsgd.algorithms.server.downpour import Fetch
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
 from refsgd.experiment.result import Result
-from refsgd.theory import published
 from refsgd.trace import Sent
 
 PARAMETERS = published.RESNET50 // 4

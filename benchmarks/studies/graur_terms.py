@@ -10,8 +10,8 @@ term without a number was chosen by a figure too.  What a term was fitted on or 
 * *A hidden ring* (Collective Allreduce; no number): the exchange goes on behind the backward pass.  Chosen by
   0.55 s.
 * *A slow machine* (all): it computes 1.58 times as long as the others and is answered last, in runs of more
-  than 16 nodes, see `refsgd.theory.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.  The 16
-  nodes (`refsgd.theory.published.WITHOUT_SLOW`) were chosen by the 0.04 s that 24 nodes saved on InfiniBand.
+  than 16 nodes, see `benchmarks.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.  The 16
+  nodes (`benchmarks.published.WITHOUT_SLOW`) were chosen by the 0.04 s that 24 nodes saved on InfiniBand.
 * *Crowded processors* (Caffe2): from two nodes on computing takes f times as long, since the exchange keeps
   all processors busy (section 5.4.4).  Fitted on the forward pass of two nodes, 10.2 s a batch: f = 2 * 10.2
   / 0.5.
@@ -33,11 +33,11 @@ from __future__ import annotations
 
 import math
 
+from benchmarks import published
 from benchmarks.studies.architectures import ARCHITECTURES
 from benchmarks.studies.graur_figures import CAFFE2, CHAPTER3, IMAGES4, SERVER, Key
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.theory import published
 from refsgd.theory.phenomena import iteration
 
 CROWDED = 2 * CHAPTER3[Key("caffe2", "F", "Ethernet", 2)] / CAFFE2["F"]

@@ -31,7 +31,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import predict
 from refsgd.problems.nn import nets
 from refsgd.theory.phenomena import collectives, overlap
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 
 WORKERS = (4, 8, 16, 24)
 #: columns of Table III: algorithm and options

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.published import shares
 from benchmarks.studies.lab import Lab, Trial
 from benchmarks.studies.study import Document, Line, Panel, Part, decided, interval, judged, shown, untestable
 from refsgd.cluster.machine import Machine
 from refsgd.problems.nn import nets
-from refsgd.theory.phenomena import heterogeneous
 
 DEVICES = (1, 2, 4, 8)
 #: assumed of the GPUs, which the report does not state: a third of the peak of an RTX 2080 Ti, PCIe, one
@@ -215,7 +215,7 @@ def _split(lab: Lab, parts: tuple[float, float]) -> tuple[float, float]:
     """Seconds of a step, by formula and simulated, if the fast and the slow machine take these parts of
     the batch."""
     used = [(part, speed) for part, speed in zip(parts, SPEEDS) if part]
-    formula = heterogeneous.step([part for part, _ in used], [speed for _, speed in used]).value
+    formula = max(part / speed for part, speed in used)
     each = Machine(compute="fixed(1)",
                    speeds=tuple(speed / part for part, speed in used))  # type: ignore[arg-type]
     run = lab.runs(
@@ -227,7 +227,7 @@ def _split(lab: Lab, parts: tuple[float, float]) -> tuple[float, float]:
 
 def unequal(lab: Lab) -> Part:
     """Section V: a machine 20 times slower than the other takes at most 1/21 of a batch."""
-    share, sizes = heterogeneous.shares(SPEEDS)[1], (32, 128, 512, 1024, 8192)
+    share, sizes = shares(SPEEDS)[1], (32, 128, 512, 1024, 8192)
     slow = {"all on the fast one": 0.0, "equal": 0.5, "20:1": share, "1/11 to the slow one": 1 / 11}
     enough = {b: max(share, SMALLEST / b) for b in sizes}
     names = {b: f"batch {b}, {b * part:.0f} to the slow one" for b, part in enough.items()}

@@ -15,7 +15,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, reduce, reduce_scatter
 from refsgd.collectives.parts import factors
 from refsgd.theory.phenomena import collectives
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 from refsgd.trace import Sent
 from tests.collectives.groups import SIZES, together
 from tests.marks import mostly_slow

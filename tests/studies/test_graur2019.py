@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import published
 from benchmarks.studies import Lab, graur_terms
 from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
 from benchmarks.studies.graur_runs import forward_only, rate, runs
@@ -10,7 +11,6 @@ from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.run import run
-from refsgd.theory import published
 
 
 def test_a_forward_pass_costs_what_the_formula_says():

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.studies.ko2021 import _compared, _depends, _heavier, _ordered, _scaling, techniques
 from benchmarks.studies.lab import Lab
 from refsgd.theory.phenomena import collectives
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 
 
 def test_an_order_is_judged_by_intervals_only():

@@ -12,7 +12,7 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.theory import DomainError
 from refsgd.theory.phenomena import collectives as c
 from refsgd.theory.phenomena import iteration
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 from tests.theory import network
 
 

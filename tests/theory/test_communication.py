@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from refsgd.theory import DomainError
 from refsgd.theory.phenomena import collectives as c
-from refsgd.theory.phenomena.communication import pull, sparse_bytes
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 from tests.theory import network
 
 CASES = [(latency, byte_time, gamma) for latency in (0.0, 3e-4, 0.02) for byte_time in (1e-6, 1e-7)
@@ -257,28 +256,14 @@ def test_limits():
                    1).time.value == pytest.approx(c.ring(5, M, link(1e-3, 1e-7)).time.value, rel=1e-12)
     assert c.halving_doubling(2, M, the).time.value == pytest.approx(c.ring(2, M, the).time.value, rel=1e-12)
     assert c.torus(4, 4, M, the).busiest == c.ring(16, M, the).busiest
-    assert pull(4, M, the).time.value == pytest.approx(1e-3 + 4 * M * 1e-7)
-    assert pull(4, M, the, colocated=True, asked=True).time.value == pytest.approx(2e-3 + 3 * M * 1e-7)
 
 
 def test_sparse_bytes():
+    """8 bytes an entry to each other worker: n rho times what a ring sends."""
     rho, n, d = 0.001, 16, 1_000_000
-    sent = sparse_bytes(d, rho, n)
-    assert sent["push"] == 8 * 1000
-    ring = 2 * (n - 1) / n * 4 * d
-    assert sent["allgather"] / ring == pytest.approx(n * rho)
-
-
-@pytest.mark.parametrize("alone,nodes,quoted",
-                         [(1.87, 2, 1.34), (1.87, 8, 0.9), (4.2, 8, 1.2), (4.2, 16, 1.06), (6.46, 2, 3.6),
-                          (6.46, 8, 1.6),
-                                                (6.46, 16, 1.2), (6.46, 40, 1.0)])
-def test_forward_pulls_of_the_thesis(alone, nodes, quoted):
-    """Seconds per batch on 1 Gbps, (C + (n-1) w)/n with C of one node: ResNet-50, colocated server,
-    within 8 %."""
-    one = Link(bandwidth=125e6)
-    step = alone + pull(nodes, 102.2e6, one, colocated=True).time.value
-    assert step / nodes == pytest.approx(quoted, rel=0.08)
+    sent = c.sparse_gather(n, 4 * d, Link(), rho)
+    assert sent.busiest == 8 * 1000 * (n - 1)
+    assert sent.busiest / c.ring(n, 4 * d, Link()).busiest == pytest.approx(n * rho)
 
 
 @pytest.mark.parametrize("call,assumption", [
@@ -287,7 +272,7 @@ def test_forward_pulls_of_the_thesis(alone, nodes, quoted):
     (lambda: Link(latency=-1), "finite time"),
     (lambda: Link(bandwidth=0), "number > 0"),
     (lambda: c.rings(3, 1, Link(reduction=1e-9), 2), "assumes 0"),
-    (lambda: sparse_bytes(10, 0.0), "share"),
+    (lambda: c.sparse_gather(2, 40, Link(), 0.0), "share"),
     (lambda: c.allreduce("mystery", 2, 1, Link()), "expected one of"),
     (lambda: c.allreduce("hierarchical", 6, 1, Link(), per_node=4), "full nodes"),
 ])

@@ -1,4 +1,4 @@
-"""Overlap, pipelines, unequal workers, stability, gossip, idleness, memory, backup workers, periodic
+"""Overlap, pipelines, stability, gossip, memory, backup workers, periodic
 exchanges."""
 
 import heapq
@@ -14,8 +14,6 @@ from refsgd.theory import DomainError
 from refsgd.theory.phenomena import (
     backup,
     gossip,
-    heterogeneous,
-    idleness,
     memory,
     overlap,
     periodic,
@@ -23,7 +21,7 @@ from refsgd.theory.phenomena import (
     stability,
 )
 from refsgd.theory.phenomena import collectives as c
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 
 times = st.lists(st.floats(0.01, 5), min_size=1, max_size=7)
 
@@ -93,19 +91,6 @@ def test_pipeline_bubble(m, k):
     assert pipeline.bubble(m, k).value == pytest.approx(1 - m / total)
 
 
-@given(speeds=st.lists(st.floats(0.1, 50), min_size=1, max_size=6))
-def test_unequal_workers(speeds):
-    """No split of the batch beats the proportional one."""
-    best = heterogeneous.step(heterogeneous.shares(speeds, 100), speeds)
-    assert best.value == pytest.approx(100 / sum(speeds))
-    equal = heterogeneous.step([100 / len(speeds)] * len(speeds), speeds)
-    assert equal.value >= best.value * (1 - 1e-9)
-
-
-def test_one_twenty_first():
-    assert heterogeneous.shares([20, 1])[1] == pytest.approx(1 / 21)
-
-
 @pytest.mark.parametrize("tau", [0, 1, 2, 5, 20])
 def test_constant_delay(tau):
     """Roots of z^(tau+1) - z^tau + lr a, just below and just above the limit."""
@@ -172,12 +157,6 @@ def test_links_of_neighbours():
     assert gossip.neighbours([law] * 2, pair, 0.25, 0.1, before=True).seconds == pytest.approx(1.0)
     assert gossip.neighbours([law] * 3, three, 0.25, 0.1, rotated=True).seconds == pytest.approx(1.45)
     assert gossip.neighbours([law] * 3, three, 0.25, 0.1, steps=1).end == pytest.approx(1.55)
-
-
-def test_latency_sweep_of_the_ipccc_paper():
-    """Calibrated at 10 ms (10 %): 69 % at 200 ms, where 72 % is quoted."""
-    k = idleness.calibrated(0.010, 0.10)
-    assert [round(idleness.latency_sweep(a, k).value, 3) for a in (0.01, 0.1, 0.2)] == [0.1, 0.526, 0.69]
 
 
 def test_memory():
@@ -252,12 +231,9 @@ def test_easgd_and_downpour():
     (lambda: overlap.serial([1], [1], [-1]), "finite time"),
     (lambda: overlap.merge([1, 2], [1]), "add up"),
     (lambda: pipeline.bubble(0, 1), "whole number"),
-    (lambda: heterogeneous.shares([1, 0]), "speeds > 0"),
-    (lambda: heterogeneous.step([1], [1, 1]), "for each"),
     (lambda: stability.constant_delay(1, 0), "finite number > 0"),
     (lambda: gossip.pair(1), "at least 2"),
     (lambda: gossip.mixing(np.eye(2) * 2), "rows that sum to 1"),
-    (lambda: idleness.calibrated(0.0, 0.5), "latency > 0"),
     (lambda: memory.worker(1, -1, 1), "both >= 0"),
     (lambda: memory.server(1, optimiser="magic"), "expected one of"),
     (lambda: backup.backup_workers([Distribution.parse("fixed(1)")] * 2, 2), "at least one that counts"),

@@ -3,7 +3,19 @@ alone."""
 
 import pytest
 
-from refsgd.theory.published import ALONE, GRAUR, Figure, alone, figures, implemented, served
+from benchmarks.published import (
+    ALONE,
+    GRAUR,
+    Figure,
+    alone,
+    calibrated,
+    figures,
+    implemented,
+    latency_sweep,
+    served,
+    shares,
+)
+from refsgd.theory import DomainError
 
 EVERY = figures()
 
@@ -39,3 +51,14 @@ def test_the_implementation_s_terms_meet_more_figures():
 
 def test_one_node_is_its_own_calibration():
     assert served("Ethernet", 8, 1, "half") == ALONE["F+B", "Ethernet", 8]
+
+
+def test_unequal_machines_and_latency():
+    """1/21 of a batch for a machine 20 times slower; 69 % idle at 200 ms, calibrated at 10 ms (10 %)."""
+    assert shares([20, 1])[1] == pytest.approx(1 / 21)
+    k = calibrated(0.010, 0.10)
+    assert [round(latency_sweep(a, k), 3) for a in (0.01, 0.1, 0.2)] == [0.1, 0.526, 0.69]
+    for call, assumption in ((lambda: shares([1, 0]), "speeds > 0"),
+                             (lambda: calibrated(0.0, 0.5), "latency > 0")):
+        with pytest.raises(DomainError, match=assumption):
+            call()

@@ -8,8 +8,8 @@ from typing import Any
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
-from refsgd.theory.phenomena import collectives, communication, iteration, ring
-from refsgd.theory.phenomena.exchange import Exchange, Link
+from refsgd.theory.phenomena import collectives, iteration, ring
+from refsgd.theory.phenomena.collectives import Exchange, Link
 from refsgd.theory.phenomena.ssp import WIDEST
 from refsgd.theory.prediction import Prediction, kind_of, sampling
 from refsgd.theory.setting import Figures, Setting, clocks, figures
@@ -93,8 +93,7 @@ def allreduce(c: Setting) -> Figures:
 def dgc(c: Setting) -> Figures:
     """Deep gradient compression: everybody's largest entries to everybody, then the own update."""
     link = Link(c.machine.latency, c.machine.bandwidth)
-    exchange = communication.sparse_gather(c.workers, c.nbytes // 4, float(c.options.get("ratio", 0.01)),
-                                           link)
+    exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
     # late peers need not wait for early ones' entries

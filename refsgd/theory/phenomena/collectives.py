@@ -1,7 +1,9 @@
-"""What a collective costs: seconds until the last worker has its result, and bytes, of every pattern of
-workers alone.
+"""What a collective costs: seconds until the last worker has its result, and bytes, by pattern.
 
-The links, the letters and what is assumed of them: `refsgd.theory.phenomena.exchange`.
+All nodes start together.  A message of m bytes takes alpha + m beta uncontended (alpha the latency, beta = 1
+/ bandwidth); a node's outgoing and incoming link each serve one message at a time, full duplex, cut-through,
+on a switch that never blocks.  w = M beta is the whole vector on one link, gamma the seconds to reduce a
+byte.  A node forwards a message only when all of it has arrived.
 
 References
 ----------
@@ -10,72 +12,126 @@ Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workst
 Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: halving and doubling.
 Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", ParCo 35,
 2009. Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018: the 2D torus.
+Lin et al., "Deep gradient compression", ICLR 2018: sparse vectors.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
 
-from refsgd.theory.phenomena.exchange import Exchange, Link, nothing_sent, priced, sizes
-from refsgd.theory.prediction import DomainError, Kind, check_count
+from refsgd.theory.prediction import DomainError, Kind, Prediction, Side, check_count, check_time
+
+P = ParamSpec("P")
 
 
-def root_reduce(workers: int, nbytes: float, link: Link) -> Exchange:
+@dataclass(frozen=True)
+class Link:
+    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    reduction: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_time("latency", self.latency)
+        check_time("reduction", self.reduction)
+        if not self.bandwidth > 0:
+            raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
+
+    def wire(self, nbytes: float) -> float:
+        """Seconds of a message of this size on a link, without the latency."""
+        return nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one exchange costs: its time, the bytes of the busiest node, the bytes of all nodes together."""
+
+    time: Prediction
+    busiest: float
+    total: float
+
+
+def _priced(latency: float, wire: float, reduction: float, formula: str, source: str, busiest: float,
+            total: float, kind: Kind = "exact", bound: Side = "") -> Exchange:
+    """An exchange from the seconds of its terms and its bytes; of kind bound where a side is given."""
+    terms = {"latency": latency, "wire": wire, **({"reduction": reduction} if reduction else {})}
+    time = Prediction(latency + wire + reduction, "s", "bound" if bound else kind, terms, formula, source,
+                      "all start together; full duplex; non-blocking switch; first come first served",
+                      bound=bound)
+    return Exchange(time, busiest, total)
+
+
+def _linear(m: float, link: Link, latencies: float, vectors: float, reduced: float, formula: str, source: str,
+            busiest: float, total: float, bound: Side = "") -> Exchange:
+    """latencies x alpha + vectors x M beta + reduced x M gamma; traffic in vectors of M bytes too."""
+    return _priced(latencies * link.latency, vectors * link.wire(m), reduced * m * link.reduction, formula,
+                   source, busiest * m, total * m, bound=bound)
+
+
+Pattern = Callable[Concatenate[int, float, Link, P], Exchange]
+
+
+def _among_workers(price: Pattern[P]) -> Pattern[P]:
+    """A formula for n > 1 workers, made one for any number: checked, and a single one sends nothing."""
+
+    @functools.wraps(price)
+    def checked(workers: int, nbytes: float, link: Link, /, *args: P.args, **options: P.kwargs) -> Exchange:
+        check_count("workers", workers)
+        if not 0 <= nbytes < math.inf:
+            raise DomainError(f"nbytes {nbytes}; the formula assumes a finite number of bytes >= 0")
+        if workers == 1:
+            return _priced(0.0, 0.0, 0.0, "one node: nothing is sent", "definition", 0.0, 0.0)
+        return price(workers, nbytes, link, *args, **options)
+
+    return checked
+
+
+@_among_workers
+def root_reduce(n: int, m: float, link: Link) -> Exchange:
     """One root adds all vectors after the last arrival and sends the sum back (PSCPU with one root)."""
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
-    w, reduce = link.wire(m), (n - 1) * m * link.reduction
-    return priced(2 * link.latency + 2 * (n - 1) * w + reduce, "exact", 2 * link.latency, 2 * (n - 1) * w,
-                  reduce,
-                  "2 alpha + 2 (n-1) w + (n-1) M gamma", "definition", (n - 1) * m, 2 * (n - 1) * m)
+    return _linear(m, link, 2, 2 * (n - 1), n - 1, "2 alpha + 2 (n-1) w + (n-1) M gamma", "definition",
+                   n - 1, 2 * (n - 1))
 
 
-def pscpu(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def pscpu(n: int, m: float, link: Link) -> Exchange:
     """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated."""
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     share = (n - 1) / n
-    w, reduce = link.wire(m), share * m * link.reduction
-    return priced(2 * link.latency + 2 * share * w + reduce, "exact", 2 * link.latency, 2 * share * w, reduce,
-                  "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition", 2 * share * m, 2 * (n - 1) * m)
+    return _linear(m, link, 2, 2 * share, share, "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition",
+                   2 * share, 2 * (n - 1))
 
 
-def ring(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
+@_among_workers
+def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
     """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk`
     bytes.
     """
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
-    piece = m / n if chunk is None else chunk
-    a, reduce = 2 * (n - 1) * link.latency, (n - 1) * piece * link.reduction
-    wire = 2 * (n - 1) * link.wire(piece)
-    return priced(a + wire + reduce, "exact", a, wire, reduce, "2 (n-1) (alpha + m beta) + (n-1) m gamma",
-                  "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
+    piece, steps = m / n if chunk is None else chunk, 2 * (n - 1)
+    return _priced(steps * link.latency, steps * link.wire(piece), (n - 1) * piece * link.reduction,
+                   "2 (n-1) (alpha + m beta) + (n-1) m gamma", "Patarasuk and Yuan 2009",
+                   2 * (n - 1) / n * m, 2 * (n - 1) * m)
 
 
-def rings(workers: int, nbytes: float, link: Link, count: int) -> Exchange:
+@_among_workers
+def rings(n: int, m: float, link: Link, count: int) -> Exchange:
     """`count` rings at once in the same order, each on M/count; gamma = 0.
 
     A step of one ring costs alpha + w/(kn), and the link must carry k such pieces a step, w/n; 2n-3 steps
     pass at the slower of the two, the last one is alpha + w/n behind.
     """
-    n, m = sizes(workers, nbytes)
     k = check_count("rings", count)
     if link.reduction:
         raise DomainError(f"reduction {link.reduction} s/byte; the formula of several rings assumes 0")
-    if n == 1:
-        return nothing_sent()
     w, a = link.wire(m), link.latency
-    step = max(a + w / (k * n), w / n)
-    value = (2 * n - 3) * step + a + w / n
+    value = (2 * n - 3) * max(a + w / (k * n), w / n) + a + w / n
     wire = 2 * (n - 1) * w / n
-    return priced(value, "exact", value - wire, wire, 0.0, "(2n-3) max(alpha + w/(kn), w/n) + alpha + w/n",
-                  "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
+    return _priced(value - wire, wire, 0.0, "(2n-3) max(alpha + w/(kn), w/n) + alpha + w/n",
+                   "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
 
 
 def _power(n: int) -> tuple[int, int, int]:
@@ -84,94 +140,76 @@ def _power(n: int) -> tuple[int, int, int]:
     return 1 << log, log, int(n != 1 << log)
 
 
-def halving_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
     The first 2 (n-q) ranks fold in pairs before and unfold after.  Where n > q and reducing takes time, ranks
     that need not fold run ahead, and their messages can keep a late rank's incoming link busy: a lower bound
     then (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide in this way even with gamma = 0.
     """
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     q, log, f = _power(n)
     half = (q - 1) / q
-    a, wire = 2 * (log + f) * link.latency, (2 * half + 2 * f) * link.wire(m)
-    add = (half + f) * m * link.reduction
-    return priced(a + wire + add, "bound" if f and add else "exact", a, wire, add,
-                  "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
-                  "Rabenseifner 2004; Thakur et al. 2005", (2 * half + f) * m, 2 * (n - 1) * m, side="lower")
+    return _linear(m, link, 2 * (log + f), 2 * half + 2 * f, half + f,
+                   "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
+                   "Rabenseifner 2004; Thakur et al. 2005", 2 * half + f, 2 * (n - 1),
+                   "lower" if f and m * link.reduction else "")
 
 
-def recursive_doubling(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
     """log2 q exchanges of the whole vector between partners 1, 2, 4, ... apart; fold as in
     `halving_doubling`.
 
     Exact for n = q and for n - q > q/2; else some folded ranks meet only unfolded ones in the first rounds,
     and it is an upper bound.
     """
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     q, log, f = _power(n)
-    steps = log + 2 * f
-    reduce = (log + f) * m * link.reduction
-    kind: Kind = "exact" if n == q or n - q > q / 2 else "bound"
-    a, wire = steps * link.latency, steps * link.wire(m)
-    return priced(a + wire + reduce, kind, a, wire, reduce,
-                  "(log2 q + 2 f)(alpha + w) + (log2 q + f) M gamma",
-                  "Thakur et al. 2005, section 4.4", (log + f) * m, (q * log + 2 * (n - q)) * m)
+    return _linear(m, link, log + 2 * f, log + 2 * f, log + f,
+                   "(log2 q + 2 f)(alpha + w) + (log2 q + f) M gamma", "Thakur et al. 2005, section 4.4",
+                   log + f, q * log + 2 * (n - q), "" if n == q or n - q > q / 2 else "upper")
 
 
-def broadcast(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def broadcast(n: int, m: float, link: Link) -> Exchange:
     """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w."""
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     low, high = n.bit_length() - 1, (n - 1).bit_length()
-    a, wire = low * link.latency, high * link.wire(m)
-    return priced(a + wire, "exact", a, wire, 0.0, "floor(log2 n) alpha + ceil(log2 n) w",
-                  "Thakur et al. 2005",
-                  high * m, (n - 1) * m)
+    return _linear(m, link, low, high, 0, "floor(log2 n) alpha + ceil(log2 n) w", "Thakur et al. 2005",
+                   high, n - 1)
 
 
-def reduce(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def reduce(n: int, m: float, link: Link) -> Exchange:
     """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound."""
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     high = (n - 1).bit_length()
-    a, wire, add = high * link.latency, high * link.wire(m), high * m * link.reduction
-    return priced(a + wire + add, "exact" if n == _power(n)[0] else "bound", a, wire, add,
-                  "ceil(log2 n) (alpha + w + M gamma)", "Thakur et al. 2005", high * m, (n - 1) * m)
+    return _linear(m, link, high, high, high, "ceil(log2 n) (alpha + w + M gamma)", "Thakur et al. 2005",
+                   high, n - 1, "" if n == _power(n)[0] else "upper")
 
 
-def tree(workers: int, nbytes: float, link: Link) -> Exchange:
+@_among_workers
+def tree(n: int, m: float, link: Link) -> Exchange:
     """Allreduce as a binomial reduce and a binomial broadcast, one after the other."""
-    up, down = reduce(workers, nbytes, link), broadcast(workers, nbytes, link)
-    kind: Kind = up.time.kind
-    a, wire, add = (up.time.terms.get(t, 0.0) + down.time.terms.get(t, 0.0)
-                    for t in ("latency", "wire", "reduction"))
-    return priced(up.time.value + down.time.value, kind, a, wire, add, "binomial reduce + binomial broadcast",
-                  "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total)
+    up, down = reduce(n, m, link), broadcast(n, m, link)
+    latency, wire = (up.time.terms[name] + down.time.terms[name] for name in ("latency", "wire"))
+    return _priced(latency, wire, up.time.terms.get("reduction", 0.0), "binomial reduce + binomial broadcast",
+                   "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total,
+                   bound=up.time.bound)
 
 
-def double_tree(workers: int, nbytes: float, link: Link, chunk: float | None = None) -> Exchange:
+@_among_workers
+def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
     """Two binary trees, each on half the vector, pipelined in chunks; an approximation, up to a third low.
 
     Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
     once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).
     """
-    n, m = sizes(workers, nbytes)
-    if n == 1:
-        return nothing_sent()
     levels = (n - 1).bit_length()
     if chunk is None:
         best = math.sqrt(m * link.latency * link.bandwidth / levels) if math.isfinite(link.bandwidth) else m
         chunk = min(max(best, 1.0), m)
-    a, wire = 2 * levels * link.latency, 2 * levels * link.wire(chunk) + 2 * link.wire(m)
-    return priced(a + wire, "approximation", a, wire, 0.0, "2 ceil(log2 n) (alpha + m beta) + 2 w",
-                  "Sanders, Speck, Traeff 2009", 2 * m, 2 * (n - 1) * m)
+    return _priced(2 * levels * link.latency, 2 * levels * link.wire(chunk) + 2 * link.wire(m), 0.0,
+                   "2 ceil(log2 n) (alpha + m beta) + 2 w", "Sanders, Speck, Traeff 2009", 2 * m,
+                   2 * (n - 1) * m, "approximation")
 
 
 def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
@@ -179,17 +217,10 @@ def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
     allgather.
     """
     x, y = check_count("columns", columns), check_count("rows", rows)
-    n, m = sizes(x * y, nbytes)
-    if n == 1:
-        return nothing_sent()
-    w = link.wire(m)
-    a = (2 * (x - 1) + 2 * (y - 1)) * link.latency
-    wire = 2 * (x - 1) * w / x + 2 * (y - 1) * w / (x * y)
-    add = (n - 1) / n * m * link.reduction
-    return priced(a + wire + add, "exact", a, wire, add,
-                  "2 (X-1)(alpha + w/X) + 2 (Y-1)(alpha + w/(XY)) + (XY-1)/(XY) M gamma",
-                  "Mikami et al. 2018",
-                  2 * (n - 1) / n * m, 2 * (n - 1) * m)
+    n = x * y
+    return _linear(nbytes, link, 2 * (x - 1) + 2 * (y - 1), 2 * (x - 1) / x + 2 * (y - 1) / n, (n - 1) / n,
+                   "2 (X-1)(alpha + w/X) + 2 (Y-1)(alpha + w/(XY)) + (XY-1)/(XY) M gamma",
+                   "Mikami et al. 2018", 2 * (n - 1) / n, 2 * (n - 1))
 
 
 def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Link) -> Exchange:
@@ -198,17 +229,25 @@ def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Li
     `inner` is the link inside a node (alpha', beta').  `busiest` is a leader's traffic between nodes.
     """
     g, nodes = check_count("per_node", per_node), check_count("nodes", nodes)
-    n, m = sizes(g * nodes, nbytes)
-    if n == 1:
-        return nothing_sent()
-    inside = 2 * inner.latency + 2 * (g - 1) * inner.wire(m) if g > 1 else 0.0
-    a = (2 * inner.latency if g > 1 else 0.0) + 2 * (nodes - 1) * link.latency
-    between = 2 * (nodes - 1) * (link.latency + link.wire(m) / nodes)
-    add = ((g - 1) + (nodes - 1) / nodes) * m * link.reduction
-    value = inside + between + add
-    return priced(value, "exact", a, value - add - a, add,
-                  "2 alpha' + 2 (g-1) M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma", "definition",
-                  2 * (nodes - 1) / nodes * m, 2 * (n - 1) * m)
+    ring_steps = 2 * (nodes - 1)
+    return _priced(2 * inner.latency * (g > 1) + ring_steps * link.latency,
+                   2 * (g - 1) * inner.wire(nbytes) + ring_steps * link.wire(nbytes) / nodes,
+                   ((g - 1) + (nodes - 1) / nodes) * nbytes * link.reduction,
+                   "2 alpha' + 2 (g-1) M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma",
+                   "definition", ring_steps / nodes * nbytes, 2 * (g * nodes - 1) * nbytes)
+
+
+@_among_workers
+def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
+    """All-gather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
+
+    A value and an index take 4 bytes each, so n ratio times what a ring allreduce of the whole vector sends.
+    """
+    if not 0 < ratio <= 1:
+        raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
+    k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # a product rounded upwards does not count
+    return _linear(8.0 * k, link, 1, n - 1, 0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
+                   "Lin et al., ICLR 2018", n - 1, n * (n - 1))
 
 
 def factors(n: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.phenomena import server
-from refsgd.theory.phenomena.exchange import Exchange
+from refsgd.theory.phenomena.collectives import Exchange
 from refsgd.theory.phenomena.iteration import mean_time, update_mean
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import Prediction, check_count, check_time

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.prediction import DomainError, check_count, check_distribution
 
 Values = npt.NDArray[np.float64]

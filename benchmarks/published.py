@@ -16,14 +16,16 @@ Michigan State University, 2020.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.theory.phenomena import collectives, communication, heterogeneous, idleness, iteration
-from refsgd.theory.phenomena.exchange import Link
+from refsgd.theory.phenomena import collectives, iteration
+from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.predict import predict
+from refsgd.theory.prediction import DomainError
 
 RESNET50 = 4 * 25_557_032  # bytes
 LINKS = {"Ethernet": 125e6, "InfiniBand": 7e9}  # bytes/s: 1 Gbps and FDR 56 Gbps
@@ -72,10 +74,38 @@ class Figure:
         return self.predicted / self.quoted - 1
 
 
+def shares(speeds: Sequence[float], batch: float = 1.0) -> list[float]:
+    """Batches b_i proportional to the speeds s_i: all end together, after batch / sum s.
+
+    >>> [round(b, 4) for b in shares([20, 1])]
+    [0.9524, 0.0476]
+    """
+    if not speeds or any(not s > 0 or math.isinf(s) for s in speeds):
+        raise DomainError(
+            f"speeds {list(speeds)}; the formula assumes at least one worker and finite speeds > 0")
+    return [batch * s / math.fsum(speeds) for s in speeds]
+
+
+def calibrated(latency: float, idle: float) -> float:
+    """k/T [1/s], k latencies in an iteration of T seconds, from one measured idle ratio: idle/(1-idle)/alpha."""
+    if not latency > 0 or not 0 <= idle < 1:
+        raise DomainError(
+            f"idle {idle} at latency {latency} s; calibration assumes a latency > 0 and less than all idle")
+    return idle / (1 - idle) / latency
+
+
+def latency_sweep(latency: float, per_compute: float) -> float:
+    """Idle ratio k alpha/(T + k alpha) where nothing waits but k latencies.
+
+    >>> round(latency_sweep(0.2, calibrated(0.01, 0.10)), 3)
+    0.69
+    """
+    return latency * per_compute / (1 + latency * per_compute)
+
+
 def pulled(link: str, batch: int, nodes: int) -> float:
     """Seconds per batch of forward passes whose model comes from a colocated server: C/n + (n-1)/n w."""
-    wire = communication.pull(nodes, RESNET50, Link(0.0, LINKS[link]), colocated=True)
-    return (ALONE["F", link, batch] + wire.time.value) / nodes
+    return (ALONE["F", link, batch] + (nodes - 1) * RESNET50 / LINKS[link]) / nodes
 
 
 def served(link: str, batch: int, nodes: int, duplex: str) -> float:
@@ -208,10 +238,10 @@ def _rest() -> Iterator[Figure]:
                      async_ / sync, updates[0] / updates[1],
                      "1", "updates of asp / bsp")
     yield Figure(JIA, "idle ratio at 200 ms latency, calibrated at 10 ms (10 %)", 0.72,
-                 idleness.latency_sweep(0.2, idleness.calibrated(0.01, 0.10)).value, "1",
+                 latency_sweep(0.2, calibrated(0.01, 0.10)), "1",
                  "k alpha/(T + k alpha)")
     yield Figure(PANI, "share of the batch of a node 20 times slower", 1 / 21,
-                 heterogeneous.shares([20, 1])[1], "1", "s_i / sum s")
+                 shares([20, 1])[1], "1", "s_i / sum s")
 
 
 def figures() -> list[Figure]:
