@@ -16,7 +16,7 @@ Four rules make one text run step by step, in virtual time and as real processes
 
 Examples
 --------
-The reader can be the runtime:
+You can be the runtime:
 
 >>> def hello():
 ...     answer = yield Compute(abs, -3)
@@ -55,11 +55,7 @@ _Built = _Count()
 
 @dataclass(slots=True, init=False)
 class Compute:
-    """Answer ``fn(*args)``; takes time by its `kind`, priced by the machine.
-
-    `fn` is pure and its arguments are frozen, so the result is the one of the moment of the yield.
-    Kinds: ``"gradient"``, ``"update"`` (an optimiser's step), ``"reduction"`` (by the bytes that are added to
-    the first argument: those of the others); others cost nothing.
+    """Answer ``fn(*args)`` as of the moment of the yield; takes time by its `kind`, priced by the machine.
 
     Parameters
     ----------
@@ -68,7 +64,8 @@ class Compute:
     *args
         Its arguments; arrays among them are read-only from now on.
     kind : str
-        Decides the price: "gradient", "update", "reduction", or any other for nothing.
+        Decides the price: "gradient", "update" (an optimiser's step), "reduction" (by the bytes of all
+        arguments but the first, to which they are added); any other costs nothing.
     """
 
     fn: Callable[..., Any]
@@ -78,9 +75,8 @@ class Compute:
     def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
         _Built.count += 1
         if not callable(fn):
-            raise TypeError(
-                f"Compute() of a value of type {type(fn).__name__}; expected a function and its arguments: "
-                "Compute(problem.gradient, x, rank, t)")
+            raise TypeError(f"Compute() of a value of type {type(fn).__name__}; expected a function and its "
+                            "arguments: Compute(problem.gradient, x, rank, t)")
         self.fn = fn
         self.args = args
         self.kind = kind
@@ -91,16 +87,15 @@ class Send:
     """Hand a message over; never waits for the receiver.
 
     The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
-    said about the order of different senders.  `body` is a NamedTuple of arrays, ints, floats, bools, short
-    strings, tuples of these, and None: its class is its tag.  Arrays and numpy scalars count as payload
-    bytes, Python numbers do not.
+    said about the order of different senders.
 
     Parameters
     ----------
     to : str
         Name of the receiving node.
     body : NamedTuple
-        The message.
+        The message, whose class is its tag: arrays, ints, floats, bools, short strings, tuples of these, and
+        None.  Arrays and numpy scalars count as payload bytes, Python numbers do not.
     """
 
     to: str
@@ -116,14 +111,13 @@ class Send:
 class Recv:
     """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
 
-    Others stay in the inbox.  Messages that arrive at one moment: lowest source, then sending order.
-    In a handler it raises `RunEnded` once nothing can arrive any more.  At least one class must be
-    named: the receiver builds the class that its own Recv names, nothing is looked up by a name.
+    Others stay in the mailbox.  Of messages that arrive at one moment the lowest source comes first, then the
+    earliest sent.  In a handler it raises `RunEnded` once nothing can arrive any more.
 
     Parameters
     ----------
     *kinds : type
-        Classes of messages, at least one.
+        Classes of messages, at least one: the receiver builds the class that its own Recv names.
     src : str, optional
         Only from this node; by default from anybody.
     """
@@ -135,8 +129,7 @@ class Recv:
         _Built.count += 1
         if not kinds:
             raise TypeError("Recv() names no message class; write Recv(Push) or Recv(Push, Pull)")
-        # the first test costs next to nothing
-        if type(kinds[0]) is not type and not isinstance(kinds[0], type):
+        if type(kinds[0]) is not type and not isinstance(kinds[0], type):  # the first test is the cheap one
             raise TypeError(f"Recv() of {kinds[0]!r:.40}; expected classes of messages: Recv(Push)")
         self.kinds = kinds
         self.src = src
@@ -144,18 +137,7 @@ class Recv:
 
 @dataclass(slots=True, init=False)
 class Poll(Recv):
-    """As `Recv` without waiting: ``(src, body)`` or None, which promises nothing about what is under way.
-
-    Parameters
-    ----------
-    *kinds : type
-        Classes of messages, at least one.
-    src : str, optional
-        Only from this node; by default from anybody.
-    """
-
-    def __init__(self, *kinds: type, src: str | None = ANY) -> None:
-        Recv.__init__(self, *kinds, src=src)
+    """A `Recv` that does not wait: ``(src, body)``, or None, which says nothing about what is under way."""
 
 
 @dataclass(slots=True)
@@ -185,7 +167,7 @@ class Choose:
 class Mark:
     """Tell observers a fact; takes no time and must not influence the run.
 
-    The names are an interface: ``update`` (slice, version, reads, x) at every update of parameters, where
+    The names are an interface: ``update`` (part, version, reads, x) at every update of parameters, where
     `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
     (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker)
     when a server withholds an answer to keep a bound; ``drop`` (worker, t, reason) when work is discarded.
@@ -224,12 +206,11 @@ class Cell:
         self.cut = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
         self.lock: Any = None  #: set by runtimes whose programs really run at the same time
 
-
     def __reduce__(self) -> tuple[type[Cell], tuple[Any, ...]]:
         return Cell, (np.array(self.x), len(self.cut))
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class Load:
     """Answer a copy of one part of a cell: never torn within the part, but a vector read part by part may be.
 
@@ -244,10 +225,8 @@ class Load:
     cell: Cell
     part: int
 
-    def __init__(self, cell: Cell, part: int) -> None:
+    def __post_init__(self) -> None:
         _Built.count += 1
-        self.cell = cell
-        self.part = part
 
 
 @dataclass(slots=True)
@@ -376,15 +355,14 @@ def ranks(deployment: Deployment) -> dict[str, int]:
 
 
 class Died(NamedTuple):
-    """What a program that lists it in a `Recv` is told, once, of a death which the run survives; the last
-    that comes from `node`."""
+    """Sent once to programs that receive `Died`, when `node` has crashed and the run continues.  No message
+    from `node` follows it."""
 
     node: str
 
 
 def payload_bytes(body: Any) -> int:
-    """Bytes of a message that count: its arrays and numpy scalars, also in tuples (not Python ints, floats,
-    bools, None, strings).
+    """Bytes of a message that count: its arrays and numpy scalars, also those in tuples; nothing else.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import refsgd
+import refsgd.collectives
 from refsgd.algorithms import CATALOGUE
 from refsgd.problems.nn import elementwise, kernels, vector, winograd
 
@@ -54,9 +55,12 @@ def deploys(thing):
 
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it and what others import."""
-    whole = not name.startswith("refsgd.algorithms.") or name.endswith(".sgd")
-    return {own: thing for own, thing in defined(importlib.import_module(name)) if whole or deploys(thing)}
+    it and what others import; of a collective what `refsgd.collectives` exports."""
+    things = dict(defined(importlib.import_module(name)))
+    if name.startswith("refsgd.collectives."):
+        return {own: thing for own, thing in things.items() if own in refsgd.collectives.__all__}
+    whole = not name.startswith("refsgd.algorithms.") or name.endswith((".sgd", ".graphs"))
+    return {own: thing for own, thing in things.items() if whole or deploys(thing)}
 
 
 def parameters(doc):

@@ -29,22 +29,8 @@ class Place(NamedTuple):
 
 
 def parent(i: int, n: int) -> int | None:
-    """The rank above i in the first tree, whose root is 0: in-order, so that odd ranks are leaves.
+    """The rank above i in the first tree, whose root 0 has none: in-order, so that odd ranks are leaves.
 
-    Parameters
-    ----------
-    i : int
-        The rank, 0 to n - 1.
-    n : int
-        Number of ranks, at least 1.
-
-    Returns
-    -------
-    int or None
-        None for the root.
-
-    Examples
-    --------
     >>> [parent(i, 8) for i in range(8)]
     [None, 2, 4, 2, 0, 6, 4, 6]
     """
@@ -56,20 +42,6 @@ def parent(i: int, n: int) -> int | None:
 def places(me: int, n: int) -> list[Place]:
     """The places of rank `me` in both trees.
 
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    n : int
-        Number of ranks, at least 1.
-
-    Returns
-    -------
-    list of Place
-        The parent and the children in each of the two trees.
-
-    Examples
-    --------
     >>> places(2, 4)
     [Place(parent=0, children=[1, 3]), Place(parent=1, children=[])]
     """
@@ -84,22 +56,7 @@ def places(me: int, n: int) -> list[Place]:
 
 
 def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Add what the children send and pass it on to the parent.
-
-    Parameters
-    ----------
-    place : Place
-        This rank's place in the tree.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray
-        This rank's piece.
-
-    Returns
-    -------
-    ndarray
-        The sum over this rank's subtree.
-    """
+    """Add what the children send and pass it on to the parent; the sum over this rank's subtree."""
     for child in place.children:
         _, (other,) = yield Recv(Part, src=peers[child])
         x = yield Compute(np.add, x, other, kind="reduction")
@@ -109,22 +66,7 @@ def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def descend(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Take the sum from the parent and pass it on to the children.
-
-    Parameters
-    ----------
-    place : Place
-        This rank's place in the tree.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray
-        The sum, at the root; ignored elsewhere.
-
-    Returns
-    -------
-    ndarray
-        The sum.
-    """
+    """Take the sum from the parent, which the root has as x, and pass it on to the children."""
     if place.parent is not None:
         _, (x,) = yield Recv(Total, src=peers[place.parent])
     for child in place.children:

@@ -23,24 +23,7 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 def folded(me: int, peers: Sequence[str], x: Array,
            core: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
-    """Run `core` on q = 2^floor(log2 n) ranks: among the first 2 (n-q), even ranks fold into odd ones.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-    core : callable
-        The all-reduce of q = 2^k ranks: ``(rank, names, vector)`` to a program that returns the sum.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """Run `core` on q = 2^floor(log2 n) ranks: among the first 2 (n-q), even ranks fold into odd ones."""
     n = len(peers)
     extra = n - (1 << n.bit_length() - 1)
     pair = me < 2 * extra
@@ -62,20 +45,6 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """Exchange whole sums with partners 1, 2, 4, ... apart; n = 2^k.
 
     Partners compute a + b and b + a, which floating-point addition gives the same bits.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     distance = 1
     while distance < len(peers):
@@ -88,22 +57,7 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Exchange halves with the partner n/2 away, sum mine on my side, swap finished halves; n = 2^k.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """Exchange halves with the partner n/2 away, sum mine on my side, swap finished halves; n = 2^k."""
     if len(peers) == 1:
         return x
     half, middle = len(peers) // 2, x.size // 2

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refsgd.collectives.parts import factors
+from refsgd.collectives.parts import Total, factors
 from refsgd.collectives.ring import all_gather, reduce_scatter, ring_allreduce
-from refsgd.collectives.root import answer, collect, hand_in
-from refsgd.effects import Array, Program
+from refsgd.collectives.root import collect, hand_in
+from refsgd.effects import Array, Program, Send
 
 
 def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
@@ -48,7 +48,8 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
         return (yield from hand_in(mates[0], x))
     total = yield from collect(seat, mates, x)
     total = yield from ring_allreduce(node, peers[::g], total)
-    yield from answer(mates[1:], total)
+    for mate in mates[1:]:
+        yield Send(mate, Total(total))
     return total
 
 

@@ -25,20 +25,7 @@ class Total(NamedTuple):
 
 
 def add(first: Array, *others: Array) -> Array:
-    """first + others[0] + others[1] + ..., every element in this order, in one pass over memory.
-
-    Parameters
-    ----------
-    first : ndarray, (d,)
-        Of any float type.
-    *others : ndarray, (d,)
-        At least one, of the same type.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The same bits as adding one vector after the other.
-    """
+    """first + others[0] + others[1] + ..., every element in this order, in one pass over memory."""
     total = np.empty_like(first)
     for start in range(0, first.size, BLOCK):
         block = slice(start, start + BLOCK)
@@ -51,19 +38,6 @@ def add(first: Array, *others: Array) -> Array:
 def chunks(d: int, count: int) -> list[slice]:
     """Cut range(d) into `count` contiguous chunks of equal length to within one; some are empty if d < count.
 
-    Parameters
-    ----------
-    d : int
-        Length of the vector, >= 0.
-    count : int
-        Number of chunks, at least 1.
-
-    Returns
-    -------
-    list of slice
-
-    Examples
-    --------
     >>> chunks(7, 3)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
     """
@@ -74,20 +48,8 @@ def chunks(d: int, count: int) -> list[slice]:
 
 
 def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n, as square as possible.
+    """X >= Y with X Y = n >= 1, as square as possible.
 
-    Parameters
-    ----------
-    n : int
-        At least 1.
-
-    Returns
-    -------
-    (int, int)
-        X and Y.
-
-    Examples
-    --------
     >>> factors(12), factors(7)
     ((4, 3), (7, 1))
     """

@@ -22,22 +22,7 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The root's part: after the last arrival, add all in rank order whatever order they arrived in.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum.
-    """
+    """The root's part: after the last arrival, add all in rank order whatever order they arrived in."""
     part = [x] * len(peers)
     for i, peer in enumerate(peers):
         if i != me:
@@ -49,42 +34,10 @@ def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def hand_in(root: str, x: Array) -> Program[Array]:
-    """The others' part: send my vector to the root and wait for the sum.
-
-    Parameters
-    ----------
-    root : str
-        Name of the root's node.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum.
-    """
+    """The others' part: send my vector to the root and wait for the sum."""
     yield Send(root, Part(x))
     _, (x,) = yield Recv(Total, src=root)
     return x
-
-
-def answer(others: Sequence[str], total: Array) -> Program[None]:
-    """Send the finished sum to all who wait for it.
-
-    Parameters
-    ----------
-    others : sequence of str
-        Names of the nodes that wait.
-    total : ndarray, (d,)
-        The sum.
-
-    Yields
-    ------
-    Send
-        The sum to each of them.
-    """
-    for peer in others:
-        yield Send(peer, Total(total))
 
 
 def root_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
@@ -107,7 +60,8 @@ def root_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     if me:
         return (yield from hand_in(peers[0], x))
     total = yield from collect(me, peers, x)
-    yield from answer(peers[1:], total)
+    for peer in peers[1:]:
+        yield Send(peer, Total(total))
     return total
 
 

@@ -21,19 +21,6 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 def children(i: int, n: int) -> list[int]:
     """The ranks that hand in at rank i of n, nearest and smallest subtree first; the root is 0.
 
-    Parameters
-    ----------
-    i : int
-        The rank, 0 to n - 1.
-    n : int
-        Number of ranks, at least 1.
-
-    Returns
-    -------
-    list of int
-
-    Examples
-    --------
     >>> children(0, 6), children(4, 6), children(5, 6)
     ([1, 2, 4], [5], [])
     """

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms.baselines import sequential
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.gossip import adpsgd, pair_averaging
-from refsgd.algorithms.gossip.adpsgd import Answer, Ask, Replica
+from refsgd.algorithms.gossip.adpsgd import Answer, Ask
 from refsgd.algorithms.gossip.graphs import GRAPHS
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Died, Mark, Node, Recv, Send
@@ -37,8 +37,8 @@ def close(a, b):
 
 def test_an_active_peer_sends_before_it_computes_and_applies_the_gradient_to_the_average():
     """Algorithm 1: the gradient is of the replica that was read, the update starts from the averaged one."""
-    problem, replica = quadratic(d=2), Replica(ONE)
-    program = adpsgd.train(1, "peer1", ["peer0"], replica, problem, 1, SGD(0.5))
+    replica = Replica(1, ONE, SGD(0.5))
+    program = adpsgd.train(replica, ["peer0"], quadratic(d=2), 1)
     assert program.send(None) == Choose(["peer0"])
     send = program.send("peer0")
     assert send.to == "peer0" and np.array_equal(send.body.x, ONE)
@@ -51,9 +51,8 @@ def test_an_active_peer_sends_before_it_computes_and_applies_the_gradient_to_the
 
 
 def test_a_passive_peer_applies_the_gradient_to_what_averaging_has_made_of_its_replica():
-    replica = Replica(ONE)
-    train, respond = adpsgd.train(0, "peer0", [], replica, quadratic(d=2), 1,
-                                  SGD(1.0)), adpsgd.respond(replica)
+    replica = Replica(0, ONE, SGD(1.0))
+    train, respond = adpsgd.train(replica, [], quadratic(d=2), 1), adpsgd.respond(replica)
     assert isinstance(train.send(None), Compute) and respond.send(None) == Recv(Ask)
     answer = respond.send(("peer1", Ask(3 * ONE)))
     assert np.array_equal(answer.body.x,
@@ -212,7 +211,7 @@ def test_an_average_that_is_not_one_atomic_step_on_both_sides_is_caught(monkeypa
         conserve(adpsgd.adpsgd(problem, 4, 20, SGD(0.25)), MACHINE, 0, lr=0.25)
 
 
-def overwriting_train(rank, me, passive, replica, problem, steps, sgd):
+def overwriting_train(replica, passive, problem, steps):
     """WRONG: the new x is made of the x that the gradient was read at; what was averaged meanwhile is
     overwritten."""
     for t in range(steps):
@@ -222,9 +221,9 @@ def overwriting_train(rank, me, passive, replica, problem, steps, sgd):
             yield Send(j, Ask(x))
             x = (yield Recv(Answer, src=j))[1].x
             replica.x = x
-        g = yield Compute(problem.gradient, x, rank, t)
-        replica.x = x - np.float32(sgd.lr) * g
-        yield Mark("update", part=0, version=t, reads=(), t=t, x=replica.x)
+        g = yield Compute(problem.gradient, x, replica.rank, t)
+        replica.x = x - np.float32(replica.sgd.lr) * g
+        yield from replica.mark(t, replica.x)
     return replica
 
 
@@ -246,17 +245,17 @@ class Locked(NamedTuple):
     parked: list  # who asked meanwhile
 
 
-def symmetric_train(rank, me, neighbours, lock, problem, steps, sgd):
+def symmetric_train(neighbours, lock, problem, steps):
     """WRONG: every peer is active, and one that waits for its average answers nobody: its x is spoken for."""
     replica = lock.replica
     for t in range(steps):
         j = yield Choose(neighbours)
         lock.asking.append(j)
         yield Send(j, Ask(replica.x))
-        g = yield Compute(problem.gradient, replica.x, rank, t)
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
         _, answer = yield Recv(Answer, src=j)
         lock.asking.clear()
-        replica.x = answer.x - np.float32(sgd.lr) * g
+        replica.x = answer.x - np.float32(replica.sgd.lr) * g
         while lock.parked:
             i, x = lock.parked.pop(0)
             replica.x = (replica.x + x) / 2
@@ -280,10 +279,9 @@ def odd_cycle(steps=1):
     problem, names = integer_gradients(d=2, workers=3), peers(3)
     deployment = {}
     for i, me in enumerate(names):
-        lock = Locked(Replica(problem.x0), [], [])
+        lock = Locked(Replica(i, problem.x0, SGD(0.25)), [], [])
         others = [name for name in names if name != me]
-        deployment[me] = Node(symmetric_train(i, me, others, lock, problem, steps, SGD(0.25)),
-                              [symmetric_answers(lock)])
+        deployment[me] = Node(symmetric_train(others, lock, problem, steps), [symmetric_answers(lock)])
     return deployment
 
 

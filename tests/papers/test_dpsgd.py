@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms.baselines import independent, sequential
-from refsgd.algorithms.baselines.independent import graph_of, peers
 from refsgd.algorithms.gossip import dpsgd
-from refsgd.algorithms.gossip.dpsgd import Model, mix
-from refsgd.algorithms.gossip.graphs import contraction, metropolis
+from refsgd.algorithms.gossip.dpsgd import Model
+from refsgd.algorithms.gossip.graphs import graph_of, metropolis, spectral_gap
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
@@ -43,8 +43,8 @@ def rows(workers, W, order, problem, steps, sgd):
     program = dpsgd.combine_then_adapt if order == "cta" else dpsgd.adapt_then_combine
     names = peers(workers)
     return {
-        me: Node(program(i, names, {j: float(W[i][j]) for j in range(workers) if W[i][j] or i == j}, problem,
-                         steps, sgd))
+        me: Node(program(Replica(i, problem.x0, sgd), names,
+                         {j: float(W[i][j]) for j in range(workers) if W[i][j] or i == j}, problem, steps))
             for i, me in enumerate(names)}
 
 
@@ -54,7 +54,8 @@ def rows(workers, W, order, problem, steps, sgd):
 def test_the_gradient_is_of_the_own_replica_and_is_applied_to_the_average():
     """Algorithm 1: gradient at x_i, average of the neighbourhood, step from the average."""
     problem, names = quadratic(d=2, workers=2), peers(2)
-    program = dpsgd.combine_then_adapt(0, names, {0: 0.5, 1: 0.5}, problem, 1, SGD(1.0))
+    replica = Replica(0, problem.x0, SGD(1.0))
+    program = dpsgd.combine_then_adapt(replica, names, {0: 0.5, 1: 0.5}, problem, 1)
     send = program.send(None)
     assert isinstance(send, Send) and np.array_equal(send.body.x, problem.x0)
     compute = program.send(None)
@@ -168,10 +169,11 @@ def test_replicas_agree_at_the_rate_of_the_spectral_gap(graph, workers):
     W = metropolis(graph_of(graph, workers))
     left = deviations(W)
     left = left[: np.argmax(left < 1e-5 * left[0]) or None]  # weights are float32
-    assert np.all(left[1:] <= left[:-1] * contraction(W) * (1 + 1e-4))
-    assert left[-1] / left[-2] == pytest.approx(contraction(W), rel=0.02)
+    contraction = 1 - spectral_gap(W)
+    assert np.all(left[1:] <= left[:-1] * contraction * (1 + 1e-4))
+    assert left[-1] / left[-2] == pytest.approx(contraction, rel=0.02)
     if graph == "ring":
-        assert contraction(W) == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / workers))
+        assert contraction == pytest.approx(1 / 3 + 2 / 3 * np.cos(2 * np.pi / workers))
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 6), steps=st.integers(0, 6),
@@ -203,18 +205,16 @@ def test_weights_by_the_own_degree_on_an_irregular_graph_are_caught():
     assert not np.allclose(xs[1].mean(axis=0), xs[0].mean(axis=0) - 0.25 * g, rtol=1e-3)
 
 
-def forgets_itself(rank, names, weights, problem, steps, sgd):
+def forgets_itself(replica, names, weights, problem, steps):
     """WRONG: the mean of the neighbours alone; W_ii = 0 makes the two sides of an even ring swap for ever."""
-    others = {j: 1 / (len(weights) - 1) for j in weights if j != rank}
-    x = problem.x0
+    others = {j: 1 / (len(weights) - 1) for j in weights if j != replica.rank}
     for t in range(steps):
         for j in others:
-            yield Send(names[j], Model(x))
-        g = yield Compute(problem.gradient, x, rank, t)
-        found = yield from dpsgd.gather(names, list(others), rank, x)
-        x = mix(others, found) - np.float32(sgd.lr) * g
-        yield dpsgd.Mark("update", part=0, version=t, reads=(), t=t, x=x)
-    return x
+            yield Send(names[j], Model(replica.x))
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        replica.x = yield from dpsgd.average(replica, names, others)
+        yield from replica.apply(g, t)
+    return replica.x
 
 
 def test_a_peer_that_does_not_count_itself_never_agrees(monkeypatch):
@@ -223,19 +223,17 @@ def test_a_peer_that_does_not_count_itself_never_agrees(monkeypatch):
     assert left[-1] > 0.1 * left[0]
 
 
-def gradient_after_mixing(rank, names, weights, problem, steps, sgd):
+def gradient_after_mixing(replica, names, weights, problem, steps):
     """WRONG: averages first and then takes the gradient at the average, which is D-PSGD with an idle
     network."""
-    x = problem.x0
     for t in range(steps):
         for j in weights:
-            if j != rank:
-                yield Send(names[j], Model(x))
-        x = mix(weights, (yield from dpsgd.gather(names, [j for j in weights if j != rank], rank, x)))
-        g = yield Compute(problem.gradient, x, rank, t)
-        x = x - np.float32(sgd.lr) * g
-        yield dpsgd.Mark("update", part=0, version=t, reads=(), t=t, x=x)
-    return x
+            if j != replica.rank:
+                yield Send(names[j], Model(replica.x))
+        replica.x = yield from dpsgd.average(replica, names, weights)
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)
+    return replica.x
 
 
 def test_a_gradient_at_the_average_is_caught(monkeypatch):

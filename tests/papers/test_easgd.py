@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms.averaging import easgd
 from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.parts import Shard
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients
 from refsgd.runtimes.explorer import explore
@@ -99,7 +100,8 @@ def imbalance(deployment, problem, workers, machine, seed):
             received.clear()
         replicas = sum(nodes[f"worker{i}"].local["x"] for i in range(workers)
                        if "x" in nodes[f"worker{i}"].local)
-        total = replicas + server.local["x"] + sum(under_way, np.zeros_like(problem.x0)) - sum(steps)
+        center = server.local["center"].x if server.effect is not None else server.value
+        total = replicas + center + sum(under_way, np.zeros_like(problem.x0)) - sum(steps)
         worst = max(worst, float(np.max(np.abs(total - (workers + 1) * problem.x0))))
     return worst
 
@@ -116,27 +118,26 @@ def test_an_exchange_conserves_the_sum_of_replicas_and_centre_with_forces_under_
     assert imbalance(deployment, problem, workers, machine, seed) < 1e-10
 
 
-def two_sided_server(x, exchanges, alpha):
+def two_sided_server(center, exchanges, alpha):
     """WRONG: takes the force from its own present centre, "because that one is newer"; the worker has
     used another."""
-    version, seen = 0, [x]
-    while version < exchanges:
+    seen = [center.x]
+    while center.version < exchanges:
         w, message = yield Recv(easgd.Fetch, easgd.Elastic)
         if isinstance(message, easgd.Fetch):
-            yield Send(w, easgd.Model(x, version))
+            yield Send(w, easgd.Model(center.x, center.version))
         else:
-            x = yield Compute(easgd.add, x, [message.force + alpha * (seen[message.version] - x)],
-                              kind="update")
-            seen.append(x)
-            yield Mark("update", part=0, version=version, reads=((w, message.version),), x=x)
-            version += 1
-    return x
+            force = message.force + alpha * (seen[message.version] - center.x)
+            center.x = yield Compute(easgd.add, center.x, force, kind="update")
+            seen.append(center.x)
+            yield from center.mark(((w, message.version),))
+    return center.x
 
 
 def test_a_force_from_another_centre_on_each_side_is_caught():
     problem = curved(workers=3, dtype=np.float64)
     wrong = dict(easgd.easgd(problem, 3, 6, SGD(0.1), period=1, alpha=0.3))
-    wrong["server0"] = Node(two_sided_server(problem.x0, 18, 0.3), role="server")
+    wrong["server0"] = Node(two_sided_server(Shard(0, problem.x0, SGD(0.1)), 18, 0.3), role="server")
     assert imbalance(wrong, problem, 3, RANDOM, 0) > 1e-3
 
 

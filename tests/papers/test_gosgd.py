@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms.baselines import independent, sequential
 from refsgd.algorithms.gossip import gosgd
-from refsgd.algorithms.gossip.gosgd import Replica, Share, process_messages
+from refsgd.algorithms.gossip.gosgd import Share, Weighted, process_messages
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark
@@ -31,15 +31,15 @@ def close(a, b):
 
 def test_a_message_is_merged_with_the_old_weight_in_the_numerator():
     """ProcessMessages: x <- (a x + a_s x_s) / (a + a_s), then a <- a + a_s."""
-    replica = Replica(ONE, 0.25, queue=[Share(5 * ONE, np.float64(0.75))])
+    replica = Weighted(0, ONE, SGD(1.0), 0.25, queue=[Share(5 * ONE, np.float64(0.75))])
     process_messages(replica)
     assert np.array_equal(replica.x, 4 * ONE) and replica.weight == 1.0 and not replica.queue
 
 
 def test_a_push_moves_half_of_the_weight_and_waits_for_nobody():
     """PushMessage: a <- a / 2, send (x, a); the paper's peers never block."""
-    problem, replica = quadratic(d=2, workers=2), Replica(ONE, 0.5)
-    program = gosgd.train(0, ["peer0", "peer1"], replica, problem, 1, SGD(0.0), p=1.0)
+    problem, replica = quadratic(d=2, workers=2), Weighted(0, ONE, SGD(0.0), 0.5)
+    program = gosgd.train(replica, ["peer1"], problem, 1, p=1.0)
     effect = program.send(None)
     while isinstance(effect, Compute | Mark):
         effect = program.send(effect.fn(*effect.args) if isinstance(effect, Compute) else None)
@@ -65,7 +65,7 @@ def test_order_of_queued_messages_does_not_matter_and_they_can_be_coalesced():
     for queue in ([Share(y, np.float64(0.25)), Share(z, np.float64(0.5))],
                   [Share(z, np.float64(0.5)), Share(y, np.float64(0.25))],
                   [Share((0.25 * y + 0.5 * z) / 0.75, np.float64(0.75))]):
-        replica = Replica(x, 0.125, queue=list(queue))
+        replica = Weighted(0, x, SGD(1.0), 0.125, queue=list(queue))
         process_messages(replica)
         results.append(replica.x)
     assert close(results[0], results[1]) and close(results[0], results[2])

@@ -10,7 +10,7 @@ from refsgd.algorithms.averaging import diloco, local_sgd, post_local
 from refsgd.algorithms.averaging.diloco import outer_step
 from refsgd.algorithms.averaging.local_sgd import mean_move
 from refsgd.algorithms.baselines import independent, sequential
-from refsgd.algorithms.baselines.independent import peers
+from refsgd.algorithms.replica import peers
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
@@ -156,28 +156,28 @@ def test_averaging_replicas_is_not_averaging_gradients_for_an_adaptive_optimiser
                            final(bsp.bsp(problem, 3, 5, sgd)), rtol=1e-3)
 
 
-def forgetful_peer(rank, names, problem, steps, sgd, averages):
+def forgetful_peer(replica, names, problem, steps, averages):
     """WRONG: starts each round with a new optimiser, so that momentum never lasts longer than H steps."""
-    x = problem.x0
     for t in range(steps):
         if t == 0 or averages(t - 1):
-            start, v = x, sgd.start(x)
-        g = yield Compute(problem.gradient, x, rank, t)
-        x, v = sgd.step(x, v, g, t)
+            start, replica.v = replica.x, replica.sgd.start(replica.x)
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)
         if averages(t) or t == steps - 1:
-            x = start + (yield from mean_move(rank, names, start, x, [1] * len(names)))
-    return x
+            move = yield from mean_move(replica.rank, names, start, replica.x, [1] * len(names))
+            replica.x = start + move
+    return replica.x
 
 
-def fixed_start_peer(rank, names, problem, steps, sgd, averages):
+def fixed_start_peer(replica, names, problem, steps, averages):
     """WRONG: always measures from x0, but adds to where it is: every round's move is counted again."""
-    x, v = problem.x0, sgd.start(problem.x0)
     for t in range(steps):
-        g = yield Compute(problem.gradient, x, rank, t)
-        x, v = sgd.step(x, v, g, t)
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)
         if averages(t) or t == steps - 1:
-            x = x + (yield from mean_move(rank, names, problem.x0, x, [1] * len(names)))
-    return x
+            move = yield from mean_move(replica.rank, names, problem.x0, replica.x, [1] * len(names))
+            replica.x = replica.x + move
+    return replica.x
 
 
 @pytest.mark.parametrize("wrong, momentum", [(forgetful_peer, 0.5), (fixed_start_peer, 0.0)])

@@ -70,13 +70,13 @@ def recording(problem):
     return Problem(problem.x0, gradient, problem.loss), computed
 
 
-def until_it_waits_for_ever(deployment, machine, server):
-    """Values of the main programs that ended, and the slice at which the server stands that still counts
-    on a message."""
+def until_it_waits_for_ever(deployment, machine, server, part=lambda local: local["x"]):
+    """Values of the main programs that ended, and the part at which the server stands that still counts
+    on a message; `part` finds it among the server's variables."""
     simulator = Simulator(deployment, machine)
     with pytest.raises(Deadlock, match=f"{server} at .* waits for Recv"):
         simulator.run()
-    return simulator.values, next(w.locals["x"] for w in simulator.where() if w.node == server)
+    return simulator.values, next(part(w.locals) for w in simulator.where() if w.node == server)
 
 
 # -- nobody waits for it ---------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_easgd_a_replica_and_the_centre_together_are_short_by_the_lost_force(mac
     lost = []
     deployment = easgd.easgd(problem, 3, 8, SGD(0.25), period=2, alpha=0.25)
     replicas, center = until_it_waits_for_ever(without(deployment, f"worker{src}", Elastic, number, lost),
-                                               machine, "server0")
+                                               machine, "server0", lambda local: local["center"].x)
     total = sum(replicas.values()) + center
     assert np.allclose(total, 4 * problem.x0 - 0.25 * sum(computed) - lost[0].force, rtol=0, atol=1e-12)
 

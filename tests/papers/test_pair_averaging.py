@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms.baselines import sequential
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.gossip import adpsgd, pair_averaging
-from refsgd.algorithms.gossip.pair_averaging import Model, Pull, Replica
+from refsgd.algorithms.gossip.pair_averaging import Model, Pull
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Died, Mark, Node, Poll, Recv, Send
@@ -23,14 +23,14 @@ ONE = np.ones(2, np.float32)
 
 def test_only_the_puller_averages():
     """x_i <- (x_i + x_j) / 2 on one side; a pull carries nothing."""
-    asked, puller = Replica(5 * ONE), Replica(ONE)
+    asked, puller = Replica(1, 5 * ONE, SGD(1.0)), Replica(0, ONE, SGD(1.0))
     respond = pair_averaging.respond(asked)
     respond.send(None)
     answer = respond.send(("peer0", Pull()))
     assert answer == Send("peer0", Model(asked.x)) and np.array_equal(asked.x,
                                                                       5
                                                                       * ONE), "the asked peer keeps its replica"
-    train = pair_averaging.train(0, "peer0", ["peer1"], puller, quadratic(d=2), 1, SGD(1.0))
+    train = pair_averaging.train(puller, ["peer1"], quadratic(d=2), 1)
     assert train.send(None) == Choose(["peer1"]) and train.send("peer1") == Send("peer1", Pull())
     assert isinstance(train.send(None), Compute), "while the answer travels"
     assert train.send(ONE) == Recv(Model, Died, src="peer1")
@@ -107,14 +107,14 @@ def test_without_a_responder_of_their_own_peers_wait_for_each_other():
                   for i, me in enumerate(names)}, MACHINE)
 
 
-def adopting_train(rank, me, others, replica, problem, steps, sgd):
+def adopting_train(replica, others, problem, steps):
     """WRONG: takes over the other's replica instead of the mean; its own learning is lost with every pull."""
     for t in range(steps):
         j = yield Choose(others)
         yield Send(j, Pull())
-        g = yield Compute(problem.gradient, replica.x, rank, t)
+        g = yield Compute(problem.gradient, replica.x, replica.rank, t)
         _, theirs = yield Recv(Model, src=j)
-        replica.x = theirs.x - np.float32(sgd.lr) * g
+        replica.x = theirs.x - np.float32(replica.sgd.lr) * g
     return replica.x
 
 

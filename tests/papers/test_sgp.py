@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms.baselines import sequential
-from refsgd.algorithms.baselines.independent import graph_of, peers
 from refsgd.algorithms.gossip import sgp
-from refsgd.algorithms.gossip.graphs import one_peer_exponential
+from refsgd.algorithms.gossip.graphs import graph_of, one_peer_exponential
 from refsgd.algorithms.gossip.sgp import Part
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
@@ -47,7 +47,8 @@ def test_the_gradient_is_of_the_model_and_is_applied_to_the_numerator():
     """Algorithm 1: gradient at z = x / w, update of x; then equal parts of x and w to oneself and the
     out-neighbours."""
     problem, names = quadratic(d=2, workers=2), peers(2)
-    program = sgp.peer(0, names, problem, 2, SGD(1.0), lambda t: [[1], []] if t == 0 else [[], []])
+    replica = Replica(0, problem.x0, SGD(1.0))
+    program = sgp.peer(replica, names, problem, 2, lambda t: [[1], []] if t == 0 else [[], []])
     compute = program.send(None)
     update = program.send(np.float32([-2, -4]))
     assert np.array_equal(compute.args[0], problem.x0) and np.array_equal(update.fn(*update.args)[0], [2, 4])
@@ -89,7 +90,9 @@ def test_parts_are_added_in_rank_order_so_that_all_of_a_complete_graph_hold_the_
 
 def test_weights_are_added_in_rank_order_too():
     """Two of 2^-24 are lost one by one in an addition to 1, and not if they are added first."""
-    program = sgp.peer(2, peers(3), quadratic(d=2, workers=3), 1, SGD(1.0), lambda t: [[2], [2], []])
+    problem = quadratic(d=2, workers=3)
+    replica = Replica(2, problem.x0, SGD(1.0))
+    program = sgp.peer(replica, peers(3), problem, 1, lambda t: [[2], [2], []])
     program.send(None)
     update = program.send(np.float32([-1, -1]))
     program.send(update.fn(*update.args))
@@ -270,12 +273,12 @@ def test_equal_models_without_gradients_stay_the_same_bits(workers):
 
 def wrong_peer(gradient_at_numerator=False, weight_stays=False, keeps_all=False, scales_step=False):
     """SGP with one thing wrong."""
-    def peer(rank, names, problem, steps, sgd, out):
-        x, w = problem.x0, 1.0
+    def peer(replica, names, problem, steps, out):
+        rank, x, w = replica.rank, replica.x, 1.0
         for t in range(steps):
             at = x if gradient_at_numerator else x / w
             g = yield Compute(problem.gradient, at, rank, t)
-            x = x - np.float32(sgd.lr) * (w if scales_step else 1.0) * g
+            x = x - np.float32(replica.sgd.lr) * (w if scales_step else 1.0) * g
             to = out(t)
             part = Part(x / (len(to[rank]) + 1), np.float64(w / (len(to[rank]) + 1)))
             for j in to[rank]:

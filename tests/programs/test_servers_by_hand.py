@@ -3,7 +3,7 @@
 import numpy as np
 
 from refsgd.algorithms.averaging import easgd
-from refsgd.algorithms.parts import Model, Push
+from refsgd.algorithms.parts import Model, Push, Shard
 from refsgd.algorithms.server import backup_workers, downpour, dynsgd, softsync
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Mark, Send
@@ -66,7 +66,7 @@ def test_a_downpour_server_never_answers_a_push_and_always_a_fetch():
 
 
 def test_a_synchronous_centre_keeps_who_is_ahead_waiting_for_the_next_centre():
-    program = easgd.sync_server(0, WORKERS[:2], 0 * ONE, 2)
+    program = easgd.server(Shard(0, 0 * ONE, SGD(1.0)), WORKERS[:2], 2, together=2)
     fetch, force = downpour.Fetch(0), easgd.Elastic(ONE, 0)
     assert conversation(program, ("worker0", fetch), ("worker0", force), ("worker0", fetch),
                         ("worker1", fetch), ("worker1", force)) == [
@@ -74,7 +74,7 @@ def test_a_synchronous_centre_keeps_who_is_ahead_waiting_for_the_next_centre():
 
 
 def test_an_asynchronous_centre_moves_under_the_feet_of_a_worker():
-    program = easgd.async_server(0, 0 * ONE, 2)
+    program = easgd.server(Shard(0, 0 * ONE, SGD(1.0)), WORKERS[:2], 2, together=1)
     fetch, force = downpour.Fetch(0), easgd.Elastic(ONE, 0)
     assert conversation(program, ("worker0", fetch), ("worker1", fetch), ("worker1", force),
                         ("worker1", fetch), ("worker0", force)) == [

@@ -80,7 +80,7 @@ def test_marks_tell_the_slice_the_iteration_and_the_parameters(name, options):
     ("asp", "part=self.part", "part=0"),
     ("independent", "t=t, x=x", "x=x"),
     ("ssp", "x=self.x)", "x=self.v)"),
-     ("sgp", "x=x / weight", "x=part.x"),
+    ("sgp", "replica.mark(t, replica.x / weight)", "replica.mark(t, part.x)"),
 ])
 def test_wrong_marks_are_caught(name, right, wrong):
     with pytest.raises((AssertionError, KeyError)):

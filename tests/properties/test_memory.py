@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.replica import Replica
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.problems import quadratic
@@ -29,7 +30,7 @@ def items(value):
         return sum(map(items, value.values()))
     if isinstance(value, (list, tuple, set)):
         return sum(map(items, value))
-    return items(vars(value)) if type(value).__name__ == "Replica" else 1
+    return items(vars(value)) if isinstance(value, Replica) else 1
 
 
 def hold_memory(deployment):

@@ -202,12 +202,12 @@ def test_a_stage_counts_its_updates(deploy):
      "adagrad_step, sgd, x, v, message.grad, 0"),
     ("approximate", "message.grad, done", "message.grad, version"),
     ("dynsgd", "message.grad, share, c,", "message.grad, share, version,"),
-    ("allreduce", "np.float32(whole), t,", "np.float32(whole), t + 1,"),
-    ("dgc", "sum_of_sparse(messages, x), t,", "sum_of_sparse(messages, x), 0,"),
+    ("allreduce", "np.float32(whole), t)", "np.float32(whole), t + 1)"),
+    ("dgc", "sum_of_sparse(messages, replica.x), t)", "sum_of_sparse(messages, replica.x), 0)"),
     *[("sequential", "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {t},")
       for t in ("0", "t + 1", "max(0, t - 1)")],
-    ("independent", "sgd.step, x, v, g, t,", "sgd.step, x, v, g, t + 1,"),
-    ("pair-averaging", "replica.x, v, g, t,", "replica.x, v, g, 2 * t,"),  # counts averages too
+    ("independent", "self.v, g, t,", "self.v, g, t + 1,"),
+    ("pair-averaging", "replica.apply(g, t)", "replica.apply(g, 2 * t)"),  # counts averages too
     ("hogwild", "-sgd.rate(t)", "-sgd.rate(3 * t)"),  # by everybody's updates
     ("easgd", "nesterov, sgd, x, v, z, g, t,", "nesterov, sgd, x, v, z, g, t // period,"),
 ])
@@ -235,7 +235,7 @@ def test_wrong_rates_of_own_steps_are_caught():
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("asp", "self.sgd, self.x, self.v, given", "self.sgd, self.x, self.x, given"),
     ("bsp", "self.x, self.v = yield", "self.x, _ = yield"),
-    ("independent", "x, v = yield Compute", "x, _ = yield Compute"),
+    ("independent", "self.x, self.v = yield", "self.x, _ = yield"),
 ])
 def test_a_wrong_velocity_is_caught(name, right, wrong):
     with pytest.raises(AssertionError):

@@ -175,7 +175,7 @@ def test_both_data_centres_end_with_the_steps_of_both(threshold):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("old = x", "old = v"), ("unsent + (x - old), done + 1", "x - old, done + 1"),
+    ("old = x\n", "old = v\n"), ("unsent + (x - old), done + 1", "x - old, done + 1"),
     ("if done < pushes else 0.0", "if done else 0.0"),
     ("x, v = yield", "x, _ = yield"),
     ("per_iteration) ** 0.5 if done <", "per_iteration) ** 0.5 if not done <")])

@@ -208,25 +208,17 @@ def test_a_server_that_believes_its_schedule_is_caught():
         hold_reports(wrong_deployment(CATALOGUE["bsp"], "(w, push.version) for", "(w, self.version) for"))
 
 
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("int(read[0])", "int(now[0])"), ("version=int(now[0])", "version=int(now[0]) + 1"),
-    ("read = yield Load(count, 0)", "read = [t]")])
-def test_wrong_versions_of_hogwild_are_caught(right, wrong):
-    with pytest.raises(AssertionError):
-        hold_versions_of_hogwild(wrong_deployment(CATALOGUE["hogwild"], right, wrong))
-
-
 def test_a_force_with_another_version_is_caught():
     with pytest.raises(AssertionError, match="has read another centre"):
-        hold_versions_of_forces(wrong_deployment(CATALOGUE["easgd"], "reads=((w, message.version),)",
-                                                 "reads=((w, version),)"), "async", 1)
+        hold_versions_of_forces(wrong_deployment(CATALOGUE["easgd"], "(w, forces[w].version)",
+                                                 "(w, center.version)"), "async", 1)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("gosgd", "replica.weight = total\n        replica.version += 1", "replica.weight = total"),
-    ("adpsgd", "= x, self.version + 1", "= x, self.version"),
-    ("adpsgd", "read = replica.version", "read = t"),
-    ("pair-averaging", "(theirs.x - replica.x) / 2, version + 1", "(theirs.x - replica.x) / 2, version"),
+    ("gosgd", "version=t, reads", "version=t + 1, reads"),
+    ("adpsgd", '}", t),)', '}", max(0, t - 1)),)'),
+    ("adpsgd", "replica.mark(t, replica.x)", "replica.mark(2 * t, replica.x)"),  # counts averages too
+    ("pair-averaging", "version=t, reads", "version=2 * t, reads"),
 ])
 def test_wrong_versions_of_peers_are_caught(name, right, wrong):
     with pytest.raises(AssertionError):

@@ -4,8 +4,7 @@ Peer i, step t::
 
     g_i = gradient at x on its share of b_i images
     g = allreduce(b_i * g_i) / sum_i b_i               # the same bits on every peer
-    x = update(x, g)                                   # everywhere, with a momentum of its own: also the same
-    bits
+    x = update(x, g)                                   # on every peer, each with its own velocity
 
 It is BSP with the server's work done by all: the same mean gradient, with other additions first.  In a ring
 no link carries more than about 2 M per iteration, however many peers there are, where one server's carries n
@@ -22,8 +21,7 @@ What differs from the papers
 ----------------------------
 Nothing is broadcast at the start: every peer is given the same x0.  Goyal et al. divide by n since their
 shares are equal; here shares may be ragged, even empty, and each gradient weighs its images.  The counts b_i
-are known to all. The vector is reduced in one piece after the whole backward pass, not layer by layer during
-it.
+are known to all.  The vector is reduced in one piece after the backward pass, not layer by layer during it.
 
 References
 ----------
@@ -39,8 +37,8 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ALLREDUCE
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
@@ -49,18 +47,17 @@ Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", 
                      "pscpu", "hierarchical", "torus"]
 
 
-def peer(rank: int, group: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
          reduce: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
-    """Gradient, all-reduce, update; returns the replica, shape (d,), the same on every peer."""
-    x, v = problem.x0, sgd.start(problem.x0)
+    """Gradient, all-reduce, update; returns the parameters, (d,), the same on every peer."""
+    rank = replica.rank
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
+        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
         share, whole = weights([problem.images(i, t) for i in range(len(group))])
         total = yield from reduce(rank, group, g * np.float32(share[rank]))
-        x, v = yield Compute(sgd.step, x, v, total / np.float32(whole), t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((group[rank], t),), t=t, x=x)
+        yield from replica.apply(total / np.float32(whole), t)
         yield Mark("clock", t=t)
-    return x
+    return replica.x
 
 
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
@@ -85,5 +82,6 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     if collective not in ALLREDUCE:
         raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
     group = peers(workers)
-    return {me: Node(peer(rank, group, problem, steps, sgd, ALLREDUCE[collective]), rank=rank)
+    reduce = ALLREDUCE[collective]
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), group, problem, steps, reduce), rank=rank)
             for rank, me in enumerate(group)}

@@ -1,5 +1,4 @@
-"""Deep gradient compression (DGC): all-reduce SGD in which each peer sends the few largest entries of what it
-owes.
+"""Deep gradient compression (DGC): all-reduce SGD in which each peer sends the few largest entries it owes.
 
 Most of a gradient is small.  A peer sends a hundredth of its entries, keeps the rest in a residual until they
 have grown, and filters them with its momentum *before* they are chosen: so a late entry arrives with the
@@ -45,44 +44,37 @@ from dataclasses import replace
 
 import numpy as np
 
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.compression import Residual, Sparse, deep_gradient, sum_of_sparse
 from refsgd.algorithms.parts import Objective, rotate
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
 
 
 def all_gather(rank: int, group: Sequence[str], mine: Sparse) -> Program[list[Sparse]]:
-    """Every peer's entries, in rank order; each sends to its right neighbour first, so that no link is
-    asked twice at once."""
+    """Every peer's entries, in rank order; each sends to its right neighbour first, to share the links."""
     for to in rotate(group, rank + 1)[:-1]:
         yield Send(to, mine)
-    messages = []
+    messages = [mine] * len(group)
     for i, src in enumerate(group):
-        if i == rank:
-            messages.append(mine)
-        else:
-            _, sparse = yield Recv(Sparse, src=src)
-            messages.append(sparse)
+        if i != rank:
+            _, messages[i] = yield Recv(Sparse, src=src)
     return messages
 
 
-def peer(rank: int, group: Sequence[str], problem: Objective, steps: int, sgd: SGD, ratio: float,
+def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int, sgd: SGD, ratio: float,
          masking: bool) -> Program[Array]:
-    """Gradient, compress, gather, update; returns the replica, shape (d,), the same on every peer."""
-    x, state = problem.x0, Residual(np.zeros_like(problem.x0), np.zeros_like(problem.x0))
-    plain = replace(sgd, momentum=0.0, weight_decay=0.0)  # both have acted before compression
-    no_velocity = plain.start(x)  # `step` hands it back as it is
+    """Gradient, compress, gather, update; returns the parameters, (d,), the same on every peer."""
+    rank, state = replica.rank, Residual(np.zeros_like(replica.x), np.zeros_like(replica.x))
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
+        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
         share, whole = weights([problem.images(i, t) for i in range(len(group))])
-        g = (g + np.float32(sgd.weight_decay) * x) * np.float32(share[rank]) / np.float32(whole)
+        g = (g + np.float32(sgd.weight_decay) * replica.x) * np.float32(share[rank]) / np.float32(whole)
         sent, state = deep_gradient(state, g, sgd.momentum, ratio, masking)
         messages = yield from all_gather(rank, group, sent)
-        x, _ = yield Compute(plain.step, x, no_velocity, sum_of_sparse(messages, x), t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((group[rank], t),), t=t, x=x)
+        yield from replica.apply(sum_of_sparse(messages, replica.x), t)
         yield Mark("clock", t=t)
-    return x
+    return replica.x
 
 
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
@@ -109,5 +101,7 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio {ratio}; expected a share of the entries in (0, 1]")
     group = peers(workers)
-    return {me: Node(peer(rank, group, problem, steps, sgd, ratio, masking), rank=rank)
+    plain = replace(sgd, momentum=0.0, weight_decay=0.0)  # both act before compression
+    options = (sgd, ratio, masking)
+    return {me: Node(peer(Replica(rank, problem.x0, plain), group, problem, steps, *options), rank=rank)
             for rank, me in enumerate(group)}

@@ -1,20 +1,8 @@
-"""DiLoCo: local SGD whose averages are taken as gradients of a second, outer optimiser with Nesterov
-momentum.
+"""DiLoCo: local SGD whose averages are the gradients of a second, outer optimiser with Nesterov momentum.
 
 It is for machines that are far apart: H is large, and what the peers learned in a round is not adopted as it
-is but as the direction of a step that remembers the directions of the rounds before.
-
-Peer i::
-
-    start = x;  u = 0
-    for t = 0, 1, ...:
-        x = update(x, gradient at x on its share)             # the inner optimiser
-        after every H steps, and after the last one:
-            move = mean_j (x_j - start)                       # a ring all-reduce; -move is the outer gradient
-            u = outer_momentum * u + move
-            x = start = start + outer_lr * (move + outer_momentum * u)
-
-With outer momentum 0 and outer rate 1 it is local SGD.
+is but as the direction of a step that remembers the directions of the rounds before.  With outer momentum 0
+and outer rate 1 it is local SGD.
 
 Quick facts
 -----------
@@ -44,39 +32,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
 def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float) -> tuple[Array, Array]:
-    """Nesterov's step along the mean move of a round (PyTorch's form); the new common point and velocity,
-    (d,) each."""
+    """OuterOpt: Nesterov's step along the mean move (PyTorch's form); the new common point and velocity."""
     number: Any = start.dtype.type
     velocity: Array = number(momentum) * u + move
     return start + number(lr) * (move + number(momentum) * velocity), velocity
 
 
-def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD, period: int,
-         outer_lr: float,
+def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, outer_lr: float,
          outer_momentum: float) -> Program[Array]:
-    """Learn alone; after every `period` steps, and after the last, take the outer step; returns the
-    replica."""
-    me, n = names[rank], len(names)
-    x = start = problem.x0
-    v, u, since = sgd.start(x), sgd.start(x), 0
+    """Step alone; after every `period` steps, and the last, take the outer step; returns the parameters."""
+    n, start, since = len(names), replica.x, 0
+    u = replica.sgd.start(start)
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x)
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)  # InnerOpt
         if (t + 1) % period == 0 or t == steps - 1:
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
-            move = yield from mean_move(rank, names, start, x, images)
+            # The mean of all x_j - start, whose negative is the outer gradient.
+            move = yield from mean_move(replica.rank, names, start, replica.x, images)
             start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, kind="update")
-            x, since = start, t + 1
+            replica.x, since = start, t + 1
         yield Mark("clock", t=t)
-    return x
+    return replica.x
 
 
 def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
@@ -104,6 +88,6 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         raise ValueError(f"outer_lr {outer_lr}; expected a finite number > 0")
     if not 0 <= outer_momentum < 1:
         raise ValueError(f"outer_momentum {outer_momentum}; expected a number in [0, 1)")
-    names = peers(workers)
-    return {me: Node(peer(rank, names, problem, steps, sgd, period, outer_lr, outer_momentum), rank=rank)
+    names, options = peers(workers), (period, outer_lr, outer_momentum)
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, *options), rank=rank)
             for rank, me in enumerate(names)}

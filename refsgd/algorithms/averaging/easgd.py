@@ -2,20 +2,10 @@
 
 Few messages and no stale gradients: a replica steps alone and every `period` iterations exchanges with the
 centre the same vector e, which pulls the replica to the centre and the centre to the replica.  The centre is
-the result.
+the result.  With momentum this is EAMSGD (Nesterov's form); the velocity never leaves its worker.
 
-Worker i, iteration t::
-
-    z = x + momentum v                      # where the gradient is taken: from before the exchange
-    if t mod period = 0:
-        fetch center;  e = alpha (x - center)
-        send e to the servers: center = center + e;  x = x - e
-    v = momentum v - lr * (gradient at z)
-    x = x + v
-
-With momentum this is EAMSGD (Nesterov's form); v never leaves its worker.  ``async``: a worker asks for the
-centre and exchanges alone.  ``sync``: all exchange with the same centre, which then moves by the sum of the n
-forces, center = (1 - beta) center + beta mean(x_i) with beta = n alpha.
+``async``: a worker asks for the centre and exchanges alone.  ``sync``: all exchange with the same centre,
+which then moves by the sum of the n forces: (1 - beta) center + beta mean(x_i) with beta = n alpha.
 
 Quick facts
 -----------
@@ -25,14 +15,13 @@ M / period up | staleness: gradients 0 (own replica), forces unbounded (async) o
 (async), at most 2 period - 1 started and 2 period completed (sync) | momentum: at the worker | aggregation:
 sum of forces | deterministic: sync yes, async given the order of arrival
 
-An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs; 1/2 moves both to
-the middle; 1 swaps them.  Exchanges alone are stable for alpha < 1 (async, fresh centre) or alpha (n + 1) < 2
-(sync).
+An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both to
+the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
 
 What differs from the paper
 ---------------------------
 Forces of async workers may cross on their way: the centre adds what each computed from the centre it was
-sent. The centre takes no part in the last iterations after an exchange, as in the paper's endless loop.
+sent.  The centre takes no part in the last iterations after an exchange, as in the paper's endless loop.
 
 References
 ----------
@@ -48,20 +37,20 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, equal, names, rotate
-from refsgd.algorithms.server.downpour import Fetch, fetch
+from refsgd.algorithms.parts import Model, Objective, Shard, connect, deploy, pull
+from refsgd.algorithms.server.downpour import Fetch
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
+from refsgd.collectives.parts import add
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
 Mode = Literal["async", "sync"]
 
 
 class Elastic(NamedTuple):
-    """worker -> server: the force on the server's slice of the centre; the worker has applied its
-    negative."""
+    """worker -> server: the force on the server's part of the centre; the worker has applied its negative."""
 
-    force: Array  # (slice,)
-    version: int  # of the slice from which it was computed
+    force: Array  # (part,)
+    version: int  # of the part from which it was computed
 
 
 def nesterov(sgd: SGD, x: Array, v: Array, z: Array, g: Array, t: int) -> tuple[Array, Array]:
@@ -72,68 +61,45 @@ def nesterov(sgd: SGD, x: Array, v: Array, z: Array, g: Array, t: int) -> tuple[
 
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD, period: int,
-           alpha: float,
-           rotated: bool) -> Program[Array]:
-    """Step alone; every `period` iterations exchange a force with the centre; returns the replica, shape
-    (d,)."""
+           alpha: float, rotated: bool) -> Program[Array]:
+    """Algorithm 2, which is algorithm 1 if there is no momentum; returns the replica, (d,)."""
     x, v = problem.x0, sgd.start(problem.x0)
-    cut = dict(zip(servers, equal(x.size, len(servers)), strict=True))
-    order = rotate(servers, rank) if rotated else servers
+    center = connect(servers, x.size, rank if rotated else 0)
     for t in range(steps):
-        z = x + np.float32(sgd.momentum) * v  # before the exchange
+        z = x + np.float32(sgd.momentum) * v  # from before the exchange
         if t % period == 0:
-            center, version = yield from fetch(order, servers, t)
-            e = np.float32(alpha) * (x - center)
-            for server in order:
-                yield Send(server, Elastic(e[cut[server]], version[server]))
-            x = x - e
+            for s in center.order:
+                yield Send(s, Fetch(t))
+            e = np.float32(alpha) * (x - (yield from pull(center)))
+            for s in center.order:
+                yield Send(s, Elastic(e[center.part[s]], center.version[s]))  # b) center = center + e
+            x = x - e  # a)
         g: Array = yield Compute(problem.gradient, z, rank, t)
         x, v = yield Compute(nesterov, sgd, x, v, z, g, t, kind="update")
         yield Mark("clock", t=t, x=x)
     return x
 
 
-def add(center: Array, forces: Sequence[Array]) -> Array:
-    """The centre after these forces, added in the order given."""
-    for e in forces:
-        center = center + e
-    return center
-
-
-def async_server(k: int, x: Array, exchanges: int) -> Program[Array]:
-    """Answer requests and add each of `exchanges` forces to slice k of the centre as it comes; returns
-    the slice."""
-    version = 0
+def server(center: Shard, workers: Sequence[str], updates: int, together: int) -> Program[Array]:
+    """Answer requests; add forces `together` at a time, in worker order; returns the part after `updates`."""
+    forces, waiting = dict[str, Elastic](), list[str]()
     with suppress(RunEnded):  # raised after a death, when nobody sends any more
-        while version < exchanges:
-            w, message = yield Recv(Fetch, Elastic)
-            if isinstance(message, Fetch):
-                yield Send(w, Model(x, version))
-            else:
-                x = yield Compute(add, x, [message.force], kind="update")
-                yield Mark("update", part=k, version=version, reads=((w, message.version),), x=x)
-                version += 1
-    return x
-
-
-def sync_server(k: int, workers: Sequence[str], x: Array, rounds: int) -> Program[Array]:
-    """Show all workers the same centre, add their forces in worker order, and again; returns slice k."""
-    waiting: list[str] = []  # workers that ask for the next centre
-    for version in range(rounds):
-        for w in waiting:
-            yield Send(w, Model(x, version))
-        waiting, forces = [], dict[str, Array]()
-        while len(forces) < len(workers):
+        while center.version < updates:
             w, message = yield Recv(Fetch, Elastic)
             if isinstance(message, Elastic):
-                forces[w] = message.force
-            elif w in forces:
+                forces[w] = message
+            elif w in forces:  # sync: asks for the next centre
                 waiting.append(w)
             else:
-                yield Send(w, Model(x, version))
-        x = yield Compute(add, x, [forces[w] for w in workers], kind="update")
-        yield Mark("update", part=k, version=version, reads=tuple((w, version) for w in workers), x=x)
-    return x
+                yield Send(w, Model(center.x, center.version))
+            if len(forces) == together:
+                movers = [w for w in workers if w in forces]
+                center.x = yield Compute(add, center.x, *(forces[w].force for w in movers), kind="update")
+                yield from center.mark(tuple((w, forces[w].version) for w in movers))
+                for w in waiting:
+                    yield Send(w, Model(center.x, center.version))
+                forces, waiting = {}, []
+    return center.x
 
 
 def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
@@ -162,14 +128,10 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
         raise ValueError(f"alpha {alpha}; expected a finite number >= 0")
     if mode not in ("async", "sync"):
         raise ValueError(f"mode {mode!r}; expected async or sync")
-    ws, ss = names(workers, servers)
-    share = 0.9 / workers if alpha is None else alpha
-    deployment = {w: Node(worker(i, ss, problem, steps, sgd, period, share, rotated), rank=i)
-                  for i, w in enumerate(ws)}
-    rounds = -(-steps // period)
-    for k, (s, cut) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
-        x = problem.x0[cut]
-        deployment[s] = Node(sync_server(k, ws, x, rounds) if mode == "sync"
-                             else async_server(k, x, rounds * workers), role="server", rank=k,
-                             survives=mode == "async")
-    return deployment
+    together = workers if mode == "sync" else 1
+    updates = -(-steps // period) * (1 if mode == "sync" else workers)
+    return deploy(problem, workers, servers, sgd,
+                  lambda rank, servers: worker(rank, servers, problem, steps, sgd, period,
+                                               0.9 / workers if alpha is None else alpha, rotated),
+                  lambda center, workers: server(center, workers, updates, together),
+                  survives=mode == "async")

@@ -1,13 +1,5 @@
 """Local SGD: take H steps alone, then average the replicas.  BSP with fewer, larger messages.
 
-Peer i::
-
-    start = x
-    for t = 0, 1, ...:
-        x = update(x, gradient at x on its share)
-        after every H steps, and after the last one:
-            x = start = start + mean_j (x_j - start)          # a ring all-reduce
-
 H = 1 is BSP, and with H beyond the last step the replicas are averaged once, at the end (one-shot averaging).
 The mean of the replicas moves by -lr times the mean gradient whatever H is; what H costs is that gradients
 are taken at replicas which have drifted apart since the last average.
@@ -23,7 +15,7 @@ through averages | aggregation: mean of the replicas' moves, weighted by the ima
 What differs from the papers
 ----------------------------
 All-reduce instead of a driver (SparkNet, FedAvg); all peers take part in every round (FedAvg draws some).
-Averaged is the difference to the last common point, as in the code of Lin et al.: the same in exact
+The differences to the last common point are averaged, as in the code of Lin et al.: the same in exact
 arithmetic, and replicas that did not move come back bit for bit.  A last round that is shorter than H is
 averaged as well.  The papers' plain SGD has no velocity; here each peer keeps its own.
 
@@ -40,8 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ring_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
@@ -49,19 +41,10 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
               images: Sequence[int]) -> Program[Array]:
-    """All-reduce how far the replicas moved from their last common point.
+    """All-reduce how far the replicas x have moved from their last common point `start`.
 
-    Parameters
-    ----------
-    start, x : ndarray, (d,)
-        The common point and the own replica.
-    images : sequence of int
-        What each peer computed since then, its weight in the mean; where nobody has any, all weigh the same.
-
-    Returns
-    -------
-    ndarray, (d,)
-        ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer.
+    Returns ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer, where b_j are the examples
+    that peer j has seen since then.
     """
     share, whole = weights(images)
     number = x.dtype.type
@@ -69,24 +52,20 @@ def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
     return total / number(whole)
 
 
-def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
          averages: Callable[[int], bool]) -> Program[Array]:
-    """Learn alone; after the steps t with `averages(t)`, and after the last, become the mean; returns the
-    replica."""
-    me, n = names[rank], len(names)
-    x = start = problem.x0
-    v, since = sgd.start(x), 0
+    """Step alone; after the steps t with `averages(t)`, and after the last, become the mean; returns it."""
+    n, start, since = len(names), replica.x, 0
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x)
-        if n > 1 and (averages(t) or t == steps - 1):
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)  # the local update
+        if n > 1 and (averages(t) or t == steps - 1):  # t + 1 is in Stich's I_T: synchronise
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
-            move = yield from mean_move(rank, names, start, x, images)
-            x = start = start + move
+            move = yield from mean_move(replica.rank, names, start, replica.x, images)
+            replica.x = start = start + move
             since = t + 1
         yield Mark("clock", t=t)
-    return x
+    return replica.x
 
 
 def check_period(period: int, least: int) -> None:
@@ -115,5 +94,5 @@ def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period:
         return period > 0 and (t + 1) % period == 0
 
     names = peers(workers)
-    return {me: Node(peer(rank, names, problem, steps, sgd, averages), rank=rank)
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, averages), rank=rank)
             for rank, me in enumerate(names)}

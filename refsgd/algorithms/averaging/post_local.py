@@ -24,7 +24,7 @@ What differs from the paper
 The switch is where the learning rate is first lowered there; here it is an option in steps, by default 46:
 two passes over the 1,437 training digits with 4 workers of 16 images, 23 steps each.  The first phase
 averages replicas after each step, as the authors' code does, not gradients: the same for plain SGD and for
-the mean of the replicas with momentum, but after the switch every peer goes on with a velocity of its own.
+the mean of the replicas with momentum, but after the switch every peer has a velocity of its own.
 The hierarchical variant (an inner and an outer period) is not built.
 
 References
@@ -36,8 +36,8 @@ section 3: post-local SGD and its H_(t).
 from __future__ import annotations
 
 from refsgd.algorithms.averaging.local_sgd import check_period, peer
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment, Node
 
@@ -67,5 +67,5 @@ def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period
         return t < switch or (t + 1 - switch) % period == 0
 
     names = peers(workers)
-    return {me: Node(peer(rank, names, problem, steps, sgd, averages), rank=rank)
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, averages), rank=rank)
             for rank, me in enumerate(names)}

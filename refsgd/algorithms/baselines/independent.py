@@ -32,42 +32,19 @@ mean is worth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from refsgd.algorithms.gossip.graphs import GRAPHS, Graph
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
-def peers(workers: int) -> list[str]:
-    """Names of the nodes, by rank; raises ValueError where there is none.
-
-    >>> peers(2)
-    ['peer0', 'peer1']
-    """
-    if workers < 1:
-        raise ValueError(f"workers {workers}; expected at least 1")
-    return [f"peer{i}" for i in range(workers)]
-
-
-def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
-    """The neighbours of every rank in a graph of `refsgd.algorithms.gossip.graphs`; one peer has none in
-    any graph.  `known` names what may be asked for."""
-    if name not in GRAPHS:
-        raise ValueError(f"graph {name!r}; expected one of {', '.join(known)}")
-    return [[]] if workers == 1 else GRAPHS[name](workers)
-
-
-def peer(rank: int, me: str, problem: Objective, steps: int, sgd: SGD) -> Program[Array]:
-    """Gradient, update, and again; returns the replica, shape (d,)."""
-    x, v = problem.x0, sgd.start(problem.x0)
+def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
+    """Gradient, update, and again; returns the parameters, (d,)."""
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x)
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)
         yield Mark("clock", t=t)
-    return x
+    return replica.x
 
 
 def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
@@ -82,5 +59,5 @@ def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deplo
         Iterations of each peer, >= 0.
     sgd : SGD
     """
-    return {me: Node(peer(rank, me, problem, steps, sgd), rank=rank, survives=True)
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), problem, steps), rank=rank, survives=True)
             for rank, me in enumerate(peers(workers))}

@@ -4,17 +4,8 @@ Every peer has a replica x and a weight a; the weights sum to 1, and what the pe
 sum of the replicas.  A push moves half of the sender's weight, with a copy of its replica; nobody waits for
 it.
 
-Peer i::
-
-    a = 1/n
-    for t = 0, 1, ...:
-        for each queued message (x_s, a_s), oldest first:
-            x = (a x + a_s x_s) / (a + a_s);   a = a + a_s           # with the old a in the first line
-        x = update(x, gradient at x on its share)
-        with probability p:
-            choose another peer r;   a = a / 2;   send (x, a) to r
-
-Queued messages that are left when everybody has finished are merged in the end, so that no weight is lost.
+A message waits in a queue until the receiver has finished its gradient.  Those that are left when everybody
+has finished are merged in the end, so that no weight is lost.
 
 Quick facts
 -----------
@@ -27,9 +18,9 @@ given the schedule and the choices
 What differs from the paper
 ---------------------------
 The paper's p is a Bernoulli draw and then a uniform receiver; here both are one choice.  Plain SGD there;
-momentum here is local.  Evaluated is the plain mean of the replicas, as everywhere; each replica knows its
-`weight`.  A weight below 2^-500 is halved no further (its owner keeps quiet), since floating-point numbers
-end where the paper's do not; it takes 500 pushes in a row without receiving anything.
+momentum here is local.  The plain mean of the replicas is evaluated, as everywhere; each replica knows its
+`weight`.  A peer whose weight is below 2^-500 pushes no more, since floating-point numbers end where the
+paper's do not; that takes 500 pushes in a row without receiving anything.
 
 References
 ----------
@@ -41,13 +32,14 @@ with gossip exchange", arXiv:1804.01852, which derives it.  Sum weights: Kempe, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
@@ -62,46 +54,40 @@ class Share(NamedTuple):
 
 
 @dataclass
-class Replica:
-    """What the two programs of a peer share."""
+class Weighted(Replica):
+    """A replica that knows its weight among all, and what it has received and not yet merged."""
 
-    x: Array  # (d,)
-    weight: float
-    queue: list[Share] = field(default_factory=list)  # received, not yet merged
+    weight: float  # a
+    queue: list[Share] = field(default_factory=list)
 
 
-def process_messages(replica: Replica) -> None:
-    """Merge what is queued; between two yields, so that no message comes in between."""
+def process_messages(replica: Weighted) -> None:
+    """ProcessMessages: merge what is queued, oldest first; between two yields, so that nothing comes in."""
     for x, weight in replica.queue:
         total = replica.weight + float(weight)
-        # (a x + a_s x_s) / (a + a_s), written so that equal replicas stay equal bit for bit.
+        # (a x + a_s x_s) / (a + a_s) with the old a, written so that equal replicas stay equal bit for bit.
         replica.x = replica.x + (x - replica.x) * replica.x.dtype.type(float(weight) / total)
         replica.weight = total
     replica.queue = []
 
 
-def train(rank: int, names: list[str], replica: Replica, problem: Objective, steps: int, sgd: SGD,
-          p: float) -> Program[Replica]:
-    """Main program: merge, learn, perhaps push; returns the replica, whose `x` is final when the run has
-    ended."""
-    others = [name for name in names if name != names[rank]]
-    receivers = (None, *others)
+def train(replica: Weighted, others: Sequence[str], problem: Objective, steps: int,
+          p: float) -> Program[Weighted]:
+    """Main program: merge, compute, perhaps push; returns the replica, which is final when the run ends."""
     chances = (1 - p, *[p / len(others)] * len(others)) if others else (1.0,)
-    v = sgd.start(replica.x)
     for t in range(steps):
         process_messages(replica)
-        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
-        replica.x, v = yield Compute(sgd.step, replica.x, v, g, t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((names[rank], t),), t=t, x=replica.x)
-        receiver = yield Choose(receivers, chances)
-        if receiver is not None and replica.weight > SMALLEST:
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)
+        receiver = yield Choose((None, *others), chances)
+        if receiver is not None and replica.weight > SMALLEST:  # PushMessage
             replica.weight /= 2
             yield Send(receiver, Share(replica.x, np.float64(replica.weight)))
         yield Mark("clock", t=t)
     return replica
 
 
-def listen(replica: Replica) -> Program[None]:
+def listen(replica: Weighted) -> Program[None]:
     """Responder: queue what comes; when nothing can come any more, merge the rest."""
     try:
         while True:
@@ -127,10 +113,10 @@ def gosgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, p: float = 
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p {p}; expected a probability in [0, 1]")
-    names = peers(workers)
-    deployment = {}
+    names, deployment = peers(workers), {}
     for rank, me in enumerate(names):
-        replica = Replica(problem.x0, 1 / workers)
-        deployment[me] = Node(train(rank, names, replica, problem, steps, sgd, p), [listen(replica)],
-                              rank=rank, survives=True)
+        replica = Weighted(rank, problem.x0, sgd, weight=1 / workers)
+        others = [name for name in names if name != me]
+        deployment[me] = Node(train(replica, others, problem, steps, p), [listen(replica)], rank=rank,
+                              survives=True)
     return deployment

@@ -1,21 +1,9 @@
-"""Pair averaging: pull the replica of a random peer and go on from the mean of both.  One side only.
+"""Pair averaging: pull the replica of a random peer and continue from the mean of both; one side only.
 
 It looks like AD-PSGD and is often announced under that name, but the peer that is asked keeps its replica as
 it is. So there is nothing to lock, any graph will do, and nobody can block anybody; the price is that the
 mean of the replicas is not kept: every pull forgets half of what the puller knew, and copies half of what the
 other knows.
-
-Peer i, training program::
-
-    for t = 0, 1, ...:
-        choose another peer j;  ask it                         # its replica travels while we compute
-        g = gradient at x on its share
-        x = (x + x_j) / 2                                      # j learns nothing from this
-        x = update(x, g)
-
-Peer j, responding program, for as long as the run lasts::
-
-    asked by i:  send x to i
 
 Quick facts
 -----------
@@ -41,11 +29,10 @@ Not: Lian et al., "Asynchronous decentralized parallel stochastic gradient desce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from refsgd.algorithms.baselines.independent import peers
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
 
@@ -60,22 +47,13 @@ class Model(NamedTuple):
     x: Array  # (d,)
 
 
-@dataclass
-class Replica:
-    """What the two programs of a peer share."""
-
-    x: Array  # (d,)
-
-
-def train(rank: int, me: str, others: Sequence[str], replica: Replica, problem: Objective, steps: int,
-          sgd: SGD) -> Program[Array]:
-    """Main program: ask, learn, average, update; returns its replica, shape (d,)."""
-    v = sgd.start(replica.x)
+def train(replica: Replica, others: Sequence[str], problem: Objective, steps: int) -> Program[Array]:
+    """Main program: ask, compute, average, update; returns the parameters, (d,)."""
     for t in range(steps):
         if others:
             j = yield Choose(others)
-            yield Send(j, Pull())
-        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
+            yield Send(j, Pull())  # its replica travels while we compute
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
         if others:
             _, theirs = yield Recv(Model, Died, src=j)
             if isinstance(theirs, Died):
@@ -83,14 +61,13 @@ def train(rank: int, me: str, others: Sequence[str], replica: Replica, problem: 
             else:
                 # (x + x_j) / 2, written so that the mean of equal replicas is the same bits.
                 replica.x = replica.x + (theirs.x - replica.x) / 2
-        replica.x, v = yield Compute(sgd.step, replica.x, v, g, t, kind="update")
-        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=replica.x)
+        yield from replica.apply(g, t)
         yield Mark("clock", t=t)
     return replica.x
 
 
 def respond(replica: Replica) -> Program[None]:
-    """Responder: send what one has to whoever asks."""
+    """Responder: send the replica of this moment to whoever asks."""
     while True:
         i, _ = yield Recv(Pull)
         yield Send(i, Model(replica.x))
@@ -110,8 +87,7 @@ def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> De
     """
     names, deployment = peers(workers), {}
     for rank, me in enumerate(names):
-        replica = Replica(problem.x0)
-        others = [name for name in names if name != me]
-        deployment[me] = Node(train(rank, me, others, replica, problem, steps, sgd), [respond(replica)],
-                              rank=rank, survives=True)
+        replica, others = Replica(rank, problem.x0, sgd), [name for name in names if name != me]
+        deployment[me] = Node(train(replica, others, problem, steps), [respond(replica)], rank=rank,
+                              survives=True)
     return deployment

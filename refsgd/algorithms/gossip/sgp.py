@@ -5,15 +5,6 @@ Averaging over directed links cannot make both sides equal, so a peer that hears
 Push-sum repairs it: x is only a numerator, its weight w travels with it, and the model is z = x / w.  What is
 split is sent in full, so the sums of all x and of all w are kept, messages under way included.
 
-Peer i::
-
-    w = 1
-    for t = 0, 1, ...:
-        g = gradient at z = x / w on its share                # at the model,
-        x = update(x, g)                                      # but applied to the numerator
-        split (x, w) evenly over itself and its out-neighbours of step t, and send them their parts
-        x, w = own part + all parts received in step t
-
 On the one-peer exponential graph peer i sends to i + 2^k, k = 0, 1, ... in turn: one message per step, and
 with n = 2^k peers the exact average of all after log2 n steps.
 
@@ -45,9 +36,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.baselines.independent import graph_of, peers
-from refsgd.algorithms.gossip.graphs import GRAPHS, Graph, one_peer_exponential
+from refsgd.algorithms.gossip.graphs import GRAPHS, Graph, graph_of, one_peer_exponential
 from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
 
@@ -56,37 +47,35 @@ class Part(NamedTuple):
     """peer -> out-neighbour: a part of the numerator, and the same part of the weight."""
 
     x: Array  # (d,)
-    # 4 bytes in float32; in one message, for one without the other would be a different model
-    weight: np.floating
+    weight: np.floating  # 4 bytes in float32; in one message, since x without its w is another model
 
 
-def peer(rank: int, names: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
          out: Callable[[int], Graph]) -> Program[Array]:
-    """Learn at z, push parts of (x, w), add up what comes; returns the model z = x / w, shape (d,).
+    """Compute at z, push parts of (x, w), add up what comes; returns the model z = x / w, (d,).
 
-    `out` gives the graph of step t: ``out(t)[i]`` are the peers to whom i sends.
+    The replica holds the numerator.  `out` gives the graph of step t: i sends to the peers ``out(t)[i]``.
     """
-    x, v, me = problem.x0, sgd.start(problem.x0), names[rank]
-    weight = x.dtype.type(1)
+    rank, number = replica.rank, replica.x.dtype.type
+    weight = number(1)
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x / weight, rank, t)
-        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
+        g: Array = yield Compute(problem.gradient, replica.x / weight, rank, t)  # line 3: at the model z
+        yield from replica.step(g, t)  # line 4: applied to the numerator x
         to = out(t)
-        share = x.dtype.type(1 / (len(to[rank]) + 1))
-        part = Part(share * x, share * weight)
+        share = number(1 / (len(to[rank]) + 1))  # p_ji: evenly over itself and its out-neighbours
+        part = Part(share * replica.x, share * weight)
         for j in to[rank]:
-            yield Send(names[j], part)
+            yield Send(names[j], part)  # line 5
         parts = {rank: part}
         for j in range(len(names)):
             if rank in to[j]:
                 _, parts[j] = yield Recv(Part, src=names[j])
-        # In rank order, whoever came first.
-        first, *others = sorted(parts)
-        x = sum((parts[j].x for j in others), start=parts[first].x)
-        weight = x.dtype.type(sum(parts[j].weight for j in sorted(parts)))
-        yield Mark("update", part=0, version=t, reads=((me, t),), t=t, x=x / weight)
+        first, *others = sorted(parts)  # in rank order, whoever came first
+        replica.x = sum((parts[j].x for j in others), start=parts[first].x)  # line 6
+        weight = number(sum(parts[j].weight for j in sorted(parts)))  # line 7
+        yield from replica.mark(t, replica.x / weight)  # line 8
         yield Mark("clock", t=t)
-    return x / weight
+    return replica.x / weight
 
 
 def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
@@ -112,4 +101,5 @@ def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     def out(t: int) -> Graph:
         return one_peer_exponential(workers, t) if graph == "one-peer-exponential" else fixed
 
-    return {me: Node(peer(rank, names, problem, steps, sgd, out), rank=rank) for rank, me in enumerate(names)}
+    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, out), rank=rank)
+            for rank, me in enumerate(names)}

@@ -1,20 +1,8 @@
 """Pipelines: a net cut into K stages, one per node, which work on different micro-batches at the same time.
 
-A stage owns its parameters; activations go right, gradients of the same size go left. With one batch at a
-time only one stage works. GPipe cuts a batch into micro-batches and waits for all of them before one
-synchronous update. PipeDream waits for no batch: it alternates forward and backward, and updates after each.
-
-GPipe, stage k, each step::
-
-    for each micro-batch j:            a_j from the left;  forward(x, a_j) to the right
-    for each micro-batch, last first:  d from the right;  g_j, d' = backward(x, a_j, d);  d' to the left
-    x = update(x, mean of g_j)
-
-PipeDream, stage k, for each batch b::
-
-    until K - k batches are in flight:  forward the next one with the newest x, and stash that x
-    d from the right;  g, d' = backward(the x stashed for b, a_b, d);  d' to the left;  x = update(x, g)
-
+A stage owns its parameters; activations go right, gradients of the same size go left.  With one batch at a
+time only one stage works.  GPipe cuts a batch into micro-batches and waits for all of them before one
+synchronous update.  PipeDream waits for no batch: it alternates forward and backward, and updates after each.
 Without the stash the backward pass uses an x that its forward pass has not seen: the gradient of no function.
 
 Quick facts
@@ -48,7 +36,7 @@ __all__ = ["Chain", "Stage", "gpipe", "pipedream"]
 
 
 def gpipe_stage(k: int, chain: Chain, steps: int, sgd: SGD, micro: int) -> Program[Array]:
-    """All forward, all backward, one update; returns the stage's parameters."""
+    """Section 2.2: all forward, all backward, one update; returns the stage's parameters."""
     x = chain.stages[k].x0
     v = sgd.start(x)
     for t in range(steps):
@@ -65,13 +53,11 @@ def gpipe_stage(k: int, chain: Chain, steps: int, sgd: SGD, micro: int) -> Progr
 
 def pipedream_stage(k: int, chain: Chain, batches: int, sgd: SGD, vertical: bool) -> Program[Array]:
     """One forward, one backward; returns the stage's parameters.  Version t is after t updates."""
-    depth, ahead = len(chain.stages), 0
-    x = chain.stages[k].x0
+    depth, ahead, x = len(chain.stages), 0, chain.stages[k].x0
     v, stash = sgd.start(x), {0: x}  # versions that a batch in flight may need: K - k, with vertical sync K
-    # batch -> version of its forward pass, what to keep
-    flight: dict[int, tuple[int, Array, Array | None]] = {}
+    flight: dict[int, tuple[int, Array, Array | None]] = {}  # of each batch: version read, what to keep
     for b in range(batches):
-        while ahead < min(b + depth - k, batches):
+        while ahead < min(b + depth - k, batches):  # until K - k batches are in flight
             read = max(0, ahead - depth + 1) if vertical else b
             flight[ahead] = (read, *(yield from forward(k, chain, stash[read], ahead, 0)))
             ahead += 1

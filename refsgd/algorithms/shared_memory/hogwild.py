@@ -1,13 +1,8 @@
 """Hogwild!: workers read and add to one shared vector without asking anybody, and without a lock.
 
-The parameters lie in memory that all workers share.  Worker i::
-
-    x = read the vector, part by part           # may be torn: others write meanwhile
-    g = gradient at x
-    for each part:  add -lr * g[part] to it
-
-With *atomic* additions nothing is lost: the vector is x_0 plus all steps ever added.  Without, an addition is
-a read and a write, and what others write between the two is lost.
+The parameters lie in memory that all workers share.  With *atomic* additions nothing is lost: the vector is
+x_0 plus all steps ever added.  Without, an addition is a read and a write, and what others write between the
+two is lost.
 
 Quick facts
 -----------
@@ -43,17 +38,16 @@ from refsgd.effects import Add, Array, Cell, Compute, Deployment, Load, Mark, No
 
 
 def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, atomic: bool) -> Program[Cell]:
-    """Read, compute, add; returns the shared cell, whose contents are the parameters when the run has
-    ended."""
+    """Read, compute, add; returns the shared cell, which holds the parameters when the run has ended."""
     for t in range(steps):
         parts = []
-        for p in range(len(shared.cut)):
+        for p in range(len(shared.cut)):  # line 3: may be torn, since others write meanwhile
             part: Array = yield Load(shared, p)
             parts.append(part)
         x = np.concatenate(parts)
         g: Array = yield Compute(problem.gradient, x, rank, t)
         step = -sgd.rate(t) * (g + np.float32(sgd.weight_decay) * x if sgd.weight_decay else g)
-        for p, cut in enumerate(shared.cut):
+        for p, cut in enumerate(shared.cut):  # line 4
             yield Add(shared, p, step[cut], atomic)
         yield Mark("update", part=0, t=t, x=x + step)
         yield Mark("clock", t=t)
