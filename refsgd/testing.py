@@ -81,20 +81,19 @@ def ledger(run: Run) -> None:
         Naming the worker and the two counts.
     """
     trace = run.trace
-    slices = {e.node for e in trace.marks("update") if not trace.is_worker(e.node) and e.values["reads"]}
-    for worker in run.trace.workers:
-        computed = run.trace.iterations[worker]
-        dropped = sum(e.values.get("worker") == worker for e in run.trace.marks("drop"))
-        applied = sum(w == worker for e in run.trace.marks("update") for w, _ in e.values["reads"])
-        per_slice = applied / max(1, len(slices))
-        local = sum(e.work == "update" for e in run.trace.of(Computed, worker))
+    updates = trace.marks("update")
+    slices = max(1, len({e.node for e in updates if not trace.is_worker(e.node) and e.values["reads"]}))
+    for worker, computed in trace.iterations.items():
+        dropped = sum(e.values.get("worker") == worker for e in trace.marks("drop"))
+        applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
+        local = sum(e.work == "update" for e in trace.of(Computed, worker))
         if local == computed:
             continue  # applied to the worker's own replica; what it tells others is not a gradient
-        if per_slice + dropped / max(1, len(slices)) != computed:
-            raise AssertionError(f"{worker} computed {computed} gradients; {per_slice:g} were applied to "
-                                 f"each slice and {dropped} marked as dropped; expected every one to be "
+        if applied + dropped != computed * slices:
+            raise AssertionError(f"{worker} computed {computed} gradients; {applied / slices:g} were applied "
+                                 f"to each slice and {dropped} marked as dropped; expected every one to be "
                                  "applied exactly once or dropped")
-    for worker, tau in run.trace.staleness:
+    for worker, tau in trace.staleness:
         if tau < 0:
             raise AssertionError(
                 f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
@@ -117,12 +116,6 @@ def _constant_gradients() -> Problem:
     the schedule."""
     return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32),
                    lambda x: 0.0)
-
-
-def _zero_problem(d: int = 5) -> Problem:
-    """Gradients are zero and all replicas start equal: nothing may change, bit for bit."""
-    x0 = np.linspace(-1, 1, d, dtype=np.float32) / np.float32(3)
-    return Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
 
 
 def _lint(function: Deploy) -> Iterator[Finding]:
@@ -191,8 +184,9 @@ def _gradients(deploy: Small) -> str:
 
 
 def _fixed_point(deploy: Small) -> None:
-    """Where nothing is to be learned, nothing moves."""
-    problem = _zero_problem()
+    """Where nothing is to be learned, nothing moves, bit for bit."""
+    x0 = np.linspace(-1, 1, 5, dtype=np.float32) / np.float32(3)
+    problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
     for machine in MACHINES:
         if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
             raise AssertionError("zero gradients and equal replicas changed the parameters; expected the "
@@ -202,8 +196,8 @@ def _fixed_point(deploy: Small) -> None:
 def _descent(deploy: Small) -> None:
     """It optimises."""
     problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
-    now, first = problem.loss(final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))), problem.loss(
-        problem.x0)
+    first, x = problem.loss(problem.x0), final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))
+    now = problem.loss(x)
     if not now < 0.5 * first:
         raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start "
                              f"{first:.4g}; expected less than half")
@@ -219,10 +213,13 @@ def _schedules(deploy: Small, max_runs: int) -> str:
             ledger(run)
         finals.add(parameters_sha256(final_parameters(run)))
 
-    report = explore(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, max_runs=max_runs)
+    def small() -> Deployment:
+        return deploy(integer_gradients(d=3, workers=2), 2, 2)
+
+    report = explore(small, at_end, max_runs=max_runs)
     text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
     if not report.complete:
-        walk(lambda: deploy(integer_gradients(d=3, workers=2), 2, 2), at_end, runs=200)
+        walk(small, at_end, runs=200)
         text += " (not all; then 200 random ones)"
     return f"{text}, {len(finals)} different results; no deadlock"
 
@@ -230,31 +227,27 @@ def _schedules(deploy: Small, max_runs: int) -> str:
 def _mean(deploy: Small) -> Finding:
     """Whether the replicas' mean moves by the gradients alone, as it does where averaging is symmetric
     and atomic: told, not demanded."""
-    problem, kept, broken = _constant_gradients(), 0, ""
-    for picks in range(24):
-        rng = np.random.default_rng(picks)
-        try:
-            world, _, error = follow(lambda: deploy(problem, 2, 2), rng.integers(0, 9, 60).tolist())
-            if error is None:
-                run = world.run()
-                servers, final = replicas(run)[0], final_parameters(run)
-        except Exception as raised:
-            error = raised
-        if error is not None:
-            return Finding("mean of replicas", None, "not checked: a schedule failed")
-        if servers:
-            return Finding("mean of replicas", None, "does not apply: servers hold the parameters")
-        expected = problem.x0 - np.float32(RATE) * 2 * np.mean(
-            [problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
-        if np.array_equal(final, expected):
-            kept += 1
-        elif not broken:
-            broken = diagram(world.events, world.nodes)
+    name, problem, worlds = "mean of replicas", _constant_gradients(), []
+    try:
+        for seed in range(24):
+            picks = np.random.default_rng(seed).integers(0, 9, 60).tolist()
+            world, error = follow(lambda: deploy(problem, 2, 2), picks, finite)
+            if error is not None:
+                raise error
+            worlds.append(world)
+    except Exception:
+        return Finding(name, None, "not checked: a schedule failed")
+    if replicas(worlds[0].run())[0]:
+        return Finding(name, None, "does not apply: servers hold the parameters")
+    expected = problem.x0 - np.float32(RATE) * 2 * np.mean(
+        [problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
+    broken = [world for world in worlds if not np.array_equal(final_parameters(world.run()), expected)]
     if not broken:
-        return Finding("mean of replicas", True, "moved by the gradients alone in 24 random schedules")
-    return Finding("mean of replicas", None, f"moved by the gradients alone in {kept} of 24 random "
+        return Finding(name, True, "moved by the gradients alone in 24 random schedules")
+    return Finding(name, None, f"moved by the gradients alone in {24 - len(broken)} of 24 random "
                    "schedules; averaging that is atomic on both sides keeps it in all, weighted or "
-                   f"one-sided averaging does not. One schedule where it moved otherwise:\n{broken}")
+                   "one-sided averaging does not. One schedule where it moved otherwise:\n"
+                   + diagram(broken[0].events, broken[0].nodes))
 
 
 def _real(deploy: Small) -> str:
@@ -391,25 +384,23 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
         staleness.update(tau for _, tau in run.trace.staleness)
         finals.add(parameters_sha256(final_parameters(run)))
         if name == "ssp":
-            bound = options.get("staleness", 3) + 1
-            assert max(
-                leads) <= bound, f"a worker is {counted(max(leads), 'clock')} ahead; expected at most {bound}"
+            ahead, bound = max(leads), options.get("staleness", 3) + 1
+            assert ahead <= bound, f"a worker is {counted(ahead, 'clock')} ahead; expected at most {bound}"
         if name in ("bsp", "allreduce"):
             assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
 
-    report = explore(deploy, at_end,
-                     max_runs=max_runs) if walks is None else walk(deploy, at_end, runs=walks, seed=seed)
+    if walks is None:
+        report = explore(deploy, at_end, max_runs=max_runs)
+        scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
+        states = f", {counted(report.states, 'state')}"
+    else:
+        report, scope, states = walk(deploy, at_end, runs=walks, seed=seed), "random ones", ""
     place = "server" if "server" in roles(deploy()).values() else "replica"
-    scope = ("all of them" if report.complete else "random ones" if walks is not None
-             else f"stopped at {max_runs}, more exist")
-    lines = [
+    return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
-        f"({scope})"
-        + (f", {counted(report.states, 'state')}" if walks is None else ""),
+        f"({scope}){states}\n"
         "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the "
-        "future; finite parameters",
+        "future; finite parameters\n"
         f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
         f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: "
-        f"{len(finals)}",
-    ]
-    return "\n".join(lines)
+        f"{len(finals)}")

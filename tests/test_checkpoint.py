@@ -20,7 +20,7 @@ from refsgd.experiment.prepare import Usage
 from refsgd.runtimes.journal import line
 from refsgd.runtimes.journal import read as read_record
 from refsgd.runtimes.replay import ReplayError
-from refsgd.trace import Crashed
+from refsgd.trace import Crashed, Marked
 
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
 SYNCHRONOUS = ("sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
@@ -340,7 +340,7 @@ def test_what_was_recorded_until_a_crash_replays(tmp_path, capsys):
     assert main(["replay", str(record)]) == 0
     said = capsys.readouterr().out
     assert f"of {found.size} steps" in said and "crashed" in said
-    updates = sum(step.letter == "m" for step in found.steps["server0"])
+    updates = sum(isinstance(step, Marked) for step in found.steps["server0"])
     assert updates - 2 <= refsgd_replayed(record).measured["updates"] <= updates
 
 

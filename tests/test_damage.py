@@ -169,7 +169,7 @@ WRONG = [  # the line (by its place or its step's letter), what is changed there
     ("c", with_(1, to=7), r"worker\d, step 0: recorded program 7; the node has 1"),
     ("c", with_(0, to="nobody"), r"line \d+: node is 'nobody'; expected worker0 or worker1"),
     ("c", without(4), r"line \d+: it is \[.*\]; expected a list of node, program, letter, time, start"),
-    ("r", with_(4, to=["worker0"]), r"line \d+: source is \['worker0'\]; expected text"),
+    ("r", with_(4, to=["worker0"]), r"line \d+: src is \['worker0'\]; expected text"),
     ("r", with_(5, to=10**9),
      r"worker0, step 2: waits for message .*, which nobody sends; the record is damaged"),
 ]
@@ -207,6 +207,14 @@ def test_a_line_that_was_changed_added_or_removed_is_noticed(asp):
                    [*rows[:-1], rows[-2], rows[-1]]):
         with pytest.raises(ReplayError, match=r"line \d+: end.sha256 is not that of the lines before it"):
             refsgd.replay(written(path, forged, sealed=False))
+
+
+def test_a_machine_slower_than_any_replays(asp):
+    """The prediction beside it once raised OverflowError."""
+    path, rows = asp
+    slow = json.loads(json.dumps(rows[0]))
+    slow["arguments"]["machine"]["latency"] = 1e300
+    assert refsgd.replay(written(path, [slow, *rows[1:]], sealed=True)).trace.latency == 1e300
 
 
 def test_a_number_of_an_access_that_nobody_made_takes_no_time(tmp_path):

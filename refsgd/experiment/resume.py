@@ -25,8 +25,8 @@ from refsgd.runtimes.faults import Fault, Halted
 from refsgd.runtimes.journal import Journal, Record, read
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.replay import Replayer, ReplayError
-from refsgd.trace import Event, Trace
-from refsgd.trace.codec import NOTICE, Encoder, Steps
+from refsgd.trace import Computed, Crashed, Event, Returned, Trace, taken
+from refsgd.trace.codec import NOTICE, Steps, row_of
 
 if TYPE_CHECKING:
     from refsgd.runtimes.processes.beginning import Beginning
@@ -81,8 +81,7 @@ def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fa
     if records[0].header["on_death"] != "stop":
         return list(faults)
     steps = records[0].steps
-    dead = {node for node, rows in steps.items() if any(step.letter == "x" for step in rows)}
-    begun = {node: sum(step.letter == "c" for step in steps[node]) for node in dead}
+    begun = {node: sum(isinstance(step, Computed) for step in steps[node]) for node in dead_in(steps)}
     return [fault for fault in faults
             if fault.kind not in ("kill", "drop") or fault.step > begun.get(fault.node, -1)]
 
@@ -94,12 +93,13 @@ def continued(record: Record) -> Steps:
     """The steps that a resumed run repeats: where a death stopped the run, the dead live again."""
     if record.header["on_death"] != "stop":
         return record.steps
-    return {node: [step for step in rows if step.letter != "x"] for node, rows in record.steps.items()}
+    return {node: [step for step in done if not isinstance(step, Crashed)]
+            for node, done in record.steps.items()}
 
 
 def dead_in(steps: Steps) -> list[str]:
     """The nodes that die in these steps."""
-    return [node for node, rows in steps.items() if any(step.letter == "x" for step in rows)]
+    return [node for node, done in steps.items() if any(isinstance(step, Crashed) for step in done)]
 
 
 def _replayed(factory: Factory, steps: Steps) -> Replayer:
@@ -119,7 +119,7 @@ def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
     dead = dead_in(steps)
     letters = {node: replayer.envelopes(node) for node in replayer.nodes}
     for node, rows in steps.items():
-        heard = {step.source for step in rows if step.number == NOTICE}
+        heard = {message[0] for message in map(taken, rows) if message and message[2] == NOTICE}
         letters[node] += [Envelope(gone, tag_of(Died), (gone,), NOTICE, 0.0, 0)
                           for gone in dead if gone not in heard]
     numbers = {channel: len(bodies) for channel, bodies in replayer.sent.items()}
@@ -140,19 +140,13 @@ def halted(factory: Factory, steps: Steps) -> Halted:
 class Following:
     """Told the events of a run that is computed again: as long as its record lasts they must be those.
 
-    Parameters
-    ----------
-    steps : dict of str to list
-    place : path
-        Of the record, for errors.
-    caught_up : callable
-        Called once, at the end of the record.
+    At the record's end `caught_up` is called, once; `place` names the record in errors.
     """
 
     def __init__(self, steps: Steps, place: str | Path, caught_up: Callable[[], None]) -> None:
         self._rows = {node: iter(rows) for node, rows in steps.items()}
         self._place, self._caught_up = place, caught_up
-        self._left, self._tell, self._at = sum(map(len, steps.values())), Encoder(), dict.fromkeys(steps, 0)
+        self._left, self._at = sum(map(len, steps.values())), dict.fromkeys(steps, 0)
         if not self._left:
             caught_up()
 
@@ -160,14 +154,14 @@ class Following:
         """Compare an event with what is recorded of its node."""
         if not self._left:
             return
-        told, expected = self._tell(event), next(self._rows.get(event.node, iter(())), None)
-        if expected is None:
+        recorded = next(self._rows.get(event.node, iter(())), None)
+        if recorded is None:
             return
-        if told != expected and json.loads(json.dumps(told.row())) != expected.row():
+        told, expected = row_of(event), row_of(recorded)
+        if told != expected and json.loads(json.dumps(told)) != expected:
             raise ReplayError(
-                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected.row()}, and "
-                f"the program gives {told.row()}; expected the same library version, data and kind of "
-                "processor")
+                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected}, and the "
+                f"program gives {told}; expected the same library version, data and kind of processor")
         self._at[event.node] += 1
         self._left -= 1
         if not self._left:
@@ -185,32 +179,16 @@ class Following:
 
 @dataclass
 class Records:
-    """The records that a run writes, one for each attempt, and those of the run that it continues.
+    """The records that a run writes, one for each attempt, and those of the run that it continues."""
 
-    Parameters
-    ----------
-    header : dict
-        What is run.
-    runtime : str
-    record : path, optional
-        Where the record of the first attempt goes.
-    folder : path, optional
-        Where the records of all attempts go, from which the run can be resumed.
-    every : int
-        Iterations of the first worker after which the folder's record is forced to the disk; 0: on request.
-    start : sequence of Record
-        Of the run that is continued.
-    place : path
-        Where those are, for errors.
-    """
-
-    header: Mapping[str, Any]
+    header: Mapping[str, Any]  #: what is run
     runtime: str
-    record: str | Path | None = None
-    folder: Path | None = None
+    record: str | Path | None = None  #: where the record of the first attempt goes
+    folder: Path | None = None  #: where the records of all attempts go, from which the run can be resumed
+    #: iterations of the first worker after which the folder's record is forced to the disk; 0: on request
     every: int = 0
-    start: Sequence[Record] = ()
-    place: str | Path = ""
+    start: Sequence[Record] = ()  #: of the run that is continued
+    place: str | Path = ""  #: where those are, for errors
     journals: list[Journal] = field(default_factory=list)
 
     def steps(self, attempt: int) -> Steps | None:
@@ -219,10 +197,10 @@ class Records:
 
     def has_ended(self, attempt: int) -> bool:
         """Whether an attempt of the run that is continued was halted, or can be: somebody has died."""
-        mains = list(self.start[attempt].steps.values()) if attempt < len(self.start) else []
-        died = any(step.letter == "x" for rows in mains for step in rows)
-        done = all(any(step.program == 0 and step.letter in "ex" for step in rows) for rows in mains)
-        return attempt + 1 < len(self.start) or (died and not done)
+        steps = self.start[attempt].steps if attempt < len(self.start) else {}
+        done = all(any(step.program == 0 and isinstance(step, Returned | Crashed) for step in rows)
+                   for rows in steps.values())
+        return attempt + 1 < len(self.start) or (bool(dead_in(steps)) and not done)
 
     def again(self, attempt: int, roles: Mapping[str, str]) -> tuple[Listener | None, Callable[[], None]]:
         """The listener of an attempt in virtual time, and what is to be called at its end."""

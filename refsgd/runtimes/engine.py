@@ -30,23 +30,8 @@ from refsgd.effects import (
     payload_bytes,
     roles,
 )
+from refsgd.runtimes import programs
 from refsgd.runtimes.mailbox import Envelope, Mailbox, tag_of
-from refsgd.runtimes.programs import (
-    Where,
-    add_to,
-    blame,
-    describe,
-    forgotten,
-    freeze,
-    line_of,
-    no_effect,
-    no_message,
-    perform,
-    read,
-    unhandled,
-    unread,
-    where,
-)
 from refsgd.trace import (
     Added,
     Chosen,
@@ -111,11 +96,11 @@ class Engine:
         self.now, self.seconds = 0.0, 0.0  #: the clock, and when the last main program returned
         self.events: list[Event] = []
         self.journal: Callable[[Event], None] | None = None  #: told each event at once
-        self.evaluate: Callable[[Compute], Any] = perform
         self.values: dict[str, Any] = {}  #: what main programs have returned
         self.mailboxes: dict[str, Mailbox] = {}
         self.tasks: dict[str, list[Task]] = {}
         self.numbers: dict[str, dict[str, int]] = {}  #: messages sent so far, by sender and receiver
+        self.tickets = 0  #: accesses to shared cells so far
         for name in self.nodes if nodes is None else nodes:
             box, numbers, node = Mailbox(), dict[str, int](), deployment[name]
             self.mailboxes[name], self.numbers[name] = box, numbers
@@ -138,19 +123,19 @@ class Engine:
             effect = task.send(value) if type(value) is not RunEnded else task.program.throw(value)
         except StopIteration as stop:
             if _Built.count > built:
-                raise forgotten(task.node, task.program, built, 0) from None
+                raise programs.forgotten(task.node, task.program, built, 0) from None
             self.ended(task, stop.value)
             return
         except RunEnded:
             if task.index == 0:
-                raise Deadlock(unhandled(task.node, self.now, self.dead)) from None
+                raise Deadlock(programs.unhandled(task.node, self.now, self.dead)) from None
             self.ended(task, None)
             return
         except Exception as error:
-            blame(error, task.name, task.node, self.now)
+            programs.blame(error, task.name, task.node, self.now)
             raise
         if _Built.count > built + 1:
-            raise forgotten(task.node, task.program, built, 1)
+            raise programs.forgotten(task.node, task.program, built, 1)
         task.effect, task.since = effect, self.now
         self.act(task, effect)
 
@@ -178,10 +163,10 @@ class Engine:
             self.record(Loaded(self.now, task.node, task.index, effect.part, ticket))
             self.ready = task, part
         elif kind is Add:
-            freeze((effect.delta,))
+            programs.freeze((effect.delta,))
             self.add(task, effect)
         else:
-            raise no_effect(task.node, task.program, effect)
+            raise programs.no_effect(task.node, task.program, effect)
 
     def record(self, event: Event) -> None:
         """Keep an event, and tell the event log."""
@@ -231,24 +216,27 @@ class Engine:
         """A program has marked and polled unsuccessfully `patience` times."""
         task.idle = 0
 
-    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
-        """A copy of a part of a cell, and the number of this access where accesses are numbered."""
-        return read(effect), None
+    def load(self, task: Task, effect: Load) -> tuple[Any, int]:
+        """A copy of a part of a cell, and the number of this access."""
+        self.tickets += 1
+        return programs.read(effect), self.tickets - 1
 
-    def write(self, effect: Add, seen: Any) -> int | None:
-        """Write an Add to its cell; the number of this access where accesses are numbered."""
-        add_to(effect, seen)
-        return None
+    def write(self, effect: Add, seen: Any) -> int:
+        """Write an Add to its cell; the number of this access."""
+        programs.add_to(effect, seen)
+        self.tickets += 1
+        return self.tickets - 1
 
     # -- computing -----------------------------------------------------------------------------------------
 
     def result(self, task: Task, effect: Compute) -> Any:
         """What a Compute answers."""
-        freeze(effect.args)
+        programs.freeze(effect.args)
         try:
-            return self.evaluate(effect)
+            return effect.fn(*effect.args)
         except Exception as error:
-            error.add_note(f"in {describe(effect)} of {task.node}, yielded at {line_of(task.program)}")
+            line = programs.line_of(task.program)
+            error.add_note(f"in {programs.describe(effect)} of {task.node}, yielded at {line}")
             raise
 
     def computed(self, task: Task, start: float, work: str, value: Any, late: float = 0.0) -> None:
@@ -256,16 +244,16 @@ class Engine:
         self.record(_new(Computed, (self.now, task.node, task.index, start, work, late)))
         self.ready = task, value
 
-    def added(self, task: Task, effect: Add, seen: Any) -> None:
-        """An Add has ended; `seen` is what it read at its beginning, if it is not atomic."""
+    def added(self, task: Task, effect: Add, seen: Any, since: int | None = None) -> None:
+        """An Add has ended; `seen` is what it read at its beginning, after `since` accesses."""
         ticket = self.write(effect, seen)
-        self.record(Added(self.now, task.node, task.index, effect.part, ticket))
+        self.record(Added(self.now, task.node, task.index, effect.part, ticket, since))
         self.ready = task, None
 
     def mark(self, task: Task, effect: Mark) -> None:
         """Record a Mark; its parameters may be thinned out, and the newest are kept for a restart."""
         values = dict(effect.values)
-        freeze(values.values())
+        programs.freeze(values.values())
         event = _new(Marked, (self.now, task.node, task.index, effect.name, values))
         self.record(event)
         if "x" in values:
@@ -284,11 +272,11 @@ class Engine:
         """Number a message and hand it over."""
         src, to, body = task.node, effect.to, effect.body
         if to not in self.rank:
-            raise ValueError(
-                f"{src}: {line_of(task.program)} sends to {to!r}; expected one of {', '.join(self.nodes)}")
+            raise ValueError(f"{src}: {programs.line_of(task.program)} sends to {to!r}; "
+                             f"expected one of {', '.join(self.nodes)}")
         if not hasattr(body, "_fields"):
-            raise no_message(src, task.program, body)
-        freeze(body)
+            raise programs.no_message(src, task.program, body)
+        programs.freeze(body)
         nbytes, number = payload_bytes(body), task.numbers.get(to, 0)
         task.numbers[to] = number + 1
         start = self.departs(task, to, nbytes)
@@ -364,9 +352,9 @@ class Engine:
     def stuck(self, tasks: Iterable[Task]) -> str:
         """Where programs wait that no message can reach, for errors."""
         return "; ".join(
-            f"{t.node} at {line_of(t.program)} waits for {describe(t.effect)}{unread(t.mailbox.envelopes)}"
-            for t in tasks)
+            f"{t.node} at {programs.line_of(t.program)} waits for {programs.describe(t.effect)}"
+            f"{programs.unread(t.mailbox.envelopes)}" for t in tasks)
 
-    def where(self) -> list[Where]:
+    def where(self) -> list[programs.Where]:
         """Each program's current line, the effect it waits for, and its local variables."""
-        return [where(t.node, t.index, t.program, t.effect) for t in self.all_tasks]
+        return [programs.where(t.node, t.index, t.program, t.effect) for t in self.all_tasks]

@@ -11,7 +11,8 @@ using VeriSoft", POPL 1997).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,84 +35,62 @@ class Counterexample(AssertionError):
 
 @dataclass
 class Exploration:
-    """What an exploration saw.
+    """What an exploration saw."""
 
-    Attributes
-    ----------
-    runs : int
-        Schedules followed to their end.
-    states : int
-        Different states at which there was something to pick.
-    complete : bool
-        Whether every schedule was covered.
-    finals : dict
-        How many schedules ended with each value of `observe`.
-    """
-
-    runs: int = 0
-    states: int = 0
-    complete: bool = True
-    finals: dict[Any, int] = field(default_factory=dict)
+    runs: int = 0  #: schedules followed to their end
+    states: int = 0  #: different states at which there was something to pick
+    complete: bool = True  #: whether every schedule was covered
+    finals: dict[Any, int] = field(default_factory=dict)  #: schedules that ended with each value of `observe`
 
 
 def follow(factory: Factory, schedule: Sequence[int] = (),
-           check: Check | None = None) -> tuple[World, list[int], BaseException | None]:
-    """Run one schedule to its end, first actions where it says no more; the world, the alternatives at each
-    pick, and what went wrong.
-    """
-    world, widths = None, []
+           check: Check | None = None) -> tuple[World, Exception | None]:
+    """Run one schedule to its end, first actions where it says no more; the world, and what went wrong."""
+    world, picks = World(factory), iter(schedule)
     try:
-        world = World(factory)
-        while actions := world.enabled():
-            widths.append(len(actions))
-            world.perform(schedule[len(widths) - 1] if len(widths) <= len(schedule) else 0)
+        while world.enabled():
+            world.perform(next(picks, 0))
         if check is not None:
             check(world.run())
     except Exception as error:
-        if world is None:
-            raise
-        return world, widths, error
-    return world, widths, None
+        return world, error
+    return world, None
 
 
-def shrink(factory: Factory, schedule: Sequence[int], check: Check | None,
-           error: BaseException) -> tuple[list[int], BaseException]:
+def _smaller(schedule: list[int]) -> Iterator[list[int]]:
+    """Schedules that are a step shorter, or make one smaller pick; the last picks first."""
+    for i in reversed(range(len(schedule))):
+        for put in ([], *([pick] for pick in range(schedule[i]))):
+            yield [*schedule[:i], *put, *schedule[i + 1:]]
+
+
+def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error: Exception) -> list[int]:
     """A short schedule that fails in the same way: shorter first, then smaller picks."""
+    def fails(candidate: list[int]) -> bool:
+        return type(follow(factory, candidate, check)[1]) is type(error)
+
     best = list(schedule)
-
-    def fails(candidate: list[int]) -> BaseException | None:
-        found = follow(factory, candidate, check)[2]
-        return found if type(found) is type(error) else None
-
-    length = 0
-    while length < len(best):  # first actions after a prefix
-        found = fails(best[:length])
-        if found is not None:
-            best, error = best[:length], found
-            break
-        length = length + 1 if length < 32 else length * 2
-    improved = True
-    while improved:
-        improved = False
-        for i in reversed(range(len(best))):
-            for candidate in ([*best[:i], *best[i + 1:]],
-                              *([*best[:i], smaller, *best[i + 1:]] for smaller in range(best[i]))):
-                found = fails(candidate)
-                if found is not None:
-                    best, error, improved = candidate, found, True
-                    break
-            if improved:
-                break
+    lengths = [*range(32), *(2**k for k in range(5, len(best).bit_length()))]
+    prefixes = (best[:length] for length in lengths if length < len(best))  # then first actions
+    best = next(filter(fails, prefixes), best)
+    while (better := next(filter(fails, _smaller(best)), None)) is not None:
+        best = better
     while best and best[-1] == 0:
         best.pop()
-    return best, error
+    return best
 
 
-def _counterexample(factory: Factory, schedule: Sequence[int], check: Check | None,
-                    error: BaseException) -> Counterexample:
-    short, error = shrink(factory, schedule, check, error)
-    world = follow(factory, short, check)[0]
-    return Counterexample(error, short, diagram(world.events, world.nodes))
+@contextmanager
+def _shown(factory: Factory, picks: Sequence[int], check: Check | None) -> Iterator[None]:
+    """An error becomes a `Counterexample` with a short schedule; a forgotten yield is wrong in each."""
+    try:
+        yield
+    except ForgottenYield:
+        raise
+    except Exception as error:
+        short = shrink(factory, picks, check, error)
+        world, found = follow(factory, short, check)
+        raise Counterexample(found or error, short, diagram(world.events, world.nodes)) from error
 
 
 def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None,
@@ -120,29 +99,23 @@ def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[
     report, seen, schedule = Exploration(), set(), list[int]()
     while True:
         world, widths, picks = World(factory), list[int](), list[int]()
-        ended = True
-        try:
+        with _shown(factory, picks, check):
             while actions := world.enabled():
                 if len(picks) >= len(schedule):
                     state = world.state()
                     if state in seen:
-                        ended = False
                         break
                     seen.add(state)
                 widths.append(len(actions))
                 picks.append(schedule[len(picks)] if len(picks) < len(schedule) else 0)
                 world.perform(picks[-1])
-            if ended:
+            else:
                 report.runs += 1
                 if check is not None:
                     check(world.run())
                 if observe is not None:
                     value = observe(world.run())
                     report.finals[value] = report.finals.get(value, 0) + 1
-        except ForgottenYield:
-            raise  # wrong in every schedule
-        except Exception as error:
-            raise _counterexample(factory, picks, check, error) from error
         report.states = len(seen)
         while picks and picks[-1] == widths[-1] - 1:
             picks.pop()
@@ -159,18 +132,12 @@ def walk(factory: Factory, check: Check | None = None, *, runs: int = 100, seed:
     """Random schedules, for cases too large to `explore`; the same parameters and errors."""
     report, rng = Exploration(complete=False), random.Random(seed)
     for _ in range(runs):
-        schedule = [rng.randrange(1 << 20) for _ in range(64)]
         world, picks = World(factory), list[int]()
-        try:
+        with _shown(factory, picks, check):
             while actions := world.enabled():
-                picks.append(schedule[len(picks) % 64] % len(actions) if len(picks) < 64
-                             else rng.randrange(len(actions)))
+                picks.append(rng.randrange(len(actions)))
                 world.perform(picks[-1])
             report.runs += 1
             if check is not None:
                 check(world.run())
-        except ForgottenYield:
-            raise  # wrong in every schedule
-        except Exception as error:
-            raise _counterexample(factory, picks, check, error) from error
     return report

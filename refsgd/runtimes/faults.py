@@ -28,7 +28,7 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -172,23 +172,19 @@ def check(faults: Iterable[Fault], role: Mapping[str, str]) -> None:
     known, ends = list(role), Counter[str]()
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
-        if fault.kind not in KINDS or not names or not isinstance(fault.step,
-                                                                  Integral) or not isinstance(
-                                                                      fault.amount, Real):
-            raise ValueError(
-                f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, a number as "
-                "amount")
+        numbers = isinstance(fault.step, Integral) and isinstance(fault.amount, Real)
+        if fault.kind not in KINDS or not names or not numbers:
+            raise ValueError(f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, "
+                             "a number as amount")
         for node in filter(None, (fault.node, fault.to)):
             if node not in known:
                 raise ValueError(
                     f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
         ends[fault.node] += fault.kind in ("kill", "drop")
-        if fault.kind == "drop" and fault.to and (fault.to == fault.node
-                                                  or gives_up(fault.node, fault.to, role) != fault.node):
-            raise ValueError(
-                f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of two workers "
-                "the later one; "
-                             "expected that one first")
+        pair = fault.node, fault.to
+        if fault.kind == "drop" and fault.to and (len({*pair}) == 1 or gives_up(*pair, role) != fault.node):
+            raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of "
+                             "two workers the later one; expected that one first")
         if fault.step < 0 or ends[fault.node] > 1:
             raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 
@@ -201,17 +197,11 @@ def gives_up(one: str, other: str, role: Mapping[str, str]) -> str:
 
 
 class Halted(Exception):
-    """A death has ended one life of a run, which can go on from what it leaves.
+    """A death has ended one attempt of a run, which can continue from what it leaves.
 
-    Attributes
-    ----------
-    run : Run
-        Until then; without what processes that were killed knew.
-    kept : dict of str to list of (int, ndarray)
-        The newest parameters of each node that lives, with the iteration or version whose update they are
-        from.
-    dead : dict of str to str
-        The dead, and what they died of.
+    `run` is the run until then, without what processes that were killed knew; `kept` are the newest
+    parameters of each node that lives, with the iteration or version of their update; `dead` says what each
+    of the dead died of.
     """
 
     def __init__(self, run: Run, kept: dict[str, list[tuple[int, Array]]]) -> None:
@@ -221,29 +211,20 @@ class Halted(Exception):
 
 
 class Plan:
-    """Counts the steps of nodes and says what befalls them: the same object in virtual time and in a process.
+    """Counts the steps of nodes and says what befalls them: the same object in virtual time and in a
+    process."""
 
-    Parameters
-    ----------
-    faults : iterable of Fault
-    role : mapping
-        Of each node, by name.
-    """
-
-    def __init__(self, faults: Iterable[Fault] = (), role: Mapping[str, str] | None = None) -> None:
-        self._role = role or {}
-        self._faults: dict[str, list[Fault]] = defaultdict(list)
-        for fault in faults:
-            self._faults[fault.node].append(fault)
+    def __init__(self, faults: Iterable[Fault], role: Mapping[str, str]) -> None:
+        self._role, self._faults = role, list(faults)
         self._steps: Counter[str] = Counter()
         self._slower: dict[str, float] = {}
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str) -> list[Fault]:
         """A node begins a Compute of this kind: what is to be done to it now."""
-        if node not in self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
+        if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
-        now = [fault for fault in self._faults[node] if fault.step == self._steps[node]]
+        now = [fault for fault in self._faults if (fault.node, fault.step) == (node, self._steps[node])]
         self._steps[node] += 1
         for fault in now:
             if fault.kind == "slow":

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.runtimes.replay import ReplayError
-from refsgd.trace import UNORDERED, Added, Event, Trace
-from refsgd.trace.codec import Encoder, Step, Steps, row_misfit
+from refsgd.runtimes.replay import ReplayError, unordered
+from refsgd.trace import UNORDERED, Added, Event, Sent, Trace
+from refsgd.trace.codec import Steps, event_of, row_misfit, row_of
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, Row, misfit, one_of, or_null, whole
 
 FORMAT = 2
@@ -52,23 +52,13 @@ def line(value: Any) -> bytes:
 
 
 class Journal:
-    """A record that is being written.
+    """A record that is being written: a new file, whose `header` says what is run.
 
-    Parameters
-    ----------
-    path : path
-        Made anew.
-    header : mapping
-        What is run: "algorithm", "arguments", "runtime".
-    nodes : sequence of str
-        All nodes, in the deployment's order.
-    made : bool
-        Another process has made the file and goes on writing to it, and to its end: this one adds its lines.
+    `made`: another process has made the file and also writes its end; this one adds its lines.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str],
                  made: bool = False) -> None:
-        self._encode, self._alone = Encoder(), len(nodes) == 1
         self._made, self._path = made, path
         self._fd = os.open(path,
                            os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (
@@ -90,17 +80,14 @@ class Journal:
 
     def __call__(self, event: Event) -> None:
         """Write what a program did."""
-        if isinstance(event, Added) and event.ticket == UNORDERED and not self._alone:
-            raise ReplayError(
-                "additions without a lock happen in no order that could be recorded; expected hogwild "
-                "--atomic")
-        self._write([event.node, *self._encode(event).row()])
+        if isinstance(event, Added) and event.ticket == UNORDERED:
+            raise unordered()
+        self._write(row_of(event))
 
     def repeat(self, steps: Steps) -> None:
         """Write steps of an earlier record, which this one continues."""
-        nodes = [[[node, *step.row()] for step in done] for node, done in steps.items()]
-        for row in heapq.merge(*nodes, key=lambda row: (row[3], row[2] != "s")):
-            self._write(row)
+        for event in heapq.merge(*steps.values(), key=lambda e: (e.time, not isinstance(e, Sent))):
+            self._write(row_of(event))
 
     def move(self, path: str | Path) -> None:
         """Rename the file, whose contents are on the disk then, in one step."""
@@ -186,10 +173,8 @@ def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
             if number == 1:
                 raise ReplayError(
                     f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
-            raise ReplayError(
-                f"{path}, line {number}: the line is not as it was written (its checksum differs); expected "
-                "a file "
-                              "that nobody has altered")
+            _refuse(path, number, "the line is not as it was written (its checksum differs); expected a "
+                    "file that nobody has altered")
         found += [(number, line) for line in lines]
     return found
 
@@ -233,7 +218,7 @@ def read(path: str | Path) -> Record:
                         "that nobody has altered")
         else:
             _refuse(path, number, row_misfit(value, header["nodes"]))
-            steps[value[0]].append(Step.of(value[1:]))
+            steps[value[0]].append(event_of(value))
     return Record(header, steps, end)
 
 

@@ -44,11 +44,6 @@ def freeze(values: Any) -> None:
             freeze(value.values() if kind is dict else value)
 
 
-def perform(effect: Compute) -> Any:
-    """What a `Compute` answers."""
-    return effect.fn(*effect.args)
-
-
 def priced_bytes(effect: Compute) -> int:
     """The bytes that a Compute takes time for: those that a reduction adds to its first argument."""
     return payload_bytes(effect.args[1:]) if effect.kind == "reduction" else 0
@@ -71,19 +66,17 @@ def share_of(effect: Add) -> float:
     return effect.cell.x[effect.cell.cut[effect.part]].size / max(1, effect.cell.x.size)
 
 
-def innermost(program: Any) -> Any:
-    """The generator that is suspended at a primitive effect, below every ``yield from``."""
-    while hasattr(inner := getattr(program, "gi_yieldfrom", None), "gi_frame"):
-        program = inner
-    return program
-
-
 def frames(program: Any) -> list[Any]:
     """The suspended generators of a program, from its outermost down to the one at a primitive effect."""
     found = [program]
     while hasattr(getattr(found[-1], "gi_yieldfrom", None), "gi_frame"):
         found.append(found[-1].gi_yieldfrom)
     return found
+
+
+def innermost(program: Any) -> Any:
+    """The generator that is suspended at a primitive effect, below every ``yield from``."""
+    return frames(program)[-1]
 
 
 def line_of(program: Any) -> str:

@@ -26,31 +26,18 @@ from refsgd.effects import (
     Recv,
     RunEnded,
     Send,
-    payload_bytes,
 )
+from refsgd.runtimes import programs
 from refsgd.runtimes.engine import Engine, Task
 from refsgd.runtimes.faults import KEEP
 from refsgd.runtimes.mailbox import Envelope, tag_of
-from refsgd.runtimes.programs import (
-    ForgottenYield,
-    add_to,
-    describe,
-    freeze,
-    line_of,
-    no_effect,
-    perform,
-    priced_bytes,
-    read,
-)
-from refsgd.trace import UNORDERED, Added, Crashed, Returned, Run, Trace
-from refsgd.trace.codec import KINDS, NOTICE, Encoder, Step, Steps
+from refsgd.trace import UNORDERED, Added, Crashed, Event, Loaded, Polled, Received, Run, Trace, taken
+from refsgd.trace.codec import CLASSES, NOTICE, Steps
 
 #: told of a node, how many of its steps are done, and its programs with the effect that each waits for
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
-Place = tuple[float, str, int]  #: the time, node and program of an event
-#: what a program stands at when it does each; a program that has ended stands at nothing
-EFFECTS: dict[str, Any] = {"c": Compute, "s": Send, "r": Recv, "p": Poll, "o": Choose, "m": Mark,
-                           "e": type(None), "l": Load, "a": Add}
+#: the effect at which a program stands when it does each; one that has ended stands at nothing
+EFFECTS = dict(zip(CLASSES.values(), (Compute, Send, Recv, Poll, Choose, Mark, type(None), Load, Add)))
 
 
 class ReplayError(RuntimeError):
@@ -59,14 +46,18 @@ class ReplayError(RuntimeError):
 
 def record(trace: Trace) -> Steps:
     """What each node's programs did, in order."""
-    if any(e.ticket == UNORDERED for e in trace.of(Added)) and len(trace.workers) > 1:
-        raise ReplayError(
-            "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
-    out: Steps = {node: [] for node in trace.nodes}
-    encode = Encoder()
-    for e in trace.events:
-        out[e.node].append(encode(e))
-    return out
+    if any(e.ticket == UNORDERED for e in trace.of(Added)):
+        raise unordered()
+    steps: Steps = {node: [] for node in trace.nodes}
+    for event in trace.events:
+        steps[event.node].append(event)
+    return steps
+
+
+def unordered() -> ReplayError:
+    """The error of a run whose additions no record can put in order."""
+    return ReplayError(
+        "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
 
 
 def _draw(kind: str, nbytes: int, draws: Draws) -> None:
@@ -76,32 +67,30 @@ def _draw(kind: str, nbytes: int, draws: Draws) -> None:
 class Replayer(Engine):
     """An engine that does what a record says: each program's next step as soon as what it took is there."""
 
-    def __init__(self, factory: Factory, steps: Mapping[str, Sequence[Step]],
-                 observe: Observer | None = None,
-                 evaluate: Callable[[Compute], Any] = perform) -> None:
+    def __init__(self, factory: Factory, steps: Mapping[str, Sequence[Event]],
+                 observe: Observer | None = None) -> None:
         self.deployment = deployment = factory()
         if set(deployment) != set(steps):
             raise ReplayError(
                 f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
         super().__init__(deployment, keep=KEEP)
-        self.evaluate, self._observe = evaluate, observe
+        self._observe = observe
         self.steps = {n: steps[n] for n in self.nodes}
         self.at = dict.fromkeys(self.nodes, 0)
-        self._step = Step(0, "", 0.0)  # the step that is performed
-        self.sent: dict[tuple[str, str], list[Any]] = {}
+        self._step: Any = None  # the step that is performed
+        self.sent: dict[tuple[str, str], list[Envelope | None]] = {}  #: by channel; None: it has been taken
         #: what each program has taken from its random streams
         self.drawn: dict[tuple[str, int], list[Callable[[Draws], Any]]] = defaultdict(list)
-        self.tickets = 0
         # additions that begin after so many accesses: node and step
         self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)
         self._seen: dict[tuple[str, int], Any] = {}  # what they have read
         self._told = set[int]()  # accesses
         for node in self.nodes:
             for k, step in enumerate(self.steps[node]):
-                if step.letter in "la":
+                if isinstance(step, Loaded | Added):
                     self._told.add(step.ticket)
-                    if step.since is not None:
-                        self._reads[step.since].add((node, k))
+                if isinstance(step, Added) and step.since is not None:
+                    self._reads[step.since].add((node, k))
         # accesses of nodes that died before they could say so
         self._untold = max(self._told, default=-1) + 1 - len(self._told)
         for node, tasks in self.tasks.items():
@@ -131,7 +120,7 @@ class Replayer(Engine):
 
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute again, in the recorded time."""
-        self.drawn[task.node, task.index].append(partial(_draw, effect.kind, priced_bytes(effect)))
+        self.drawn[task.node, task.index].append(partial(_draw, effect.kind, programs.priced_bytes(effect)))
         self.computed(task, self._step.start, effect.kind, self.result(task, effect))
 
     def choose(self, task: Task, effect: Choose) -> Any:
@@ -144,36 +133,26 @@ class Replayer(Engine):
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
         """The recorded start of a transmission."""
-        return self._step.start
+        return float(self._step.start)
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hold a message until a step takes it."""
-        self.sent.setdefault((task.node, to), []).append(body)
+        self.sent.setdefault((task.node, to), []).append(
+            Envelope(task.node, tag_of(type(body)), body, number, start, nbytes))
 
     def add(self, task: Task, effect: Add) -> None:
         """Write; one that is not atomic has read when it began."""
         seen = self._seen.pop((task.node, self.at[task.node]), None)
         self.drawn[task.node, task.index].append(partial(_draw, "update", 0))
-        self.added(task, effect, read(effect) if seen is None else seen)
-
-    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
-        """A copy of a part of a cell, and the recorded number of this access."""
-        self.tickets += 1
-        return read(effect), self._step.ticket
-
-    def write(self, effect: Add, seen: Any) -> int | None:
-        """Write an Add to its cell; the recorded number of this access."""
-        self.tickets += 1
-        super().write(effect, seen)
-        return self._step.ticket
+        self.added(task, effect, programs.read(effect) if seen is None else seen, self._step.since)
 
     # -- steps ---------------------------------------------------------------------------------------------
 
     def _misfit(self, task: Task) -> ReplayError:
         return ReplayError(
-            f"{task.node}, step {self.at[task.node]}: recorded {KINDS[self._step.letter]}, but the program "
-            f"is at {describe(task.effect)} ({line_of(task.program)}); expected the algorithm and options "
-            "that were recorded")
+            f"{task.node}, step {self.at[task.node]}: recorded {self._step.kind}, but the program "
+            f"is at {programs.describe(task.effect)} ({programs.line_of(task.program)}); expected the "
+            "algorithm and options that were recorded")
 
     def _try(self, node: str) -> bool:
         """As `_take_step`; what a program raises that was told what it never was told is an error of the
@@ -181,7 +160,7 @@ class Replayer(Engine):
         at = self.at[node]
         try:
             return self._take_step(node)
-        except (ReplayError, ForgottenYield):
+        except (ReplayError, programs.ForgottenYield):
             raise
         except Exception as error:
             raise ReplayError(
@@ -190,31 +169,33 @@ class Replayer(Engine):
 
     def _take_step(self, node: str) -> bool:
         """Perform the next recorded step of a node; False if it must wait for another node."""
-        step = self._step = self.steps[node][self.at[node]]
-        index, letter = step.program, step.letter
+        step: Any = self.steps[node][self.at[node]]
+        self._step = step
+        index = step.program
         if not 0 <= index < len(self.tasks[node]):
             raise ReplayError(
                 f"{node}, step {self.at[node]}: recorded program {index}; the node has "
                 f"{len(self.tasks[node])}")
-        if letter == "x":
+        if isinstance(step, Crashed):
             if self._untold and self._at_cell(node):
                 return False  # its access may be one that nobody has told of
             self._die(node, step.time)
             return True
         task = self.tasks[node][index]
-        if type(task.effect) is Recv and letter not in "rp" and (index or self.deployment[node].survives):
+        told_of_end = type(task.effect) is Recv and not isinstance(step, Received | Polled)
+        if told_of_end and (index or self.deployment[node].survives):
             self.resume(task, RunEnded())
-        if EFFECTS.get(letter) is not type(task.effect):
+        if EFFECTS[type(step)] is not type(task.effect):
             if task.effect is not None and not isinstance(task.effect, Effect):
-                raise no_effect(node, task.program, task.effect)
+                raise programs.no_effect(node, task.program, task.effect)
             raise self._misfit(task)
         me = node, self.at[node]
-        if step.since is not None and me in self._reads[step.since]:
-            return self._read_before_adding(me, task.effect, step.since)
+        if isinstance(step, Added) and step.since is not None and me in self._reads[step.since]:
+            return self._read_before_adding(me, task, step.since)
         if self._must_wait(node, step):
             return False
         self.now = step.time
-        self._perform(task, step)
+        self._perform(task)
         self.at[node] += 1
         if self.ready is not None:
             (_, value), self.ready = self.ready, None
@@ -222,46 +203,43 @@ class Replayer(Engine):
         self._show(node)
         return True
 
-    def _must_wait(self, node: str, step: Step) -> bool:
+    def _must_wait(self, node: str, step: Any) -> bool:
         """Whether another node has yet to send what the step takes, or to access what it accesses after."""
-        if step.source is not None and step.number is not None:
-            return step.number >= len(self.sent.get((step.source, node), ()))
-        return step.letter in "la" and (step.ticket != self.tickets or bool(self._reads[step.ticket]))
+        if taken(step) is not None:
+            return bool(step.number >= len(self.sent.get((step.src, node), ())))
+        return isinstance(step, Loaded | Added) and (
+            step.ticket != self.tickets or bool(self._reads[step.ticket]))
 
-    def _read_before_adding(self, me: tuple[str, int], effect: Add, since: int) -> bool:
+    def _read_before_adding(self, me: tuple[str, int], task: Task, since: int) -> bool:
         """An addition in virtual time reads, unless it is atomic, when it begins: after `since` accesses."""
         if since != self.tickets:
             return False
         self._reads[since].remove(me)
-        self._seen[me] = None if effect.atomic else read(effect)
+        self._seen[me] = None if task.effect.atomic else programs.read(task.effect)
         return True
 
-    def _perform(self, task: Task, step: Step) -> None:
+    def _perform(self, task: Task) -> None:
         """What the record says of the effect at which a program stands."""
-        if step.letter == "e":
+        step = self._step
+        if task.effect is None:
             super().ended(task, self.values.get(task.node))
             return
-        if step.source is not None:
-            task.mailbox.put(self._recorded(task.node, step))
+        if taken(step) is not None:
+            found: Envelope | None = Envelope(step.src, tag_of(Died), Died(step.src), NOTICE, 0.0, 0)
+            if step.number != NOTICE:
+                sent = self.sent[step.src, task.node]
+                found, sent[step.number] = sent[step.number], None
+            if found is None:
+                raise self._misfit(task)
+            task.mailbox.put(found._replace(arrival=step.arrival))
         super().act(task, task.effect)
         if task.mailbox.envelopes:
             raise self._misfit(task)
 
-    def _recorded(self, node: str, step: Step) -> Envelope:
-        """The message that a step takes."""
-        src, number, arrival = step.source, step.number, step.arrival
-        assert src is not None and number is not None and arrival is not None
-        body: Any = Died(src)
-        if number != NOTICE:
-            body, self.sent[src, node][number] = self.sent[src, node][number], None
-        nbytes = payload_bytes(body) if body is not None else 0
-        return Envelope(src, tag_of(type(body)), body, number, arrival, nbytes)
-
     def envelopes(self, node: str) -> list[Envelope]:
         """What has been sent to a node and not been received; by sender and number."""
-        return [Envelope(src, tag_of(type(body)), body, number, 0.0, payload_bytes(body))
-                for src in self.nodes
-                for number, body in enumerate(self.sent.get((src, node), ())) if body is not None]
+        return [envelope for src in self.nodes for envelope in self.sent.get((src, node), ())
+                if envelope is not None]
 
     def _die(self, node: str, time: float) -> None:
         for task in self.tasks[node]:
@@ -279,14 +257,14 @@ class Replayer(Engine):
     def _tell(self) -> bool:
         """Make up for an access of which its node could not tell any more: if only one of the dead stands
         at one, it was that."""
-        dead = [n for n in self.nodes if [step.letter for step in self.steps[n][self.at[n] :]] == ["x"]]
+        dead = [n for n in self.nodes if [type(step) for step in self.steps[n][self.at[n]:]] == [Crashed]]
         at = [(n, effect) for n in dead for effect in self._at_cell(n)]
         if not self._untold or self.tickets in self._told or len(at) != 1:
             return False
         (node, effect), = at
         if type(effect) is Add:
-            freeze((effect.delta,))
-            add_to(effect, None)
+            programs.freeze((effect.delta,))
+            programs.add_to(effect, None)
         self._untold -= 1
         self.tickets += 1
         for task in self.tasks[node]:
@@ -310,22 +288,22 @@ class Replayer(Engine):
         if stuck and whole:
             node = stuck[0]
             step = self.steps[node][self.at[node]]
-            what = (f"access {self.tickets} to shared memory, which nobody makes" if step.letter in "lax"
-                    else f"message {step.number} of {step.source}, which nobody sends")
+            lost = taken(step)
+            what = (f"message {lost[2]} of {lost[0]}, which nobody sends" if lost
+                    else f"access {self.tickets} to shared memory, which nobody makes")
             raise ReplayError(
                 f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or of another run")
-        end = max((e.time for e in self.events
-                   if e.program == 0 and (not whole or isinstance(e, Returned))), default=0.0)
+        end = self.seconds if whole else max((e.time for e in self.events if e.program == 0), default=0.0)
         self.events.sort(key=lambda e: e.time)
         return Run(Trace(self.events, self.nodes, end, roles=self.roles), self.values)
 
 
-def replay(factory: Factory, steps: Mapping[str, Sequence[Step]]) -> Run:
+def replay(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> Run:
     """Run programs along a record."""
     return Replayer(factory, steps).run()
 
 
-def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Step]]) -> tuple[Run, int]:
+def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> tuple[Run, int]:
     """Run programs along a record that a crash has cut off, as far as it goes."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
@@ -333,6 +311,6 @@ def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Step]]) -> t
     return Run(run.trace, {**latest, **run.values}), sum(replayer.at.values())
 
 
-def watch(factory: Factory, steps: Mapping[str, Sequence[Step]], observe: Observer) -> None:
+def watch(factory: Factory, steps: Mapping[str, Sequence[Event]], observe: Observer) -> None:
     """Run programs along the beginning of a record, and show where they stand after every step."""
     Replayer(factory, steps, observe).advance()

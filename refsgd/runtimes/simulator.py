@@ -29,14 +29,8 @@ from refsgd.trace import Event, Marked, Polled, Run, Trace
 class RunFailed(RuntimeError):
     """A run was ended by a death or a failing program; the message is one line that names the culprit.
 
-    Attributes
-    ----------
-    node : str
-        The culprit's host, "" if there is none.
-    traceback : str
-        The culprit's own traceback, "" if it left none.
-    silent : float
-        Seconds from the culprit's last sign of life until its end was known; 0 in virtual time.
+    `node` is the culprit's host and `traceback` what it left, each "" if there is none; `silent` are the
+    seconds from its last sign of life until its end was known, 0 in virtual time.
     """
 
     def __init__(self, message: str, node: str = "", trace: str = "", silent: float = 0.0) -> None:
@@ -60,29 +54,10 @@ def rare_full_collections() -> Iterator[None]:
 
 
 class Simulator(Engine):
-    """Runs a deployment in virtual time.
+    """Runs a deployment in virtual time on a machine; durations and choices are drawn from `seed`.
 
-    Parameters
-    ----------
-    deployment : Deployment or Factory
-        Node names and their programs, or the function that builds them.
-    machine : Machine
-        Prices computing and messages.
-    seed : int
-        Seed of the drawn durations and choices.
-    observe : int
-        At most so many evenly spaced parameter vectors of a node's marks are kept.
-    keep : int
-        How many of the newest parameters of each node are held for an elastic restart.
-
-    Raises
-    ------
-    Deadlock
-        While iterating, when nothing can happen and a main program has not returned.
-    ForgottenYield
-        When a program built an effect that it did not yield.
-    RunFailed
-        When a program polls in vain again and again and lets no time pass.
+    It is an iterator of the run's events.  It raises `Deadlock` when nothing can happen and a main program
+    has not returned, and `RunFailed` when a program polls again and again and lets no time pass.
 
     Examples
     --------
@@ -182,7 +157,7 @@ class Simulator(Engine):
     def add(self, task: Task, effect: Add) -> None:
         """Read now, and write after the time that it takes."""
         seconds = self._duration(task, "update") * share_of(effect)
-        self._occupy(task, seconds, self.added, effect, read(effect))
+        self._occupy(task, seconds, self.added, effect, read(effect), self.tickets)
 
     def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
         return task.draws.duration(kind, nbytes)

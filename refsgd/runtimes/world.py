@@ -59,12 +59,8 @@ class Stuck(AssertionError):
 class World(Engine):
     """A deployment whose every next action is picked from outside.
 
-    Parameters
-    ----------
-    factory : Factory
-        Builds a fresh deployment.
-    every : bool
-        Pick also where every order gives the same: each effect is an action of its own, as a reader steps.
+    With `every` an action is picked also where every order gives the same: each effect is an action of its
+    own, as a reader steps.
 
     Examples
     --------
@@ -90,7 +86,8 @@ class World(Engine):
         self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}
         # shared by nodes: every access is picked
         self.cells: dict[int, Cell] = {id(cell): cell for node in deployment.values() for cell in node.cells}
-        self._seen: dict[tuple[str, int], Any] = {}  # what an Add that is not atomic has read
+        # what an Add that is not atomic has read, and after how many accesses
+        self._seen: dict[tuple[str, int], tuple[Any, int]] = {}
         self._option = 0  # of the Choose that is performed
         for task in self.all_tasks:
             if len(self.tasks[task.node]) > 1:
@@ -128,14 +125,14 @@ class World(Engine):
 
     def add(self, task: Task, effect: Add) -> None:
         """Write; one that is not atomic has read in a step before."""
-        self.added(task, effect, self._seen.pop((task.node, task.index), None))
+        self.added(task, effect, *self._seen.pop((task.node, task.index), (None, None)))
 
     def choose(self, task: Task, effect: Choose) -> Any:
         """The option picked."""
         self._tell(task, ("choose", self._option))
         return effect.options[self._option]
 
-    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
+    def load(self, task: Task, effect: Load) -> tuple[Any, int]:
         """As every engine, and note what was read."""
         part, ticket = super().load(task, effect)
         self._tell(task, part.tobytes())
@@ -217,7 +214,8 @@ class World(Engine):
             self._tell(task, "go")
             self._continue(task, None)
         elif isinstance(effect, Add) and not effect.atomic and key not in self._seen:
-            self._seen[key] = read(effect)  # the first of two steps: others may write before the second
+            # the first of two steps: others may write before the second
+            self._seen[key] = read(effect), self.tickets
             self._tell(task, "read")
         else:
             self._option = action.option
@@ -254,7 +252,7 @@ class World(Engine):
         return (tuple(tuple(h) for h in self.history.values()),
                 tuple(tuple((m.src, m.number) for m in box.envelopes) for box in self.mailboxes.values()),
                 tuple(cell.x.tobytes() for cell in self.cells.values()),
-                tuple((key, seen.tobytes()) for key, seen in self._seen.items()))
+                tuple((key, seen.tobytes()) for key, (seen, _) in self._seen.items()))
 
     def trace(self) -> Trace:
         """What happened so far; times count events."""

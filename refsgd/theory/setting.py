@@ -126,7 +126,7 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
 def throughput(c: Setting, step: Prediction) -> Prediction:
     """Images per second of all workers together."""
     images = float(c.workers * c.batch)
-    error = images * step.error / step.value**2 if step.value else 0.0
+    error = images / step.value * (step.error / step.value) if step.value else 0.0
     return Prediction(images / step.value if step.value else math.inf, "images/s", step.kind,
                       {"images per iteration": images, "iteration": step.value, **sampling(error)},
                       "n b / seconds_per_iteration", step.source, step.assumptions,

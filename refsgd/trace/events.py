@@ -120,17 +120,13 @@ class Marked(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A part of a shared cell read.
-
-    `ticket` numbers the accesses of all nodes: None in virtual time, where events are in this order, and
-    `UNORDERED` where processes add without a lock.
-    """
+    """A part of a shared cell read; `ticket` is this access's number among those of all nodes."""
 
     time: float
     node: str
     program: int
     part: int
-    ticket: int | None = None
+    ticket: int
 
     @property
     def kind(self) -> Literal["load"]:
@@ -139,13 +135,18 @@ class Loaded(NamedTuple):
 
 
 class Added(NamedTuple):
-    """A part of a shared cell changed; `ticket` as in `Loaded`."""
+    """A part of a shared cell changed.
+
+    `ticket` is as in `Loaded`, or `UNORDERED` where processes add without a lock; `since` is how many
+    accesses there had been when the addition began, in virtual time.
+    """
 
     time: float
     node: str
     program: int
     part: int
-    ticket: int | None = None
+    ticket: int
+    since: int | None = None
 
     @property
     def kind(self) -> Literal["add"]:

@@ -17,13 +17,13 @@ def number_updates(events: Sequence[Event]) -> None:
     """
     if all(type(e) is not Marked or e.name != "update" or "version" in e.values for e in events):
         return
-    ticketed = all(e.ticket not in (None, UNORDERED) for e in events if isinstance(e, Loaded | Added))
+    ticketed = all(e.ticket != UNORDERED for e in events if isinstance(e, Loaded | Added))
     begun, added = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
     updates: list[tuple[int, int, Marked]] = []
     for i, e in enumerate(events):
         program = e.node, e.program
         if isinstance(e, Loaded | Added):
-            at = int(e.ticket or 0) if ticketed else i
+            at = e.ticket if ticketed else i
             begun.setdefault(program, at)
             if isinstance(e, Added):
                 added[program] = at

@@ -113,9 +113,15 @@ def test_a_step_takes_the_time_of_an_update_however_many_parts_it_is_added_in(pa
     assert trace.seconds == pytest.approx(10 * (0.02 + 0.001))
     predicted = predict("hogwild", machine, workers=4, nbytes=40, steps=10, options={"parts": parts})
     assert predicted["seconds"].kind == "exact" and predicted["seconds"].value == pytest.approx(trace.seconds)
-    real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts),
+
+
+@pytest.mark.alone
+def test_real_processes_take_that_time_too():
+    """Steps so long that a late wake-up of a busy machine is a small share of one."""
+    machine = Machine(compute="fixed(0.1)", update="fixed(0.05)")
+    real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 4, SGD(0.1), parts=30),
                          machine, 0, transport="shm").trace
-    assert real.seconds == pytest.approx(trace.seconds, rel=0.5) and real.seconds >= trace.seconds * 0.999
+    assert 4 * 0.15 * 0.999 <= real.seconds <= 4 * 0.15 * 1.5
 
 
 @pytest.mark.parametrize("parts", [0, -2])

@@ -216,18 +216,18 @@ SHARED = Machine(compute="lognormal(0.09,0.3)", latency=0.003, update=0.024, col
 def test_paced_processes_share_as_the_simulator_does(runtime):
     """Three workers with a server beside each, within 5 % on the same draws; without sharing it would be
     10 % less."""
-    expected = trace("asp", 24, SHARED)
-    for _ in range(3):  # a machine that is busy with other things may spoil one run
-        found = trace("asp", 24, SHARED, runtime)
-        if abs(found.seconds / expected.seconds - 1) < 0.05:
-            break
-    assert found.seconds == pytest.approx(expected.seconds, rel=0.05)
-    assert expected.seconds > 1.08 * trace("asp", 24, SHARED.with_(cores=None)).seconds
-
     def updates(found):
         return np.mean([e.time - e.start for e in found.of(Computed) if e.work == "update"])
 
-    assert updates(found) == pytest.approx(updates(expected), rel=0.1) and updates(expected) > 1.4 * 0.024
+    expected = trace("asp", 24, SHARED)
+    for _ in range(3):  # a machine that is busy with other things may spoil one run
+        found = trace("asp", 24, SHARED, runtime)
+        seconds, update = found.seconds / expected.seconds, updates(found) / updates(expected)
+        if abs(seconds - 1) < 0.05 and abs(update - 1) < 0.1:
+            break
+    assert seconds == pytest.approx(1, rel=0.05) and update == pytest.approx(1, rel=0.1)
+    assert expected.seconds > 1.08 * trace("asp", 24, SHARED.with_(cores=None)).seconds
+    assert updates(expected) > 1.4 * 0.024
 
 
 def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhere():

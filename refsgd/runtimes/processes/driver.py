@@ -294,11 +294,11 @@ class Driver(Engine):
         """Say on the status table for what a program waits."""
         self._notes.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
 
-    def load(self, task: Task, effect: Load) -> tuple[Any, int | None]:
+    def load(self, task: Task, effect: Load) -> tuple[Any, int]:
         """A copy of a part of a shared cell, and the number of this access."""
         return cells.load(effect)
 
-    def write(self, effect: Add, seen: Any) -> int | None:
+    def write(self, effect: Add, seen: Any) -> int:
         """Write an Add to its shared cell; the number of this access."""
         return cells.add(effect, seen)
 
