@@ -6,20 +6,11 @@ import argparse
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli.options import arguments_of, common, known, number
-from refsgd.cli.outputs import (
-    PIPE,
-    check_output,
-    compile_kernels,
-    notice,
-    progress,
-    tell,
-    width,
-    write,
-    writing,
-)
+from refsgd.cli import outputs
+from refsgd.cli.options import arguments_of, common, number
+from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
-from refsgd.experiment.prepare import Usage
+from refsgd.experiment.prepare import DEFAULT_DATA, Usage
 
 
 def add(commands: Any) -> None:
@@ -28,9 +19,8 @@ def add(commands: Any) -> None:
                             help="train the same net under several algorithms: predicted | simulated | "
                                  "measured",
                             description="Trains one net on real images under several algorithms, as OS "
-                                        "processes paced to one "
-                            "machine, and shows what the formula says, what the simulation says and what was "
-                            "measured.")
+                            "processes paced to one machine, and shows what the formula says, what the "
+                            "simulation says and what was measured.")
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
@@ -48,30 +38,29 @@ def do(args: argparse.Namespace) -> None:
     names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
-    names = known(names)
-    arguments = arguments_of(args)
-    picture = args.plot or ("refsgd-compare.png" if args.json != "-" else None)
+    names = [catalogued(name) for name in names]
+    arguments, printed = arguments_of(args), args.json != "-"
+    picture = args.plot or ("refsgd-compare.png" if printed else None)
     data = args.json or "refsgd-compare.json"
-    check_output(picture)
-    check_output(data)
-    compile_kernels(args.data, args.net, args.quiet)
-    quiet = args.quiet or args.json == "-"
-    with progress(quiet, 2 * len(names) + 1) as say:
+    outputs.check_output(picture)
+    outputs.check_output(data)
+    outputs.compile_kernels(args.data, args.net, args.quiet)
+    with outputs.progress(args.quiet or not printed, 2 * len(names) + 1) as say:
         comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}},
-                             progress=say, say=notice(args.quiet),
-                             hard=not args.no_hard and args.data == "digits", **arguments)
-    if args.json != "-":
+                             progress=say, say=outputs.notice(args.quiet),
+                             hard=not args.no_hard and args.data in (None, DEFAULT_DATA), **arguments)
+    if printed:
         from rich.console import Console
 
-        wide = width() or PIPE
+        wide = outputs.width() or outputs.PIPE
         Console(width=wide, markup=False).print(comparison_table(comparison, wide))
         for sentence in sentences(comparison):
-            tell(sentence, 2)
+            outputs.tell(sentence, 2)
     if picture:
         from refsgd.display import plots
 
-        with writing(picture) as temporary:
+        with outputs.writing(picture) as temporary:
             plots.save(plots.comparison(comparison), temporary)
-    write(data, comparison.to_json())
-    if args.json != "-":
+    outputs.write(data, comparison.to_json())
+    if printed:
         print(f"picture: {picture}   figures: {data}")

@@ -9,7 +9,8 @@ import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
@@ -18,29 +19,30 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.units import slowed
 from refsgd.experiment.architectures import ARCHITECTURES
-from refsgd.experiment.arguments import catalogued, elsewhere, nearest, options_of, plain, suggestion
+from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.perform import RUNTIMES
 from refsgd.experiment.prepare import (
     DEFAULT_BATCH,
+    DEFAULT_DATA,
     DEFAULT_EPOCHS,
     DEFAULT_LR,
     DEFAULT_MACHINE,
     DEFAULT_MOMENTUM,
+    Training,
     Usage,
     default_net,
 )
 from refsgd.problems.shapes import current_name
 
-DEFAULT_WORKERS = 4
-
 Commands = Any  # what argparse's add_subparsers returns; its class is private
+
+#: options that describe the machine
+MACHINE = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion",
+           "colocated", "cores")
 
 
 class _OldName(argparse.Action):
     """A flag under the name that it had until the last release."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -69,68 +71,79 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it, but an unknown flag is an error of the command that does not know it."""
         found, rest = super().parse_known_args(args, namespace)
-        for text in rest:
-            if text.startswith("-"):
-                name, mine = text.split("=")[0], [f for f in self._option_string_actions
-                                                  if f.startswith("--")]
-                others = {flag(o): o for f in CATALOGUE.values()
-                          for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
-                near = nearest(name, [*others, *mine])
-                said = [f"did you mean {near}?"] if near and near != name else []
-                said += [elsewhere(others[near])] if near in others and near not in mine else []
-                self.error(f"{self.prog.removeprefix('refsgd ')} has no option {name}; "
-                           + " ".join(said or [f"see {self.prog} --help"]))
+        unknown = next((text.split("=")[0] for text in rest if text.startswith("-")), None)
+        if unknown is not None:
+            self.error(f"{self.prog.removeprefix('refsgd ')} has no option {unknown}; {self._meant(unknown)}")
         return found, rest
+
+    def _meant(self, name: str) -> str:
+        """Which flag was perhaps meant by an unknown one, and which algorithms have it."""
+        mine = [f for f in self._option_string_actions if f.startswith("--")]
+        others = {flag(o): o for f in CATALOGUE.values()
+                  for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
+        near = nearest(name, [*others, *mine])
+        said = [f"did you mean {near}?"] if near and near != name else []
+        said += [elsewhere(others[near])] if near in others and near not in mine else []
+        return " ".join(said) or f"see {self.prog} --help"
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
-    """The options that `run`, `predict` and `compare` share."""
+    """The options that `run`, `predict` and `compare` share; what is not given is as `Training` has it."""
     work = parser.add_argument_group("what is trained")
-    work.add_argument("--data", default="digits", metavar="NAME",
-                      help="data set: digits (default), mnist, fashion-mnist")
+    work.add_argument("--data", metavar="NAME",
+                      help=f"data set: {DEFAULT_DATA} (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", type=current_name,
                       help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
                            "parameters and nothing to compute")
-    work.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B",
+    work.add_argument("--batch", type=int, metavar="B",
                       help=f"images per worker and iteration (default {DEFAULT_BATCH})")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
     work.add_argument("--epochs", type=float, metavar="E",
                       help=f"passes over the data (default {DEFAULT_EPOCHS})")
-    work.add_argument("--lr", type=float, default=DEFAULT_LR, help=f"learning rate (default {DEFAULT_LR})")
-    work.add_argument("--momentum", type=float, default=DEFAULT_MOMENTUM, help=f"default {DEFAULT_MOMENTUM}")
-    work.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
-    work.add_argument("--schedule", default="constant", metavar="S",
+    work.add_argument("--lr", type=float, help=f"learning rate (default {DEFAULT_LR})")
+    work.add_argument("--momentum", type=float, help=f"default {DEFAULT_MOMENTUM}")
+    work.add_argument("--weight-decay", type=float, help="default 0")
+    work.add_argument("--schedule", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
-    work.add_argument("--shards", choices=("iid", "by-label"), default="iid",
-                      help="how images are dealt to workers")
-    work.add_argument("--seed", type=int, default=0,
+    work.add_argument("--shards", choices=("iid", "by-label"), help="how images are dealt to workers")
+    work.add_argument("--seed", type=int,
                       help="of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
-    where.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N",
-                       help=f"default {DEFAULT_WORKERS}")
-    where.add_argument("--servers", type=int, default=1, metavar="K",
-                       help="parameter servers, a slice each (default 1)")
+    where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
+    where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a slice each (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the "
                             "flags below change it")
     where.add_argument("--compute", metavar="DIST",
                        help="time of one gradient, e.g. 158ms or exponential(20ms), default "
                             f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
-                       "Distributions: " + "; ".join(DISTRIBUTIONS))
+                            "Distributions: " + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
     where.add_argument("--slow-motion", type=float, metavar="K",
                        help="all of the machine K times as slow, so that real processes can keep its pace")
-    where.add_argument("--colocated", action="store_true", help="server k shares the host of worker k mod n")
-    where.add_argument("--collocated", dest="colocated", action=_OldName)
+    where.add_argument("--colocated", action="store_true", default=None,
+                       help="server k shares the host of worker k mod n")
+    where.add_argument("--collocated", dest="colocated", action=_OldName, nargs=0, help=argparse.SUPPRESS)
     where.add_argument("--cores", type=int, metavar="C",
                        help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
+    files(out)
+    out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def files(out: argparse._ActionsContainer) -> None:
+    """The options for what is written of a result."""
     out.add_argument("--json", metavar="PATH",
                      help="write the result as JSON; - for standard output and nothing else")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
-    out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def player_file(out: argparse._ActionsContainer) -> None:
+    """The option for a page of the step player."""
+    out.add_argument("--player", metavar="FILE.html",
+                     help="write the run's first events as a page to go forwards and backwards in")
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:
@@ -184,15 +197,14 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
         kind = parameter.annotation
         if type(None) in typing.get_args(kind):  # "number or None": None is what leaving the flag out means
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        shown = f"default {parameter.default}"
+        how: dict[str, Any] = {"dest": f"own_{name}", "help": f"default {parameter.default}"}
         if typing.get_origin(kind) is Literal:
-            group.add_argument(flag(name), dest=f"own_{name}", choices=typing.get_args(kind), help=shown)
+            how["choices"] = typing.get_args(kind)
         elif kind is bool:
-            group.add_argument(flag(name), dest=f"own_{name}", action=argparse.BooleanOptionalAction,
-                               default=None, help=shown)
+            how |= {"action": argparse.BooleanOptionalAction, "default": None}
         else:
-            read: Any = {int: int, float: number}.get(kind, str)
-            group.add_argument(flag(name), dest=f"own_{name}", type=read, metavar=name.upper(), help=shown)
+            how |= {"type": {int: int, float: number}.get(kind, str), "metavar": name.upper()}
+        group.add_argument(flag(name), **how)
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
@@ -248,17 +260,16 @@ def first_line(algorithm: str) -> str:
 
 def each_algorithm(commands: Commands, name: str, says: str, description: str,
                    do: Callable[[argparse.Namespace], None],
-                   options: Callable[[argparse.ArgumentParser], None]) -> tuple[argparse.ArgumentParser, Any]:
+                   options: Callable[[argparse.ArgumentParser], None]) -> None:
     """A command with a parser for every algorithm: the command's options, then the algorithm's own."""
-    command: argparse.ArgumentParser = commands.add_parser(name, help=says, description=description)
+    command = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
-        parser = algorithms.add_parser(algorithm, help=first_line(algorithm),
-                                       description=first_line(algorithm))
+        line = first_line(algorithm)
+        parser = algorithms.add_parser(algorithm, help=line, description=line)
         options(parser)
         own_options(parser, algorithm)
-        parser.set_defaults(do=do, default=parser.get_default)
-    return command, algorithms
+        parser.set_defaults(do=do)
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
@@ -270,16 +281,12 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 
 def _described(args: argparse.Namespace) -> Machine:
-    said: dict[str, Any] = {}
-    if args.compute is not None:
-        said["compute"] = None if args.compute == "none" else args.compute
-    for name in ("latency", "bandwidth", "update", "speeds", "cores"):
-        if getattr(args, name) is not None:
-            said[name] = getattr(args, name)
+    own = ("compute", "latency", "bandwidth", "update", "speeds", "colocated", "cores")
+    said = {name: value for name in own if (value := getattr(args, name)) is not None}
+    if args.compute == "none":
+        said["compute"] = None
     if args.latency is not None and args.latency.strip().startswith("-"):
         raise Usage(f"latency {args.latency}; expected a time >= 0")
-    if args.colocated:
-        said["colocated"] = True
     base = Machine() if args.compute is not None else DEFAULT_MACHINE
     if args.machine is not None:
         base, timed = load_timed(args.machine)
@@ -287,15 +294,15 @@ def _described(args: argparse.Namespace) -> Machine:
             _check_timed(args, *timed)
     machine = base.with_(**said)
     if args.bandwidth is not None and machine.bandwidth < 1e3:
-        raise Usage(
-            f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least "
-            f"1kB/s{with_unit(args.bandwidth, 'Gbps')}")
+        raise Usage(f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least 1kB/s"
+                    + with_unit(args.bandwidth, "Gbps"))
     if getattr(args, "slow_motion", None) is not None:
         machine = machine.slow_motion(args.slow_motion)
     if not args.slow:
         return machine
-    workers = None if getattr(args, "sweep", None) else args.workers  # a sweep may vary their number
-    return machine.with_(speeds=slowed(args.slow, machine.speeds, workers))
+    varies = getattr(args, "sweep", None) or getattr(args, "resume", None)  # the number of workers
+    return machine.with_(speeds=slowed(args.slow, machine.speeds,
+                                       None if varies else args.workers or Training.workers))
 
 
 def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
@@ -303,16 +310,16 @@ def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
     have times of any net."""
     from refsgd.problems.data import NAMES
 
-    data = getattr(args, "data", "none")
+    trains = hasattr(args, "data")  # else it is asked about a model alone
+    data, given = (args.data or DEFAULT_DATA) if trains else "", args.batch or DEFAULT_BATCH
     asked = args.net or (default_net(data) if data in NAMES else None)
-    if data not in (*NAMES, "none") or (batch == args.batch
-                                        and (asked is None or asked == net or asked.startswith("shapes:"))):
+    fits = batch == given and (asked is None or asked == net or asked.startswith("shapes:"))
+    if fits or (trains and data not in (*NAMES, "none")):
         return
-    rate = " or --rate FLOP/S" if hasattr(args, "rate") else ""
-    warnings.warn(
-        f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and "
-        f"{asked or 'your model'} at batch {args.batch} is asked for; "
-                  f"give the time of one such gradient with --compute DIST{rate}", stacklevel=3)
+    rate = "" if trains else " or --rate FLOP/S"
+    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and "
+                  f"{asked or 'your model'} at batch {given} is asked for; give the time of one such "
+                  f"gradient with --compute DIST{rate}", stacklevel=3)
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
@@ -321,22 +328,8 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What `refsgd.run` and its like take, from the common options."""
-    names = ("workers", "servers", "steps", "epochs", "batch", "data", "net", "lr", "momentum",
-             "weight_decay",
-             "schedule", "shards", "seed")
-    return {name: getattr(args, name) for name in names} | {"machine": machine_of(args)} | own_given(args)
-
-
-def explicit(args: argparse.Namespace) -> dict[str, Any]:
-    """As `arguments_of`, but only what differs from the defaults: what somebody has asked for."""
-    machine = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion",
-               "colocated", "cores")
-    said = {name for name in vars(args) if name != "default" and getattr(args, name) != args.default(name)}
-    return {name: value for name, value in arguments_of(args).items()
-            if name in said or (name == "machine" and said & set(machine)) or f"own_{name}" in said}
-
-
-def known(names: Iterable[str]) -> list[str]:
-    """Names of algorithms as the catalogue has them."""
-    return [catalogued(name) for name in names]
+    """What `refsgd.run` and its like take, as far as it was given."""
+    given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
+    if any(getattr(args, name) is not None for name in MACHINE):
+        given["machine"] = machine_of(args)
+    return given | own_given(args)

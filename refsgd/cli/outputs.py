@@ -10,11 +10,10 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from refsgd.experiment.prepare import Usage, default_net
+from refsgd.experiment.prepare import DEFAULT_DATA, Usage, default_net
 from refsgd.experiment.result import Result
 
 PIPE = 140  #: columns of a table where there is no terminal
@@ -36,15 +35,9 @@ def writing(path: str) -> Iterator[Path]:
             with open(path, "wb") as stream:
                 stream.write(beside.read_bytes())
         return
+    check_output(path)
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise Usage(f"cannot write {path}: there is no folder {target.parent}; expected an existing one")
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
-    except OSError as error:
-        raise Usage(
-            f"cannot write {path}: {error.strerror} in the folder {target.parent}; expected one that takes "
-            "files") from None
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
     os.close(handle)
     try:
         yield Path(name)
@@ -111,56 +104,38 @@ def tell(text: str, indent: int = 0) -> None:
                                               break_long_words=False, break_on_hyphens=False))
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a result goes: files by kind, and whether progress is shown."""
-
-    json: str | None = None
-    plot: str | None = None
-    player: str | None = None
-    trace: str | None = None
-    quiet: bool = False
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing but the result may be said."""
-        return self.quiet or self.json == "-"
-
-
-def output_of(args: argparse.Namespace) -> Output:
-    """Where the command line says that its result goes."""
-    given = vars(args)
-    return Output(**{f.name: given[f.name] for f in fields(Output) if f.name in given})
-
-
-def show(result: Result, output: Output, *more: str) -> None:
-    """A run's summary, JSON, player and picture, as the options ask."""
-    if output.json != "-":
+def show(result: Result, args: argparse.Namespace, *more: str) -> None:
+    """A run's summary, JSON, player, picture and trace, as far as the options ask for them."""
+    if args.json != "-":
         tell("\n".join([result.summary(), *more]), SUMMARY)
-    write(output.json, result.to_json())
-    if output.player:
+    write(args.json, result.to_json())
+    if args.player:
         from refsgd.display.player import LIMIT
 
-        write(output.player, result.player(limit=LIMIT).html)
-        if output.json != "-" and output.player != "-" and result.trace is not None:
+        write(args.player, result.player(limit=LIMIT).html)
+        if "-" not in (args.json, args.player) and result.trace is not None:
             count = len(result.trace.events)
-            print(f"player: {output.player}, events 1 to {min(LIMIT, count)} of {count}")
-    if output.plot:
+            print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
+    if args.plot:
         from refsgd.display import plots
 
-        with writing(output.plot) as temporary:
+        with writing(args.plot) as temporary:
             plots.save(plots.run(result), temporary)
+    if getattr(args, "trace", None):
+        assert result.trace is not None
+        with writing(args.trace) as temporary:
+            temporary.write_text(result.trace.to_chrome())
 
 
-def compile_kernels(data: str, name: str | None, quiet: bool) -> None:
+def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
     """Compile the net's kernels in this process, before any fork, and say so the first time."""
-    if data in ("quadratic", "integers") or (name or "").startswith("shapes:"):
-        return
     from refsgd.problems.data import NAMES
+
+    data = data or DEFAULT_DATA
+    if data.partition(":")[0] not in NAMES or (name or "").startswith("shapes:"):
+        return  # nothing to compile, or refused with its own message later
     from refsgd.problems.nn import nets
 
-    if data.partition(":")[0] not in NAMES:
-        return  # refused with its own message later
     try:
         net = nets.build(name or default_net(data))
     except ValueError:

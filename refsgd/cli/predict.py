@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, known, own_given
+from refsgd.cli.options import arguments_of, common, each_algorithm, flag, own_given
 from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
+from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.prepare import Usage, prepare
 
 
@@ -34,9 +35,8 @@ def do(args: argparse.Namespace) -> None:
         draw_sweep(args)
         return
     if args.against:
-        raise Usage(
-            f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. --sweep "
-            "workers=1:64")
+        raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
+                    "--sweep workers=1:64")
     from refsgd.display.tables import prediction_lines
     from refsgd.theory.prediction import LARGEST
 
@@ -62,9 +62,9 @@ def _trained(problem: dict[str, Any]) -> str:
     """What is trained, for images of which size: a net has other parameters for other images."""
     from refsgd.problems.data import NAMES, load
 
-    shape = "x".join(map(str, load(problem["data"]).train_images.shape[1:])) if problem[
-        "data"] in NAMES else ""
-    images = f" for {shape} images ({problem['data']})" if shape else ""
+    images, data = "", problem["data"]
+    if data in NAMES:
+        images = f" for {'x'.join(map(str, load(data).train_images.shape[1:]))} images ({data})"
     return f"{problem['net']}{images}: {problem['parameters']:,} parameters, {problem['bytes']:,} bytes"
 
 
@@ -77,20 +77,19 @@ def draw_sweep(args: argparse.Namespace) -> None:
     from refsgd.experiment.sweep import parse_range, sweep
 
     quantity, values = parse_range(args.sweep)
-    names = known([args.algorithm, *(a for a in args.against.split(",") if a)])
+    names = [catalogued(a) for a in (args.algorithm, *args.against.split(",")) if a]
+    own = own_given(args)
+    if own and len(names) > 1:
+        raise Usage(f"{', '.join(map(flag, own))} beside --against; expected options of one algorithm alone, "
+                    "or none")
     arguments = {k: v for k, v in arguments_of(args).items()
-                 if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs")}
-    if arguments.get("steps") is None and arguments.get("epochs") is None:
+                 if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs", *own)}
+    if "steps" not in arguments and "epochs" not in arguments:
         arguments["steps"] = 100
     picture = args.plot or "refsgd-sweep.png"
     if args.json != "-":
         check_output(picture)
-    own = own_given(args)
-    if own and len(names) > 1:
-        raise Usage(
-            f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in own)} beside --against; expected "
-            "options of one algorithm alone, or none")
-    found = sweep(names, quantity, values, figure=args.figure, **arguments, **own)
+    found = sweep(names, quantity, values, figure=args.figure, **arguments)
     if args.json != "-":
         wide = width() or PIPE
         Console(width=wide, markup=False).print(sweep_table(found, wide))

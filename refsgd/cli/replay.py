@@ -7,7 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from refsgd.cli.outputs import output_of, show
+from refsgd.cli.options import files, player_file
+from refsgd.cli.outputs import show
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.run import replay
 
@@ -15,15 +16,11 @@ from refsgd.experiment.run import replay
 def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("replay", help="reproduce a recorded run bit for bit",
-                            description="Reads a file that `refsgd run --record` "
-                            "wrote and reproduces the run in the simulator: every receive and choice returns "
-                            "what it returned then.")
+                            description="Reads a file that `refsgd run --record` wrote and reproduces the "
+                            "run in the simulator: every receive and choice returns what it returned then.")
     p.add_argument("file", metavar="FILE")
-    p.add_argument("--json", metavar="PATH",
-                   help="write the result as JSON; - for standard output and nothing else")
-    p.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
-    p.add_argument("--player", metavar="FILE.html",
-                   help="write the run's first events as a page to go forwards and backwards in")
+    files(p)
+    player_file(p)
     p.set_defaults(do=do)
 
 
@@ -35,4 +32,4 @@ def do(args: argparse.Namespace) -> None:
         warnings.simplefilter("always")
         result = replay(args.file)
     crashed = [str(w.message) for w in said if "crashed" in str(w.message)]
-    show(result, output_of(args), *(crashed or ["the same bits as recorded"]))
+    show(result, args, *(crashed or ["the same bits as recorded"]))

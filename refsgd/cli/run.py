@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from refsgd.cli.options import DEFAULT_WORKERS, arguments_of, common, each_algorithm, explicit
-from refsgd.cli.outputs import Output, compile_kernels, notice, output_of, progress, show, writing
+from refsgd.cli.options import arguments_of, common, each_algorithm, player_file
+from refsgd.cli.outputs import compile_kernels, notice, progress, show
 from refsgd.experiment.options import RunOptions
 from refsgd.experiment.prepare import Usage, deployment_function, has_servers
 from refsgd.experiment.result import Result
@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     """Options of a run that do not depend on the algorithm."""
     common(parser, "simulator")
-    parser.set_defaults(workers=None)  # over MPI: as many as there are ranks
     parser.add_argument("--trace", metavar="PATH",
                         help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
     parser.add_argument("--record", metavar="PATH",
@@ -48,27 +47,22 @@ def options(parser: argparse.ArgumentParser) -> None:
                              "or with all (default stop)")
     parser.add_argument("--monitor", action="store_true",
                         help="also sample processor, memory and files of each process (processes, tcp)")
-    parser.add_argument("--player", metavar="FILE.html",
-                        help="write the run's first events as a page to go forwards and backwards in")
+    player_file(parser)
 
 
 def do(args: argparse.Namespace) -> None:
     """Train; print what was seen."""
-    output = output_of(args)
     if args.runtime == "mpi":
-        result = run_over_mpi(args)
-        if result is not None:
-            finish(result, output)
+        if (result := run_over_mpi(args)) is not None:
+            show(result, args)
         return
-    if args.resume is None:
-        args.workers = DEFAULT_WORKERS if args.workers is None else args.workers
     options = described(args)
     compile_kernels(args.data, args.net, args.quiet)
-    with progress(output.silent, 2) as say:
+    with progress(args.quiet or args.json == "-", 2) as say:
         if say:
             say(f"{args.algorithm}: running")
         result = carry_out(options)
-    finish(result, output)
+    show(result, args)
 
 
 def described(args: argparse.Namespace) -> RunOptions:
@@ -76,8 +70,7 @@ def described(args: argparse.Namespace) -> RunOptions:
     return RunOptions(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault,
                       on_death=args.on_death, checkpoint=args.checkpoint,
                       checkpoint_every=args.checkpoint_every, resume=args.resume, monitor=args.monitor,
-                      say=notice(args.quiet),
-                      arguments=arguments_of(args) if args.resume is None else explicit(args))
+                      say=notice(args.quiet), arguments=arguments_of(args))
 
 
 @contextlib.contextmanager
@@ -101,9 +94,9 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
     comm = mpi.world()
     with one_voice(comm.rank):
         _, function = deployment_function(args.algorithm)
-        servers = args.servers if has_servers(function) and not args.colocated else 0
-        if args.workers is None and args.resume is None:  # as many as mpiexec has started
-            args.workers = DEFAULT_WORKERS if comm.size == 1 else max(1, comm.size - servers)
+        servers = args.servers or 1 if has_servers(function) and not args.colocated else 0
+        if args.workers is None and args.resume is None and comm.size > 1:  # as many as mpiexec has started
+            args.workers = max(1, comm.size - servers)
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)
         for turn in (True, False):  # one compiles, the others read what it cached
@@ -112,12 +105,3 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
             comm.Barrier()
         result = carry_out(options)
     return result if comm.rank == 0 else None
-
-
-def finish(result: Result, output: Output) -> None:
-    """Print and write what was seen."""
-    show(result, output)
-    if output.trace:
-        assert result.trace is not None
-        with writing(output.trace) as temporary:
-            temporary.write_text(result.trace.to_chrome())

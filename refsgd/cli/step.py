@@ -1,24 +1,117 @@
-"""``refsgd step``: the reader decides what happens next."""
+"""``refsgd step``: the reader decides what happens next, by lines typed in a terminal or read from a pipe."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, TextIO
 
-from refsgd.cli import terminal
-from refsgd.cli.options import each_algorithm
+from refsgd.cli.options import each_algorithm, own_given
 from refsgd.cli.outputs import write
+from refsgd.experiment.prepare import Usage
+from refsgd.experiment.stepper import Stepper
+
+KEYS = """  number  let this action happen        Enter  the first one
+  b       one action back               u      until the next update
+  r       run to the end                w      why each program waits, and where it stands
+  d       diagram of what happened      l      lines of the program that acted last; l server0
+  h       this help                     q      quit
+  u block until a worker is held back; so also u clock, u send, u receive, u return"""
+
+
+def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
+    """Step by commands, one a line, until ``q`` or the last line."""
+    def say(text: str) -> None:
+        out.write(text + "\n")
+
+    def show() -> None:
+        for text in stepper.last:
+            say(f"* {text}")
+        if stepper.over:
+            say(stepper.deadlock or "the run is over (b goes back, d shows it, q quits)")
+        for i, said in enumerate(stepper.actions()):
+            say(f"  {i}  {said}")
+        out.flush()
+
+    moves = {"": stepper.step, "b": stepper.back, "u": lambda: stepper.run_until("update"), "r": stepper.run}
+    say(stepper.name)
+    say(KEYS)
+    show()
+    for line in lines:
+        command, _, what = line.strip().partition(" ")
+        what = what.strip()
+        if command in ("q", "quit"):
+            return
+        try:
+            if command == "w":
+                say(repr(stepper.where()))
+            elif command in ("h", "?", "help"):
+                say(KEYS)
+            elif command == "l":
+                say(stepper.source(what or None))
+            elif command == "d":
+                say(stepper.diagram())
+            elif command == "u" and what:
+                stepper.run_until(what)
+            elif command in moves:
+                moves[command]()
+            elif command.lstrip("-").isdigit():
+                stepper.choose(int(command))
+            else:
+                raise Usage(f"command {command!r}; expected a number, Enter, b, u, r, w, d, l, h or q")
+        except Usage as error:
+            say(str(error))
+        show()
+
+
+def _typed() -> Iterator[str]:
+    """Lines from a terminal, with its history under the arrow keys where there is a readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
 
 
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "step", "step through an algorithm: you decide what happens next",
-                   "Runs a small case "
-                   "action by action: type the number of what shall happen next, go back, look where each "
-                   "program stands.",
-                   do, terminal.add_options)
+                   "Runs a small case action by action: type the number of what shall happen next, go back, "
+                   "look where each program stands.", do, options)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Options of stepping that do not depend on the algorithm."""
+    parser.add_argument("--workers", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
+    parser.add_argument("--steps", type=int, default=3, metavar="T",
+                        help="iterations of each worker (default 3)")
+    parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
+    parser.add_argument("--decisions", action="store_true",
+                        help="stop only where messages or programs race, as `refsgd explore` counts; else at "
+                             "every effect")
+    parser.add_argument("--schedule", metavar="I,J,...",
+                        help="picks to begin with, e.g. those that `refsgd explore` printed (with "
+                             "--decisions)")
+    parser.add_argument("--player", metavar="FILE.html",
+                        help="at the end write what was stepped as a page to go forwards and backwards in")
 
 
 def do(args: argparse.Namespace) -> None:
     """Converse, or step by the lines of a pipe."""
-    terminal.step(args, write)
+    if sys.stdin is None:
+        raise Usage("standard input is closed; expected a terminal or lines of commands (refsgd step ssp < "
+                    "commands.txt)")
+    text = (args.schedule or "").strip("[] ")
+    try:
+        schedule = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise Usage(f"schedule {args.schedule!r}; expected numbers separated by commas, e.g. 0,2,1") from None
+    stepper = Stepper(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
+                      lr=args.lr, grain="decision" if args.decisions else "effect", schedule=schedule,
+                      **own_given(args))
+    converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
+    if args.player:
+        write(args.player, stepper.player().html)

@@ -14,7 +14,7 @@ from refsgd import Stepper
 from refsgd.algorithms import parts
 from refsgd.algorithms.parts import Model, Push, names, worker
 from refsgd.algorithms.server import ssp
-from refsgd.cli.terminal import KEYS, converse
+from refsgd.cli.step import KEYS, converse
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.simulator import Simulator
