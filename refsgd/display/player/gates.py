@@ -4,7 +4,6 @@ the next Send; from its source."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import lru_cache
 
 Branch = ast.If | ast.For | ast.While
@@ -12,10 +11,12 @@ Condition = tuple[int, tuple[str, ...]]  #: its line, and the names that it depe
 
 
 @lru_cache(maxsize=64)
-def _tree(source: str) -> ast.Module:
+def parsed(source: str) -> ast.Module:
+    """The tree of a file; an empty one if it is not Python alone, such as a cell with commands of the
+    notebook."""
     try:
         return ast.parse(source)
-    except SyntaxError:  # a cell with commands of the notebook
+    except SyntaxError:
         return ast.Module([], [])
 
 
@@ -23,7 +24,7 @@ def _tree(source: str) -> ast.Module:
 def _chain(source: str, line: int) -> list[ast.stmt]:
     """The function around a line and the statements in it, outermost first; one that says nothing where
     no source can be read."""
-    around = [s for s in ast.walk(_tree(source)) if isinstance(s, ast.stmt)
+    around = [s for s in ast.walk(parsed(source)) if isinstance(s, ast.stmt)
               and s.lineno <= line <= (s.end_lineno or s.lineno)]
     around.sort(key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
     return around[max((i for i, s in enumerate(around) if isinstance(s, ast.FunctionDef)), default=0):] or [
@@ -86,12 +87,10 @@ def _condition(function: ast.stmt, s: Branch) -> Condition:
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func,
-                                      ast.Name) else call.func.attr if isinstance(
-                                          call.func, ast.Attribute) else ""
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
 
 
-def _names(tree: ast.AST) -> Iterator[ast.Name]:
+def _names(tree: ast.AST) -> list[ast.Name]:
     """The names in a piece of source, in its order."""
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    yield from sorted(found, key=lambda n: (n.lineno, n.col_offset))
+    return sorted(found, key=lambda n: (n.lineno, n.col_offset))

@@ -16,6 +16,8 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
+from refsgd.display.player.gates import parsed
+
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 QUOTES = ('"""', "'''")
 
@@ -62,40 +64,24 @@ def colour(lines: list[str]) -> list[str]:
     >>> colour(["g = yield Recv(Push)\\n"])
     ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']
     """
-    spans: list[list[tuple[int, int, str]]] = [[] for _ in lines]
-    before = ""
+    out, before = [""] * len(lines), ""
+    ends = [0] * len(lines)  # how much of each line is there
     try:
         for token in tokenize.generate_tokens(io.StringIO("".join(lines)).readline):
             kind = _class_of(token, before)
             before = token.string.strip()
             (first, a), (last, b) = token.start, token.end
-            if kind:
-                for row in range(first, min(last, len(lines)) + 1):
-                    spans[row - 1].append(
-                        (a if row == first else 0, b if row == last else len(lines[row - 1].rstrip("\n")),
-                         kind))
+            for row in range(first - 1, min(last, len(lines))) if kind else ():
+                text = lines[row].rstrip("\n")
+                begin, end = a if row == first - 1 else 0, b if row == last - 1 else len(text)
+                if end > begin >= ends[row]:
+                    out[row] += (html.escape(text[ends[row]:begin], quote=False)
+                                 + f'<i class="{kind}">{html.escape(text[begin:end], quote=False)}</i>')
+                    ends[row] = end
     except (tokenize.TokenError, SyntaxError):
         pass  # not a whole program: what was read so far is coloured
-    return [_with_spans(line.rstrip("\n"), found) for line, found in zip(lines, spans)]
-
-
-def _with_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
-    out, at = [], 0
-    for a, b, kind in spans:
-        if b > a >= at:
-            out.append(f'{html.escape(text[at:a], quote=False)}<i '
-                       f'class="{kind}">{html.escape(text[a:b], quote=False)}</i>')
-            at = b
-    return "".join(out) + html.escape(text[at:], quote=False)
-
-
-def _parsed(lines: list[str]) -> ast.Module:
-    """The tree of a file; an empty one if it is not Python alone, such as a cell with commands of the
-    notebook."""
-    try:
-        return ast.parse("".join(lines))
-    except SyntaxError:
-        return ast.Module([], [])
+    return [done + html.escape(line.rstrip("\n")[end:], quote=False)
+            for line, done, end in zip(lines, out, ends)]
 
 
 def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
@@ -154,21 +140,20 @@ def listing(file: int, filename: str, functions: Iterable[int]) -> str:
     if not lines:
         return (f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined '
                 'interactively)</p></section>')
-    coloured, out, at, tree = colour(lines), [f'<section class="file"><h3>{name}</h3>'], 1, _parsed(lines)
-    folds = _docstrings(lines, tree)
+    coloured, tree = colour(lines), parsed("".join(lines))
+    folds, at = _docstrings(lines, tree), 1
+
+    def folded(until: int) -> list[str]:
+        """The lines before a function, or at the end, as one that can be opened."""
+        if not "".join(lines[at - 1:until]).strip():
+            return []
+        return [f"<details><summary>lines {at} to {until}</summary>",
+                *_rows(file, coloured, at, until, folds), "</details>"]
+
+    out = [f'<section class="file"><h3>{name}</h3>']
     for first, last in _extents(lines, tree, set(functions)):
-        if not "".join(lines[at - 1:first - 1]).strip():
-            out += _rows(file, coloured, at, first - 1, folds) if first - at < 3 and at > 1 else []
-        elif first > at:
-            out.append(f"<details><summary>lines {at} to {first - 1}</summary>")
-            out += _rows(file, coloured, at, first - 1, folds)
-            out.append("</details>")
-        out.append('<div class="function">')
-        out += _rows(file, coloured, first, last, folds)
-        out.append("</div>")
+        blank = at > 1 and first - at < 3 and not "".join(lines[at - 1:first - 1]).strip()
+        out += _rows(file, coloured, at, first - 1, folds) if blank else folded(first - 1)
+        out += ['<div class="function">', *_rows(file, coloured, first, last, folds), "</div>"]
         at = last + 1
-    if "".join(lines[at - 1:]).strip():
-        out.append(f"<details><summary>lines {at} to {len(lines)}</summary>")
-        out += _rows(file, coloured, at, len(lines), folds)
-        out.append("</details>")
-    return "".join([*out, "</section>"])
+    return "".join([*out, *folded(len(lines)), "</section>"])

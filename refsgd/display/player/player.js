@@ -459,7 +459,7 @@ function nextWait() {
 
 const acts = {
   start: () => go(0), back: () => go(position - 1), forward: () => go(position + 1), end: () => go(last),
-  update: () => jump(run.jumps), wait: nextWait,
+  update: () => jump(run.events.flatMap(([, kind], i) => (kind === "update" ? [i + 1] : []))), wait: nextWait,
 };
 for (const id in acts) byId(id).addEventListener("click", () => { play(false); acts[id](); });
 byId("play").addEventListener("click", () => play(timer === null));

@@ -4,18 +4,23 @@ changes only."""
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.effects import Add, Compute, Factory, Load, Recv, Send
+from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, Send
 from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
-from refsgd.trace import Event, Trace
+from refsgd.trace import Trace
 
+Program = tuple[str, int]  #: node, number of its program
 MOST = 12  #: entries of a container, and characters of a string x 4, that are shown
+FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
+ENDED = ("returned", "died")  #: what is said of a program that has ended
 
 
 def rank(name: str) -> int:
@@ -51,37 +56,34 @@ def shown(value: Any, depth: int = 0) -> str | None:
 
 
 def _composed(value: Any, depth: int) -> str | None:
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return f"{type(value).__name__}({_joined(dict(zip(value._fields, value)), depth, '=')})"
-    if isinstance(value, Mapping):
-        return "{" + _joined(value, depth, ": ") + "}"
-    if isinstance(value, set | frozenset):
-        items = sorted(value, key=str)
-        return "{" + _listed(items, depth) + "}" if items else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{_listed(value, depth)}]"
     kind: Any = type(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return f"{kind.__name__}({_pairs(dict(zip(value._fields, value)), depth, '=')})"
+    if isinstance(value, Mapping):
+        return "{" + _pairs(value, depth, ": ") + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + _items(sorted(value, key=str), depth) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{_items(value, depth)}]"
     parameters = getattr(kind, "__dataclass_params__", None)
     if parameters is not None and not parameters.frozen:
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
-        return f"{kind.__name__}({_joined(fields, depth, '=')})"
+        return f"{kind.__name__}({_pairs(fields, depth, '=')})"
     return None
 
 
-def _joined(items: Mapping[Any, Any], depth: int, sign: str) -> str:
-    pairs = [(key, shown(value, depth + 1)) for key, value in items.items()]
-    pairs = [(key, text) for key, text in pairs if text is not None]
-    more = [f"… {len(pairs) - MOST} more"] if len(pairs) > MOST else []
-    return ", ".join([f"{shown(key, depth + 1)}{sign}{text}" for key, text in pairs[:MOST]] + more)
+def _pairs(items: Mapping[Any, Any], depth: int, sign: str) -> str:
+    known = [(key, text) for key, value in items.items() if (text := shown(value, depth + 1)) is not None]
+    return _joined([f"{shown(key, depth + 1)}{sign}{text}" for key, text in known[:MOST]], len(known))
 
 
-def _listed(items: Sequence[Any], depth: int) -> str:
-    more = [f"… {len(items) - MOST} more"] if len(items) > MOST else []
-    return ", ".join([shown(item, depth + 1) or "…" for item in items[:MOST]] + more)
+def _items(items: Sequence[Any], depth: int) -> str:
+    return _joined([shown(item, depth + 1) or "…" for item in items[:MOST]], len(items))
 
 
-FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
-ENDED = ("returned", "died")  #: what is said of a program that has ended
+def _joined(texts: list[str], count: int) -> str:
+    """The first of `count` entries, and how many more there are."""
+    return ", ".join(texts + [f"… {count - MOST} more"] * (count > MOST))
 
 
 class Stand(NamedTuple):
@@ -102,68 +104,63 @@ class States:
     """
 
     def __init__(self, trace: Trace, first: int, last: int) -> None:
-        self.first = first
+        self.first, self.events = first, trace.events
         # source files in order of appearance, and the first lines of the functions that were seen in them
         self.files: dict[str, set[int]] = {}
-        self.places: list[list[tuple[int, int]]] = []  # files and lines, outermost frame first
         # of each program (k, value) where the value changes
-        self.stands: dict[tuple[str, int], list[tuple[int, Stand]]] = defaultdict(list)
-        self.locals: dict[tuple[str, int], dict[str, list[tuple[int, str | None]]]] = defaultdict(dict)
-        self.names: dict[tuple[str, int], str] = {}
+        self.stands: dict[Program, list[tuple[int, Stand]]] = defaultdict(list)
+        self.locals: dict[Program, dict[str, list[tuple[int, str | None]]]] = defaultdict(dict)
+        self.names: dict[Program, str] = {}
         self.bodies: dict[int, str] = {}  # of messages, without arrays, by the event that sent them
-        self.pending: dict[tuple[str, int], Any] = {}  # the effect that each waits for at the end
+        self.pending: dict[Program, Any] = {}  # the effect that each waits for at the end
         self.note = ""  # why the lines are missing
-        self._number: dict[tuple[tuple[str, int], ...], int] = {}
+        self._number: dict[tuple[tuple[str, int], ...], int] = {}  # of each place, outermost frame first
         self._of_node: dict[str, list[int]] = defaultdict(list)  # numbers of a node's events
-        self._of_program: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self._of_program: dict[Program, list[int]] = defaultdict(list)
         for i, e in enumerate(trace.events[:last]):
             self._of_node[e.node].append(i)
             self._of_program[e.node, e.program].append(i)
-        self._done: dict[tuple[str, int], int] = defaultdict(int)
-        self._events: list[Event] = trace.events
+
+    @cached_property
+    def places(self) -> list[list[tuple[int, int]]]:
+        """Numbers of files, and lines, outermost frame first."""
+        names = list(self.files)
+        return [[(names.index(name), line) for name, line in where] for where in self._number]
 
     def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
         """Look at a node after `done` of its steps: the observer of a replay."""
-        k = 0 if not done else self._of_node[node][done - 1] + 1
-        if done:
-            self._done[node, self._events[k - 1].program] += 1
-        if k < self.first and done < len(self._of_node[node]) and self._of_node[node][done] < self.first:
+        own = self._of_node[node]
+        k = own[done - 1] + 1 if done else 0
+        if k < self.first and done < len(own) and own[done] < self.first:
             return  # the node goes on before the window begins
-        end = ENDED[done > 0 and self._events[k - 1].kind == "died"]
+        end = ENDED[done > 0 and self.events[k - 1].kind == "died"]
         for index, (program, effect) in enumerate(programs):
-            self._look((node, index), max(k, self.first), program, effect, end)
+            self._look((node, index), k, program, effect, end)
 
-    def _look(self, key: tuple[str, int], k: int, program: Any, effect: Any, end: str) -> None:
+    def _look(self, key: Program, k: int, program: Any, effect: Any, end: str) -> None:
         alive = [f for f in frames(program) if f.gi_frame is not None]
         self.names.setdefault(key, getattr(program, "__name__", "program"))
         self.pending[key] = effect
-        where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
-        for f in alive:
-            self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
-        receives = type(effect) is Recv and alive
-        waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if receives else ()
-        _put(self.stands[key], k, Stand(self._place(where), waits_for(effect) if alive else end, *waits))
+        own = self._of_program.get(key, [])
+        at = bisect_left(own, k)
+        if isinstance(effect, Send) and at < len(own):
+            self.bodies[own[at]] = shown(effect.body) or ""
         values: dict[str, str] = {}
         for f in alive:
+            self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
             for name, value in local_values(f).items():
                 text = shown(value)
                 if text is not None and not name.startswith(("_", ".")):
                     values[name] = text
+        where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
+        place = self._number.setdefault(where, len(self._number)) if alive else -1
+        receives = type(effect) is Recv and alive
+        waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if receives else ()
+        k = max(k, self.first)
+        _put(self.stands[key], k, Stand(place, waits_for(effect) if alive else end, *waits))
         column = self.locals[key]
         for name in [*column, *(name for name in values if name not in column)]:
             _put(column.setdefault(name, []), k, values.get(name))
-        own = self._of_program.get(key, [])
-        if isinstance(effect, Send) and self._done[key] < len(own):
-            self.bodies[own[self._done[key]]] = shown(effect.body) or ""
-
-    def _place(self, where: tuple[tuple[str, int], ...]) -> int:
-        if not where:
-            return -1
-        if where not in self._number:
-            self._number[where] = len(self.places)
-            names = list(self.files)
-            self.places.append([(names.index(name), line) for name, line in where])
-        return self._number[where]
 
 
 def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
@@ -176,23 +173,23 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
 
 def waits_for(effect: Any) -> str:
     """What a program does or waits for, in a reader's words."""
-    if isinstance(effect, Compute):
-        return f"computes: {effect.kind}"
-    if isinstance(effect, Send):
-        return f"sends {type(effect.body).__name__} to {effect.to}"
-    if isinstance(effect, Load):
-        return f"reads part {effect.part}"
-    if isinstance(effect, Add):
-        return f"adds to part {effect.part}"
-    name = type(effect).__name__
-    if name == "Recv":
-        return f"waits: {describe(effect)}"
-    if name == "Poll":
-        return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
-    if name == "Choose":
-        return "chooses"
-    if name == "Mark":
-        return f"marks {effect.name}"
+    match effect:
+        case Compute():
+            return f"computes: {effect.kind}"
+        case Send():
+            return f"sends {type(effect.body).__name__} to {effect.to}"
+        case Recv():
+            return f"waits: {describe(effect)}"
+        case Poll():
+            return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
+        case Choose():
+            return "chooses"
+        case Mark():
+            return f"marks {effect.name}"
+        case Load():
+            return f"reads part {effect.part}"
+        case Add():
+            return f"adds to part {effect.part}"
     return describe(effect)
 
 

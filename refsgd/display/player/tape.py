@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from refsgd.display.player.states import States, rank
+from refsgd.display.player.states import Program, States, rank
 from refsgd.display.player.why import Reason, Why
 from refsgd.effects import Compute, Recv
-from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace, taken
+from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace
 from refsgd.trace.diagram import words
 from refsgd.trace.waiting import Wait, waits
 
@@ -43,24 +44,31 @@ class Tape:
         self.end = self.events[-1].time if self.events else 0.0
         keys = {(e.node, e.program)
                 for e in trace.events[:last]} | set(states.stands) | {(n, 0) for n in trace.nodes}
-        order = {n: i for i, n in enumerate(trace.nodes)}
-        self.programs = sorted(keys, key=lambda key: (order[key[0]], key[1]))
+        self.node = {n: i for i, n in enumerate(trace.nodes)}
+        self.programs = sorted(keys, key=lambda key: (self.node[key[0]], key[1]))
         self.number = {key: i for i, key in enumerate(self.programs)}
-        self.before: dict[int, int] = {}  # of each event, the position after its program's previous one
-        seen: dict[tuple[str, int], int] = {}
-        for i, e in enumerate(trace.events[:last]):
-            self.before[i] = seen.get((e.node, e.program), 0)
-            seen[e.node, e.program] = i + 1
-        self.latest = seen
 
     def _k(self, k: int) -> int:
         """A position of the whole trace as one of the window."""
         return max(0, k - self.first)
 
+    def _after(self, i: int | None) -> int:
+        """The position after event i; -1 where that is after the window."""
+        return self._k(i + 1) if i is not None and i < self.last else -1
+
+    def _before(self, key: Program, i: int) -> int:
+        """The position, in the whole trace, after the last event of a program before event i."""
+        own = self.why.of.get(key, [])
+        at = bisect_left(own, i)
+        return own[at - 1] + 1 if at else 0
+
+    def _clipped(self, a: float, b: float) -> tuple[float, float]:
+        """What lies in the window of a span of time."""
+        return _time(max(a, self.start)), _time(min(b, self.end))
+
     def to_json(self) -> dict[str, Any]:
         """Everything, as values that `json` writes."""
-        busy = self._computing()
-        waiting, blocks, base = self._waiting()
+        pieces, _ = waits(self.trace)
         return {
             "unit": self.unit, "first": self.first, "total": len(self.trace.events),
             "start": _time(self.start), "end": _time(self.end),
@@ -69,8 +77,9 @@ class Tape:
             "times": [_time(e.time) for e in self.events],
             "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
             "places": self.states.places, "note": self.states.note,
-            "computing": busy, "waiting": waiting, "blocks": blocks, "messages": self._messages(),
-            "causes": [*CAUSES, OPEN], "why": WHY, **self._ages(), **self._counts(), "base": base,
+            "computing": self._computing(), "waiting": self._waiting(pieces), "blocks": self._blocks(pieces),
+            "messages": self._messages(), "causes": [*CAUSES, OPEN], "why": WHY, **self._ages(),
+            **self._counts(), "stops": self._stops(), "base": self._base(pieces),
         }
 
     def _program(self, key: tuple[str, int]) -> dict[str, Any]:
@@ -84,14 +93,14 @@ class Tape:
         stands = [[self._k(k), stand.place, stand.says] for k, stand in self.states.stands.get(key, [])]
         reasons = [[self._k(k), reason and reason.text, *((reason and reason.held and reason.place) or ())]
                    for k, reason in self.reasons[key]]
-        return {"node": self.trace.nodes.index(key[0]), "index": key[1],
+        return {"node": self.node[key[0]], "index": key[1],
                 "name": self.states.names.get(key, ""), "stands": stands,
                 "reasons": reasons, "locals": moves, "fixed": fixed}
 
     @cached_property
-    def reasons(self) -> dict[tuple[str, int], list[tuple[int, Reason | None]]]:
+    def reasons(self) -> dict[Program, list[tuple[int, Reason | None]]]:
         """Why each main program waits, from which position on."""
-        found: dict[tuple[str, int], list[tuple[int, Reason | None]]] = {
+        found: dict[Program, list[tuple[int, Reason | None]]] = {
             key: [(self.first, None)] for key in self.programs}
         for key in found:
             for k in range(self.first, self.last + 1) if not key[1] else ():
@@ -100,76 +109,76 @@ class Tape:
                     found[key].append((k, reason))
         return found
 
+    def _stretches(self, key: Program) -> Iterable[tuple[int, int, Reason | None]]:
+        """From which position until which a program waits for which reason."""
+        column = [*self.reasons[key], (self.last + 1, None)]
+        return ((k, until, reason) for (k, reason), (until, _) in pairwise(column))
+
     # -- the diagram ---------------------------------------------------------------------------------------
 
     def _computing(self) -> list[list[Any]]:
         """[program, start, end, kind of work, position at its end (-1: still computing)] of every Compute
         in the window."""
-        out = []
-        for i, e in enumerate(self.trace.events):
-            if isinstance(e, Computed) and e.time >= self.start and e.start <= self.end and e.time > e.start:
-                k = self._k(i + 1) if i < self.last else -1
-                out.append([self.number.get((e.node, e.program), 0), _time(max(self.start, e.start)),
-                            _time(min(self.end, e.time)), e.work, k])
-        for key, since in self._open(Compute):
-            if since < self.end:
-                out.append([self.number[key], _time(max(self.start, since)), _time(self.end),
-                            self.states.pending[key].kind, -1])
-        return out
+        out = [[self.number.get((e.node, e.program), 0), *self._clipped(e.start, e.time), e.work,
+                self._after(i)]
+               for i, e in enumerate(self.trace.events) if isinstance(e, Computed)
+               and e.time >= self.start and e.start <= self.end and e.time > e.start]
+        return out + [[self.number[key], *self._clipped(since, self.end), self.states.pending[key].kind, -1]
+                      for key, since in self._open(Compute) if since < self.end]
 
-    def _open(self, kind: type) -> list[tuple[tuple[str, int], float]]:
+    def _open(self, kind: type) -> list[tuple[Program, float]]:
         """Programs that wait for an effect of this kind when the trace ends, and since when."""
         if self.last < len(self.trace.events):
             return []
-        found = []
-        for key, effect in self.states.pending.items():
-            since = self.trace.events[self.latest[key] - 1].time if key in self.latest else 0.0
-            if type(effect) is kind:
-                found.append((key, since))
-        return found
+        return [(key, self._time_at(self._before(key, self.last)))
+                for key, effect in self.states.pending.items() if type(effect) is kind]
 
-    def _waiting(self) -> tuple[list[list[Any]], list[list[Any]], dict[str, float]]:
-        """Pieces [program, start, end, cause, position at its end] in the window; waits [program, from
-        position, to position, words]; and the seconds of each cause, and of computing, before the window."""
-        pieces, rest = waits(self.trace)
-        base = dict.fromkeys(CAUSES, 0.0)
-        base["computing"] = self._computed_before()
-        at = {(e.src, e.node, e.number): i for i, e in enumerate(self.trace.events)
-              if isinstance(e, Received)}
-        out, by_event = [], defaultdict(list)
+    def _waiting(self, pieces: list[Wait]) -> list[list[Any]]:
+        """Pieces [program, start, end, cause, position at its end] in the window."""
+        out: list[list[Any]] = []
+
+        def add(key: Program, a: float, b: float, cause: int, k: int) -> None:
+            if min(b, self.end) > max(a, self.start):
+                out.append([self.number[key], *self._clipped(a, b), cause, k])
+
         for w in pieces:
-            base[w.cause] += max(0.0, min(w.end, self.start) - min(w.start, self.start))
-            i = at.get((w.message.src, w.message.to, w.message.number)) if w.message else None
-            if i is not None:
-                by_event[i].append(w)
-            if w.end > self.start and w.start < self.end:
-                k = self._k(i + 1) if i is not None and i < self.last else -1
-                out.append([self.number[w.worker, 0], _time(max(w.start, self.start)),
-                            _time(min(w.end, self.end)), CAUSES.index(w.cause), k])
-        blocks = [[self.number[e.node, e.program], self._k(self.before[i]), self._k(i + 1),
-                   self._spent(e, by_event.get(i, []))] for i, e in enumerate(self.trace.events[:self.last])
-                  if isinstance(e, Received) and e.time > e.since and i >= self.first]
+            add((w.worker, 0), w.start, w.end, CAUSES.index(w.cause), self._after(self._taken(w)))
         for key, since in self._open(Recv):
-            if key[1] == 0 and self.trace.is_worker(key[0]):
-                column = [*self.reasons[key], (self.last + 1, None)]
-                for (k, reason), (until, _) in pairwise(column):
-                    a, b = max(self.start, since, self._time_at(k)), min(self.end, self._time_at(until))
-                    if b > a:
-                        cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
-                        out.append([self.number[key], _time(a), _time(b), cause, -1])
+            for k, until, reason in self._stretches(key) if self._works(key) else ():
+                cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
+                add(key, max(since, self._time_at(k)), self._time_at(until), cause, -1)
         for i, e in enumerate(self.trace.events):  # servers: no request yet
-            if isinstance(e, Received) and not self.trace.is_worker(e.node) and e.time > e.since:
-                a, b = max(self.start, e.since), min(self.end, e.time)
-                if b > a:
-                    out.append([self.number[e.node, e.program], _time(a), _time(b), -1,
-                                self._k(i + 1) if i < self.last else -1])
-        before = {cause: _time(spent) for cause, spent in base.items()}
-        return _merged(out), sorted(blocks, key=lambda block: block[1]), before
+            if isinstance(e, Received) and not self.trace.is_worker(e.node):
+                add((e.node, e.program), e.since, e.time, -1, self._after(i))
+        return _merged(out)
 
-    def _computed_before(self) -> float:
-        return float(sum(max(0.0, min(e.time, self.start) - min(e.start, self.start))
-                         for e in self.trace.of(Computed) if e.work == "gradient"
-                         and self.trace.is_worker(e.node)))
+    def _works(self, key: Program) -> bool:
+        """Whether a program is the main one of a worker."""
+        return not key[1] and self.trace.is_worker(key[0])
+
+    def _taken(self, w: Wait) -> int | None:
+        """The event that ends a wait."""
+        return self.why.taken.get((w.message.src, w.message.to, w.message.number)) if w.message else None
+
+    def _blocks(self, pieces: list[Wait]) -> list[list[Any]]:
+        """Waits [program, from position, to position, words]."""
+        by_event = defaultdict(list)
+        for w in pieces:
+            by_event[self._taken(w)].append(w)
+        out = [[self.number[e.node, e.program], self._k(self._before((e.node, e.program), i)), self._k(i + 1),
+                self._spent(e, by_event[i])] for i, e in enumerate(self.trace.events[:self.last])
+               if isinstance(e, Received) and e.time > e.since and i >= self.first]
+        return sorted(out, key=lambda block: block[1])
+
+    def _base(self, pieces: list[Wait]) -> dict[str, float]:
+        """The seconds of each cause, and of computing, before the window."""
+        base = dict.fromkeys([*CAUSES, "computing"], 0.0)
+        spans = [(w.cause, w.start, w.end) for w in pieces]
+        spans += [("computing", e.start, e.time) for e in self.trace.of(Computed)
+                  if e.work == "gradient" and self.trace.is_worker(e.node)]
+        for cause, a, b in spans:
+            base[cause] += max(0.0, min(b, self.start) - min(a, self.start))
+        return {cause: _time(spent) for cause, spent in base.items()}
 
     def _spent(self, e: Received, pieces: list[Wait]) -> str:
         """Until when a program waited for what it received, and how the whole wait is made up."""
@@ -192,28 +201,26 @@ class Tape:
     def _messages(self) -> list[list[Any]]:
         """[from program, to program, name, sent at position, at time, arrival, received at position (-1:
         never), at time, bytes, body]."""
-        by_letter = {letter: i for i, e in enumerate(self.trace.events) if (letter := taken(e))}
-        nodes, out = set(self.trace.nodes), []
+        out = []
         for i, e in enumerate(self.trace.events[:self.last]):
-            if not isinstance(e, Sent) or e.to not in nodes:
+            if not isinstance(e, Sent) or e.to not in self.node:
                 continue
-            j = by_letter.get((e.node, e.to, e.number))
+            j = self.why.taken.get((e.node, e.to, e.number))
             if j is not None and j < self.first:
                 continue
             arrival = self.why.arrived((e.node, e.to, e.number))
-            got = [self._k(j + 1),
-                   _time(self.trace.events[j].time)] if j is not None and j < self.last else [-1, None]
+            got = _time(self.trace.events[j].time) if j is not None and j < self.last else None
             taker = e.to, self.trace.events[j].program if j is not None else 0
             to = self.number.get(taker, self.number[e.to, 0])
             out.append([self.number[e.node, e.program], to, f"{e.message}#{e.number}", self._k(i + 1),
-                        _time(e.time), None if arrival == float("inf") else _time(arrival), *got, e.nbytes,
-                        self.states.bodies.get(i, "")])
+                        _time(e.time), None if arrival == float("inf") else _time(arrival), self._after(j),
+                        got, e.nbytes, self.states.bodies.get(i, "")])
         return out
 
     def _ages(self) -> dict[str, Any]:
         """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram
         before the window."""
-        nodes, ages, before = {n: i for i, n in enumerate(self.trace.nodes)}, [], Counter[int]()
+        ages, before = [], Counter[int]()
         for i, e in enumerate(self.trace.events[:self.last]):
             if isinstance(e, Marked) and e.name == "update":
                 for worker, read in e.values.get("reads", ()):
@@ -221,36 +228,28 @@ class Tape:
                     if i < self.first:
                         before[tau] += 1
                     else:
-                        ages.append([self._k(i + 1), tau, nodes.get(worker, -1)])
+                        ages.append([self._k(i + 1), tau, self.node.get(worker, -1)])
         return {"ages": ages, "agesBefore": dict(before)}
 
     def _counts(self) -> dict[str, Any]:
-        """What grows: [position, value] of the gradients of each worker and the updates of each node; and
-        positions to jump to."""
-        gradients: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
-        updates: dict[int, list[list[int]]] = defaultdict(lambda: [[0, 0]])
-        jumps = list[int]()
+        """What grows: [position, value] of the gradients of each worker and the updates of each node."""
+        found: dict[str, dict[int, dict[int, int]]] = {"gradients": {}, "updates": {}}
         for i, e in enumerate(self.trace.events[:self.last]):
-            k, node = self._k(i + 1), self.trace.nodes.index(e.node)
-            column = None
-            if isinstance(e, Computed) and e.work == "gradient" and self.trace.is_worker(e.node):
-                column = gradients[node]
-            elif kind_of(e) == "update":
-                column = updates[node]
-                jumps += [k] if k else []
-            if column is not None:
-                column.append([k, column[-1][1] + 1])
-        return {"gradients": _latest(gradients), "updates": _latest(updates), "jumps": sorted(set(jumps)),
-                "stops": self._stops()}
+            gradient = isinstance(e, Computed) and e.work == "gradient" and self.trace.is_worker(e.node)
+            if gradient or kind_of(e) == "update":
+                column = found["gradients" if gradient else "updates"].setdefault(self.node[e.node], {0: 0})
+                column[self._k(i + 1)] = next(reversed(column.values())) + 1
+        return {what: {node: list(column.items()) for node, column in columns.items()}
+                for what, columns in found.items()}
 
     def _stops(self) -> list[list[int]]:
         """[position, program] where a worker begins to be held back for a while."""
         out = []
-        for key, column in self.reasons.items():
+        for key in filter(self._works, self.reasons):
             known = False  # of this wait
-            for (k, reason), (until, _) in pairwise([*column, (self.last + 1, None)]):
+            for k, until, reason in self._stretches(key):
                 lasts = until > self.last or self._time_at(until) > self._time_at(k)
-                if reason and reason.held and lasts and not known and self.trace.is_worker(key[0]):
+                if reason and reason.held and lasts and not known:
                     out += [[self._k(k), self.number[key]]] if k > self.first else []
                     known = True
                 known = known and reason is not None
@@ -266,12 +265,6 @@ def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
         else:
             out.append(piece)
     return out
-
-
-def _latest(columns: dict[int, list[list[int]]]) -> dict[int, list[list[int]]]:
-    """Of several values at one position the last."""
-    return {node: [[k, value] for k, value in {pair[0]: pair[1] for pair in column}.items()]
-            for node, column in columns.items()}
 
 
 def kind_of(e: Event) -> str:

@@ -1,4 +1,4 @@
-"""Which colour means what, the same everywhere."""
+"""Which colour means what, and what all axes have: the same everywhere."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def axes_or_current(ax: Axes | None) -> Axes:
     import matplotlib.pyplot as plt
 
     return plt.gca()
+
+
+def with_labels(ax: Axes, x: str, y: str, grid: bool = True) -> Axes:
+    """The axes with names, and with a legend where a line has a label."""
+    ax.set(xlabel=x, ylabel=y)
+    if grid:
+        ax.grid(alpha=0.3)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=8)
+    return ax

@@ -6,13 +6,20 @@ Mappings of results are from the name that the legend shows to the `refsgd.exper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of
+from refsgd.display.plots.colors import (
+    CAUSE_COLORS,
+    LINES,
+    MARKERS,
+    axes_or_current,
+    color_of,
+    with_labels,
+)
 from refsgd.trace import CAUSES
 
 if TYPE_CHECKING:  # which draw themselves with this package
@@ -20,19 +27,20 @@ if TYPE_CHECKING:  # which draw themselves with this package
     from refsgd.experiment.sweep import Sweep
 
 
+def _styled(results: Mapping[str, Result]) -> Iterator[tuple[Result, dict[str, Any]]]:
+    """Each result with the look of its line."""
+    for i, (name, result) in enumerate(results.items()):
+        yield result, {"label": name, "color": color_of(result.algorithm), "linestyle": LINES[i % 4]}
+
+
 def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel: str) -> Axes:
     """Test accuracy (or loss, where there is none) against a column of the history, a line per result."""
-    ax = axes_or_current(ax)
-    for i, (name, result) in enumerate(results.items()):
-        has_accuracy = bool(result.accuracy)
-        values = [100 * h[4] if has_accuracy else h[3] for h in result.history]
-        ax.plot([h[column] for h in result.history], values, LINES[i % 4], color=color_of(result.algorithm),
-                label=name, marker="o", markersize=2.5)
-        ax.set_ylabel("test accuracy, %" if has_accuracy else "loss")
-    ax.set_xlabel(xlabel)
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    return ax
+    ax, ylabel = axes_or_current(ax), ""
+    for result, style in _styled(results):
+        values = [100 * h[4] if result.accuracy else h[3] for h in result.history]
+        ax.plot([h[column] for h in result.history], values, marker="o", markersize=2.5, **style)
+        ylabel = "test accuracy, %" if result.accuracy else "loss"
+    return with_labels(ax, xlabel, ylabel)
 
 
 def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
@@ -50,12 +58,11 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
     """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result, a
     tick for its formula."""
     ax = axes_or_current(ax)
-    names = list(results)
-    left = [0.0] * len(names)
+    left = [0.0] * len(results)
     for cause in CAUSES:
         shares = [100 * r.measured["idle_by_cause"].get(cause, 0.0) for r in results.values()]
         if max(shares, default=0.0) > 0.05:
-            ax.barh(names, shares, left=left, color=CAUSE_COLORS[cause], label=cause)
+            ax.barh(list(results), shares, left=left, color=CAUSE_COLORS[cause], label=cause)
         left = [a + b for a, b in zip(left, shares)]
     _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
     ax.set_xlabel("idle share of a worker's time, %")
@@ -75,9 +82,8 @@ def _bars_of(results: Mapping[str, Result], ax: Axes, lengths: Sequence[float], 
             ax.plot([scale * value] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.6, label=label)
             label = "_formula"
         ax.text(far + 0.02 * most, y, pattern.format(length), va="center", fontsize=8)
-    ax.set_xlim(0, most * 1.3)
     ax.set_yticks(range(len(results)), list(results))
-    ax.set_ylim(len(results) - 0.4, -0.6)
+    ax.set(xlim=(0, most * 1.3), ylim=(len(results) - 0.4, -0.6))
 
 
 def iteration_times(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
@@ -92,23 +98,16 @@ def iteration_times(results: Mapping[str, Result], ax: Axes | None = None) -> Ax
 
 def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
     """How many updates a gradient missed, as shares [%], a step line per result."""
-    ax = axes_or_current(ax)
-    largest = 1
-    for i, (name, result) in enumerate(results.items()):
+    ax, largest = axes_or_current(ax), 1
+    for result, style in _styled(results):
         counts = {int(k): v for k, v in result.measured["staleness"]["histogram"].items()}
-        total = sum(counts.values())
-        if not total:
-            continue
-        top = max(counts)
-        largest = max(largest, top)
-        heights = [100 * counts.get(k, 0) / total for k in range(top + 1)]
-        ax.stairs(heights, [k - 0.5 for k in range(top + 2)], color=color_of(result.algorithm), label=name,
-                  linestyle=LINES[i % 4], linewidth=1.6)
+        if total := sum(counts.values()):
+            top = max(counts)
+            largest = max(largest, top)
+            ax.stairs([100 * counts.get(k, 0) / total for k in range(top + 1)],
+                      [k - 0.5 for k in range(top + 2)], linewidth=1.6, **style)
     ax.set_xlim(-0.6, min(largest, 25) + 0.6)
-    ax.set_xlabel("staleness, updates")
-    ax.set_ylabel("gradients, %")
-    ax.legend(fontsize=8)
-    return ax
+    return with_labels(ax, "staleness, updates", "gradients, %", grid=False)
 
 
 def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
@@ -118,18 +117,12 @@ def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axe
     Results whose workers keep no replica of their own (a parameter server's) have no line.
     """
     ax = axes_or_current(ax)
-    for i, (name, result) in enumerate(results.items()):
-        found = [(t, d) for t, d in (result.trace.replica_spread if result.trace is not None else [])
-                 if d > 0]
-        if found:
-            ax.plot(*zip(*found), LINES[i % 4], color=color_of(result.algorithm), label=name, linewidth=1.4)
+    for result, style in _styled(results):
+        spread = result.trace.replica_spread if result.trace is not None else []
+        if found := [(t, d) for t, d in spread if d > 0]:
+            ax.plot(*zip(*found), linewidth=1.4, **style)
     ax.set_yscale("log")
-    ax.set_xlabel("seconds")
-    ax.set_ylabel("consensus distance")
-    ax.grid(alpha=0.3)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8)
-    return ax
+    return with_labels(ax, "seconds", "consensus distance")
 
 
 def label_of(result: Result) -> str:
@@ -147,37 +140,31 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
     in grey."""
     ax = axes_or_current(ax)
     results = sorted(results, key=lambda r: r.workers)
-    groups = list(dict.fromkeys(map(label_of, results)))
-    for i, name in enumerate(groups):
+    for i, name in enumerate(dict.fromkeys(map(label_of, results))):
         mine = [r for r in results if label_of(r) == name]
         color = color_of(mine[0].algorithm)
         line = [(r.workers, p) for r in mine if (p := _predicted(r, "images_per_second")) is not None]
         if line:
             ax.plot(*zip(*line), LINES[i % 4], color=color, linewidth=1.2)
         for runtime in dict.fromkeys(r.runtime for r in mine):
-            ax.plot([r.workers for r in mine if r.runtime == runtime],
-                    [r.measured["images_per_second"] for r in mine if r.runtime == runtime],
-                    MARKERS.get(runtime, "o"), color=color, markersize=4.5, label=f"{name}, {runtime}")
+            seen = [(r.workers, r.measured["images_per_second"]) for r in mine if r.runtime == runtime]
+            ax.plot(*zip(*seen), MARKERS.get(runtime, "o"), color=color, markersize=4.5,
+                    label=f"{name}, {runtime}")
     if results and results[0].machine.compute is not None:
         first = results[0].measured
         batch = first["images_per_second"] * first["seconds_per_iteration"] / results[0].workers
         most, each = results[-1].workers, batch / results[0].machine.compute.mean
         ax.plot([0, most], [0, most * each], color="#BBBBBB", linewidth=1, zorder=0,
                 label="nobody ever waits")
-    ax.set_xlabel("workers")
-    ax.set_ylabel("images/s")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    return ax
+    return with_labels(ax, "workers", "images/s")
 
 
 def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = None,
                                figure: str = "seconds_per_iteration") -> Axes:
     """One figure, run against formula: on the grey diagonal they agree.  A bound is drawn hollow."""
-    ax = axes_or_current(ax)
-    seen = []
+    ax, seen = axes_or_current(ax), []
     for name, result in results.items():
         value = _predicted(result, figure)
         if value is None:
@@ -190,33 +177,25 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
     if seen:
         ends = [min(seen) * 0.95, max(seen) * 1.05]
         ax.plot(ends, ends, color="#BBBBBB", linewidth=1, zorder=0)
-        ax.legend(fontsize=8)
     words = figure.replace("_", " ")
-    ax.set_xlabel(f"{words}, predicted")
-    ax.set_ylabel(f"{words}, run")
-    ax.grid(alpha=0.3)
-    return ax
+    return with_labels(ax, f"{words}, predicted", f"{words}, run")
 
 
 def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
     """Curves of several algorithms over one quantity, by their formulas; crossings are marked."""
     ax = axes_or_current(ax)
     for i, (name, points) in enumerate(found.curves.items()):
-        known = [(x, y) for x, y in zip(found.values, points) if y is not None]
-        if known:
+        if known := [(x, y) for x, y in zip(found.values, points) if y is not None]:
             ax.plot(*zip(*known), LINES[i % 4], color=color_of(name), label=name, linewidth=1.6)
     for a, b, x in found.crossings:
         pairs = [(p, q) for p, q in zip(found.values, found.curves[a]) if q is not None]
-        y = float(np.interp(x, [p for p, _ in pairs], [q for _, q in pairs]))
+        xs, ys = zip(*pairs)
+        y = float(np.interp(x, xs, ys))
         ax.plot([x], [y], "o", color="none", markeredgecolor="#333333", markersize=8)
         ax.annotate(f"{a} / {b} at {x:.3g}", (x, y), textcoords="offset points", xytext=(6, -10), fontsize=7)
     if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
         ax.set_xscale("log")
-    ax.set_xlabel(found.quantity)
-    ax.set_ylabel(f"{found.figure.replace('_', ' ')}, {found.unit}")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    return ax
+    return with_labels(ax, found.quantity, f"{found.figure.replace('_', ' ')}, {found.unit}")
 
 
 def resources(result: Result, ax: Axes | None = None,
@@ -230,7 +209,6 @@ def resources(result: Result, ax: Axes | None = None,
     for i, (node, used) in enumerate(result.measured["resources"].items()):
         ax.plot([s[0] for s in used["samples"]], [scale * s[column] for s in used["samples"]], LINES[i % 4],
                 label=node, lw=1)
-    ax.set_xlabel("seconds")
-    ax.set_ylabel(label)
+    ax.set(xlabel="seconds", ylabel=label)
     ax.legend(fontsize=8, ncols=2)
     return ax

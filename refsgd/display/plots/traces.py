@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current
+from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current, with_labels
 from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
 from refsgd.trace.waiting import waits
 
@@ -48,9 +48,8 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
         ax.legend(handles=causes_key(), fontsize=7, ncols=len(CAUSES) + 1, loc="lower center",
                   bbox_to_anchor=(0.5, 1.0), frameon=False)
     ax.set_yticks(range(lane, lane + len(nodes)), nodes)
-    ax.set_ylim(lane + len(nodes) - 0.5, -0.5)
-    ax.set_xlim(0, end - start)
-    ax.set_xlabel("seconds" if not start else f"seconds after {start:g}")
+    ax.set(ylim=(lane + len(nodes) - 0.5, -0.5), xlim=(0, end - start),
+           xlabel="seconds" if not start else f"seconds after {start:g}")
     return ax
 
 
@@ -92,10 +91,7 @@ def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) ->
     mean = (counts * np.arange(ages.max() + 1)).sum(axis=1)[columns > 0] / columns[columns > 0]
     ax.plot((edges[:-1] + edges[1:])[columns > 0] / 2, mean, color="#D55E00", linewidth=1.6, label="mean")
     ax.figure.colorbar(mesh, ax=ax, label="gradients, %")
-    ax.set_xlabel("seconds")
-    ax.set_ylabel("staleness, updates")
-    ax.legend(fontsize=8)
-    return ax
+    return with_labels(ax, "seconds", "staleness, updates", grid=False)
 
 
 def communication(trace: Trace, ax: Axes | None = None) -> Axes:
@@ -118,6 +114,5 @@ def communication(trace: Trace, ax: Axes | None = None) -> Axes:
     ax.figure.colorbar(image, ax=ax, label=name)
     ax.set_xticks(range(len(nodes)), nodes, rotation=90)
     ax.set_yticks(range(len(nodes)), nodes)
-    ax.set_xlabel("to")
-    ax.set_ylabel("from")
+    ax.set(xlabel="to", ylabel="from")
     return ax
