@@ -6,7 +6,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import ModuleType
 
 from refsgd import __version__
 from refsgd.cli import (
@@ -27,19 +27,8 @@ from refsgd.cli.options import Parser, as_meant
 from refsgd.cli.outputs import check_outputs
 from refsgd.experiment.prepare import Usage
 
-
-class Command(Protocol):
-    """What the file of a command has; what is said here of its two functions holds for all commands."""
-
-    def add(self, commands: Any) -> None:
-        """Declare the command, its options and its help."""
-
-    def do(self, args: argparse.Namespace) -> None:
-        """Do its work: print, write the files asked for."""
-
-
-COMMANDS: tuple[Command, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise, data,
-                                 doctor, listing)
+COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise,
+                                    data, doctor, listing)
 
 
 def build_parser() -> Parser:
@@ -66,26 +55,19 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
 
     try:
         args = parse()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except Usage as error:
-        sys.stderr.write(f"refsgd: {error}\n")
-        return 2
-    warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
-        f"refsgd: warning: {message}\n")  # type: ignore[assignment]
-    try:
+        warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
+            f"refsgd: warning: {message}\n")  # type: ignore[assignment]
         check_outputs(args)
         args.do(args)
         return 0
+    except SystemExit as stop:
+        return int(stop.code or 0)
     except KeyboardInterrupt:
         sys.stderr.write("refsgd: interrupted; all processes ended\n")
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Usage as error:
-        sys.stderr.write(f"refsgd: {error}\n")
-        return 2
     except (DataError, RuntimeError, ArithmeticError, ValueError, OSError) as error:
         sys.stderr.write(f"refsgd: {error}\n")
-        return 1
+        return 2 if isinstance(error, Usage) else 1

@@ -18,11 +18,11 @@ def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("check", help="put your own algorithm through everything that must hold",
                             description="Lint, sizes, determinism, the ledger of gradients, the fixed point, "
-                                        "descent, every schedule of "
-                            "a small case, real processes: says what broke, with the shortest schedule.")
+                            "descent, every schedule of a small case, real processes: says what broke, with "
+                            "the shortest schedule.")
     p.add_argument("target", metavar="MODULE:FUNCTION",
-                   help="your deployment function f(problem, workers, steps, sgd, *, options), "
-                   "or the name of an algorithm of the catalogue")
+                   help="your deployment function f(problem, workers, steps, sgd, *, options), or the name "
+                        "of an algorithm of the catalogue")
     p.add_argument("--no-processes", action="store_true", help="leave real processes out")
     p.set_defaults(do=do)
 
@@ -48,9 +48,8 @@ def imported(target: str) -> Any:
 
     module_name, _, name = target.partition(":")
     if not name:
-        raise Usage(
-            f"target {target!r}; expected MODULE:FUNCTION, e.g. mine.py:my_algorithm, or one of "
-            f"{', '.join(CATALOGUE)}")
+        raise Usage(f"target {target!r}; expected MODULE:FUNCTION, e.g. mine.py:my_algorithm, or one of "
+                    + ", ".join(CATALOGUE))
     try:
         if module_name.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
@@ -62,12 +61,11 @@ def imported(target: str) -> Any:
             sys.path.insert(0, os.getcwd())
             module = importlib.import_module(module_name)
     except (ImportError, FileNotFoundError) as error:
-        raise Usage(
-            f"cannot import {module_name}: {error}; expected a module or a file that ends in .py") from None
+        raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py"
+                    ) from None
     except Exception as error:  # the reader's own module: whatever it raises
-        raise Usage(
-            f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that runs by "
-            "itself") from None
+        raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that "
+                    "runs by itself") from None
     if not callable(getattr(module, name, None)):
         raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
     return getattr(module, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -29,6 +29,18 @@ WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "idleness": "waiting"}
 #: differences of test accuracy up to here may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03
+#: columns of a comparison: heading, how soon it is left out, metric, scale, form of its values
+METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
+           ("ms per\niteration", 0, "seconds_per_iteration", 1e3, "{:.2f}"),
+           ("images/s", 4, "images_per_second", 1.0, "{:.0f}"),
+           ("Δ time", 5, "residual", 1.0, "{:+.1%}"),
+           ("staleness\nmean", 3, "staleness_mean", 1.0, "{:.2f}"),
+           ("staleness\nmax", 6, "staleness_max", 1.0, "{:.0f}"),
+           ("idle", 1, "idle_ratio", 1.0, "{:.1%}"),
+           ("MB\nsent", 7, "bytes_sent", 1e-6, "{:.3f}"))
+MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
+           "staleness\nmean": "staleness: updates that a gradient missed.",
+           "idle": "idle: share of a worker's time without computing."}
 #: share of the simulated time by which processes may be off before their results are no longer ranked
 OFF = 0.25
 SIGN = {"exact": "", "numerical": "", "approximation": "~", "lower": "≥", "upper": "≤"}
@@ -39,7 +51,7 @@ class Column(NamedTuple):
     never), alignment."""
 
     head: str
-    cells: Sequence[str]
+    cells: list[str]
     rank: int = 0
     right: bool = True
 
@@ -69,26 +81,23 @@ def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
     return SIGN[found.get("bound") or found["kind"]] + value
 
 
-def _cells(row: Row, runs: Sequence[Result | None], pattern: str, key: str, scale: float = 1.0,
-           seen: Callable[[dict[str, Any]], float] | None = None) -> str:
-    """A metric by formula and in each run, a line each; `seen` finds it where it has no key of its own."""
-    values = [None if r is None else seen(r.measured) if seen else r.measured[key] for r in runs]
-    return "\n".join([_predicted(row, key, scale, pattern),
-                      *("-" if v is None else pattern.format(v * scale) for v in values)])
+def _seen(row: Row, result: Result | None, against: str) -> dict[str, Any]:
+    """What a run showed, under the names that `METRICS` have."""
+    if result is None:
+        return {}
+    m = result.measured
+    return {**m, "staleness_mean": m["staleness"]["mean"], "staleness_max": m["staleness"]["max"],
+            "bytes_sent": sum(m["bytes_sent"].values()), "accuracy": result.accuracy.get("test"),
+            "residual": residual(row, against)}
 
 
 def residual(row: Row, against: str) -> float | None:
     """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of
     measured from simulated."""
-    if against == "predicted":
-        low, high = row.predicted.get("seconds_per_iteration", {}).get("value"), _iteration(row.simulated)
-    else:
-        low, high = _iteration(row.simulated), _iteration(row.measured)
+    times = [row.predicted.get("seconds_per_iteration", {}).get("value"),
+             *(r.measured["seconds_per_iteration"] if r else None for r in (row.simulated, row.measured))]
+    low, high = times[:2] if against == "predicted" else times[1:]
     return high / low - 1 if low and high else None
-
-
-def _iteration(result: Result | None) -> float | None:
-    return result.measured["seconds_per_iteration"] if result is not None else None
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
@@ -118,10 +127,11 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
         return ("the formula gives the iteration of a long run, and this run began differently: its total "
                 f"time is {whole:+.1%} off the formula's")
     total = off * found["value"]
-    excess = {cause: share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
-              for cause, share in s.measured["idle_by_cause"].items()}
-    # what pulls the same way
-    excess = {cause: e for cause, e in excess.items() if e * total > 0} or {"idleness": 0.0}
+    excess = {"idleness": 0.0}
+    for cause, share in s.measured["idle_by_cause"].items():
+        more = share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
+        if more * total > 0:  # it pulls the same way
+            excess[cause] = more
     worst = max(excess, key=lambda cause: abs(excess[cause]))
     drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
     mean = sum(d * s.machine.speed(rank) for rank, d in enumerate(drawn.values())) / len(drawn)
@@ -149,38 +159,25 @@ def _off_simulation(measured: Result, off: float) -> str:
 def comparison_table(comparison: Comparison, width: int = 120) -> Table:
     """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured."""
     real = any(row.measured for row in comparison.rows)
-    heads, lines, cells = [], [], list[list[str]]()
+    columns = [Column("algorithm", [], right=False), Column("", [], right=False),
+               *(Column(head, [], rank) for head, rank, *_ in METRICS)]
     for row in comparison.rows:
-        runs = [row.simulated, row.measured] if real else [row.simulated]
         best = row.measured or row.simulated
-        heads.append("\n".join([*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False),
-                                *([counted(best.workers, "worker"), counted(best.steps, "step")] if best
-                                  else [])]))
-        lines.append("\n".join(["predicted", "simulated", "measured"][:1 + len(runs)]))
-        accuracy = [f"{r.accuracy['test']:.1%}" if r is not None and r.accuracy else "-" for r in runs]
-        off = [residual(row, against) for against in ("predicted", "simulated")[:len(runs)]]
-        cells.append([
-            "\n".join(["-", *accuracy]),
-            _cells(row, runs, "{:.2f}", "seconds_per_iteration", 1e3),
-            _cells(row, runs, "{:.0f}", "images_per_second"),
-            "\n".join(["-", *("-" if d is None else f"{d:+.1%}" for d in off)]),
-            _cells(row, runs, "{:.2f}", "staleness_mean", seen=lambda m: m["staleness"]["mean"]),
-            _cells(row, runs, "{:.0f}", "staleness_max", seen=lambda m: m["staleness"]["max"]),
-            _cells(row, runs, "{:.1%}", "idle_ratio"),
-            _cells(row, runs, "{:.3f}", "bytes_sent", 1e-6, lambda m: sum(m["bytes_sent"].values()))])
-    names = (("test\naccuracy", 2), ("ms per\niteration", 0), ("images/s", 4), ("Δ time", 5),
-             ("staleness\nmean", 3), ("staleness\nmax", 6), ("idle", 1), ("MB\nsent", 7))
-    columns = [Column("algorithm", heads, right=False), Column("", lines, right=False),
-               *(Column(name, column, rank)
-                 for (name, rank), column in zip(names, zip(*cells) if cells else [()] * len(names)))]
+        size = [counted(best.workers, "worker"), counted(best.steps, "step")] if best else []
+        runs = [_seen(row, row.simulated, "predicted"), _seen(row, row.measured, "simulated")][:1 + real]
+        cells = [[*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False), *size],
+                 ["predicted", "simulated", "measured"][:1 + len(runs)]]
+        for _, _, key, scale, pattern in METRICS:
+            values = [seen.get(key) for seen in runs]
+            cells.append([_predicted(row, key, scale, pattern),
+                          *("-" if v is None else pattern.format(v * scale) for v in values)])
+        for column, lines in zip(columns, cells, strict=True):
+            column.cells.append("\n".join(lines))
     table = fitted(columns, width, title=f"{comparison.machine}", show_lines=True)
-    meaning = {"Δ time": "Δ time: time per iteration against the line above.",
-               "staleness\nmean": "staleness: updates that a gradient missed.",
-               "idle": "idle: share of a worker's time without computing."}
     table.caption = " ".join([
         "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
         "~ approximation, ± standard error, if visible at this precision, ≤ ≥ bound.",
-        *(meaning[str(c.header)] for c in table.columns if c.header in meaning)])
+        *(MEANING[str(c.header)] for c in table.columns if c.header in MEANING)])
     return table
 
 
@@ -191,7 +188,7 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
         return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head),
                     break_long_words=False, break_on_hyphens=False)
 
-    out = []
+    out = list[str]()
     name = max(map(len, [*predictions, *(absent or {})]), default=0) + 2
     for key, p in predictions.items():
         unit = "" if p.unit == "1" else " " + p.unit
@@ -200,8 +197,7 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
                    f"({f'{p.bound} {p.kind}'.strip()})")
         terms = [f"{term} {value:.6g}" + f" {p.units.get(term, '')}".removesuffix(" 1").rstrip()
                  for term, value in p.terms.items() if term != STANDARD_ERROR]
-        for head, text in (("  terms    ", "; ".join(terms)), ("  formula  ", p.formula)):
-            out += indented(head, text)
+        out += [*indented("  terms    ", "; ".join(terms)), *indented("  formula  ", p.formula)]
     for key, reason in (absent or {}).items():
         out += indented(f"{key:{name}}", f"none: {reason}")
     return out

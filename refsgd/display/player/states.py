@@ -4,7 +4,7 @@ changes only."""
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -161,6 +161,12 @@ class States:
         column = self.locals[key]
         for name in [*column, *(name for name in values if name not in column)]:
             _put(column.setdefault(name, []), k, values.get(name))
+
+
+def value_at(column: Sequence[tuple[int, Any]], k: int) -> Any:
+    """The value of a column at position k; None before its first."""
+    at = bisect_right(column, k, key=lambda pair: pair[0])
+    return column[at - 1][1] if at else None
 
 
 def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:

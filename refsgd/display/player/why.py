@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from refsgd.display.player.gates import around, between, bound
 from refsgd.display.player.listing import title
-from refsgd.display.player.states import ENDED, Stand, States
+from refsgd.display.player.states import ENDED, Program, Stand, States, value_at
 from refsgd.trace import Computed, Marked, Polled, Received, Sent, Trace, taken
 
-Program = tuple[str, int]  #: node, number of its program
 Letter = tuple[str, str, int]  #: from, to, number on this channel
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
 LONG = 60  #: characters of a value from which on only its keys are told
@@ -45,7 +44,6 @@ class Why:
 
     def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
         self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
-        self.files = list(states.files)
         self.of: dict[Program, list[int]] = defaultdict(list)  # numbers of a program's events
         self.sent: dict[Letter, int] = {}  # numbers of the events that sent and took each message
         self.taken: dict[Letter, int] = {}
@@ -58,6 +56,7 @@ class Why:
                 self.taken[letter] = i
             elif isinstance(e, Marked) and e.name == "block":
                 self.marked[e.values["worker"]].append(i)
+        self.files = list(states.files)
         self.sources = ["".join(linecache.getlines(name)) for name in self.files]
 
     def sentence(self, node: str, program: int, k: int) -> str:
@@ -74,53 +73,53 @@ class Why:
         if key[1]:
             return Reason(f" for {' or '.join(stand.kinds)}", "")
         if (answer := self._answer(key, stand, k)) is not None:
-            there = self.arrived(answer) <= self._now(k)
-            return Reason(f": {self._name(answer)} of {answer[0]} "
-                          f"{'has come' if there else 'is on the wire'}", "transfer")
-        marked = self._mark(node, k)
+            return Reason(f": {self._on_its_way(answer, k, ' ')}", "transfer")
+        marked, works = self._mark(node, k), self.trace.is_worker(node)
         if marked is not None and self.events[marked].node == node:
             place, values = self._decided(key, marked, key, k)
             return Reason(f": it holds itself back{values}{self._at(place)}", "slack", True, place)
-        src = stand.src or (self._source(key, k) if self.trace.is_worker(node) else None)
-        request = self._request(key, src, k) if src or self.trace.is_worker(node) else None
-        if request is None and src is None:
+        src = stand.src or (self._source(key, k) if works else None)
+        request = self._request(key, src, k) if src or works else None
+        other = src or (request[1] if request else None)
+        if other is None:
             said, cause = self._meanwhile(key, k)
             return Reason(f": no {' or '.join(stand.kinds)} has come{said}", cause, True)
-        return self._asked(key, stand, request, src or request[1] if request else str(src), k)
+        if request and self.taken.get(request, k) >= k:
+            return self._under_way(key, request, other, k)
+        return self._asked(key, stand, request, other, marked, k)
 
-    def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, k: int) -> Reason:
-        """Of a program that waits for one other, which it has sent a request or not."""
-        what = f"{self._name(request)}" if request else ""
-        taken = self.taken.get(request, len(self.events)) if request else -1
-        if request and taken >= k:
-            if self.arrived(request) > self._now(k):
-                return Reason(f": its {what} is on the wire to {other}", "transfer")
-            its_next = self._answer((other, 0), self._stand((other, 0), k), k)
-            said = "takes it next" if its_next == request else self._doing((other, 0), k, (key[0],))
-            return Reason(f": its {what} lies in the inbox of {other}, which {said}", "queueing",
-                          place=self._line((other, 0), k))
-        its = other, self._sender(key, k) if taken < 0 else self.events[taken].program
+    def _under_way(self, key: Program, request: Letter, other: str, k: int) -> Reason:
+        """Of a program whose request nobody has taken yet."""
+        what = self._name(request)
+        if self.arrived(request) > self._now(k):
+            return Reason(f": its {what} is on the wire to {other}", "transfer")
+        its_next = self._answer((other, 0), self._stand((other, 0), k), k)
+        said = "takes it next" if its_next == request else self._doing((other, 0), k, (key[0],))
+        return Reason(f": its {what} lies in the inbox of {other}, which {said}", "queueing",
+                      place=self._line((other, 0), k))
+
+    def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, marked: int | None,
+               k: int) -> Reason:
+        """Of a program that waits for one other, which has taken its request or was sent none."""
+        taken = self.taken[request] if request else -1
+        its = other, self.events[taken].program if request else self._sender(key, k)
         theirs, place = self._stand(its, k), self._line(its, k)
         cause = "partner" if request else "slack"
         if self.trace.is_worker(other) != bool(request):
             cause = "straggling"
-        has = (f"{other} has its {what} and " if request
+        has = (f"{other} has its {self._name(request)} and " if request
                else f"{other} has not sent {' or '.join(stand.kinds)} yet: it ")
-        marked = self._mark(key[0], k)
         bounded = marked is not None and request is not None and marked > taken
         cause = "slack" if bounded else cause
         if bounded and not theirs.says.endswith(f" to {key[0]}"):
-            has = f"{other} holds the answer to {what} back"
+            has = f"{other} holds the answer to {self._name(request)} back" if request else has
         elif not theirs.kinds:
-            said, work = self._doing(its, k), theirs.says.partition("computes: ")[2]
-            # what it marks and sends belongs to it
-            done = [self.events[i] for i in self.of[its] if taken < i < k] if request else []
-            served = work not in ("", "gradient") or (not work
-                                                      and any(isinstance(e, Computed) and e.work != "gradient"
-                                                              for e in done))
-            cause = cause if bounded else "" if theirs.says in ENDED else "update" if served else cause
-            return Reason(f": {has}{said}{self._at(place)}", cause,
-                          work == "gradient" or theirs.says in ENDED, place)
+            ended, work = theirs.says in ENDED, theirs.says.partition("computes: ")[2]
+            if not bounded:
+                serves = self._serves(its, taken, k) if request and not work else work not in ("", "gradient")
+                cause = "" if ended else "update" if serves else cause
+            return Reason(f": {has}{self._doing(its, k)}{self._at(place)}", cause,
+                          work == "gradient" or ended, place)
         elif not request or theirs.src:
             said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
             # a row of messages, each of which waits for the one before
@@ -128,7 +127,7 @@ class Why:
             return Reason(f": {has}{said}{self._at(place)}", "transfer" if wire else cause if moving else "",
                           not wire, place)
         else:
-            has, marked = f"{other} has its {what} and does not answer yet", None
+            has, marked = f"{has}does not answer yet", None
         decided, values = self._decided(its, marked, key, k)
         trigger, decided = self._trigger(key, k), decided or place
         said, moving = ("", cause) if trigger else self._meanwhile(key, k)
@@ -138,15 +137,19 @@ class Why:
         return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}",
                       cause if moving else "", True, decided)
 
+    def _serves(self, its: Program, taken: int, k: int) -> bool:
+        """Whether a program has worked on a request since it took it: what it marks and sends belongs to
+        that."""
+        done = [self.events[i] for i in self.of[its] if taken < i < k]
+        return any(isinstance(e, Computed) and e.work != "gradient" for e in done)
+
     # -- what has happened ---------------------------------------------------------------------------------
 
     def _now(self, k: int) -> float:
         return self.events[k - 1].time if k else 0.0
 
     def _stand(self, key: Program, k: int) -> Stand:
-        column = self.states.stands.get(key, [])
-        at = bisect_right(column, k, key=lambda pair: pair[0])
-        return column[at - 1][1] if at else Stand(-1, "")
+        return value_at(self.states.stands.get(key, []), k) or Stand(-1, "")
 
     def _send(self, letter: Letter) -> Sent:
         e = self.events[self.sent[letter]]
@@ -156,10 +159,16 @@ class Why:
     def _name(self, letter: Letter) -> str:
         return f"{self._send(letter).message}#{letter[2]}"
 
+    def _on_its_way(self, letter: Letter, k: int, which: str) -> str:
+        """A message that has been sent, and how far it has come."""
+        there = "has come" if self.arrived(letter) <= self._now(k) else "is on the wire"
+        return f"{self._name(letter)} of {letter[0]}{which}{there}"
+
     def _next(self, key: Program, k: int) -> Received | None:
         """What ends the wait of a program, if that is known."""
-        at = bisect_left(self.of.get(key, []), k)
-        e = self.events[self.of[key][at]] if at < len(self.of.get(key, [])) else None
+        own = self.of.get(key, [])
+        at = bisect_left(own, k)
+        e = self.events[own[at]] if at < len(own) else None
         return e if isinstance(e, Received) else None
 
     def _answer(self, key: Program, stand: Stand, k: int) -> Letter | None:
@@ -196,8 +205,8 @@ class Why:
 
     def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
         """The last message of a program to `src`, or to anybody since it last took one."""
-        for i in reversed(self.of.get(key, [])[:bisect_left(self.of.get(key, []), k)]):
-            e = self.events[i]
+        own = self.of.get(key, [])
+        for e in (self.events[i] for i in reversed(own[:bisect_left(own, k)])):
             if isinstance(e, Sent) and src in (None, e.to):
                 return e.node, e.to, e.number
             if isinstance(e, Received) and src in (None, e.src):
@@ -206,13 +215,10 @@ class Why:
 
     def _mark(self, node: str, k: int) -> int | None:
         """The event that says that a worker is held back, if it has taken nothing since."""
-        at = bisect_left(self.marked.get(node, []), k)
-        if not at:
-            return None
-        mark = self.marked[node][at - 1]
+        mark = max((i for i in self.marked.get(node, []) if i < k), default=None)
         own = self.of[node, 0]
-        return mark if not any(isinstance(self.events[i], Received)
-                               for i in own[bisect_left(own, mark):bisect_left(own, k)]) else None
+        since = own[bisect_left(own, mark):bisect_left(own, k)] if mark is not None else []
+        return None if any(isinstance(self.events[i], Received) for i in since) else mark
 
     def _trigger(self, key: Program, k: int) -> str:
         """The message of somebody else that lets the answer be sent, if that is known and it has not been
@@ -242,14 +248,15 @@ class Why:
         """What a program does, without its name; of one that waits for another also what that one does."""
         stand = self._stand(key, k)
         if not stand.kinds:
-            said = re.sub("^computes: (.*)", lambda found: f"computes {WORKS.get(found[1], found[1])}",
-                          stand.says)
-            return re.sub("^(returned|died)$", r"has \1",
-                          re.sub(r"^(send|mark|choose)s\b", r"is about to \1", said)) or "has not begun"
+            verb, _, work = stand.says.partition(": ")
+            if verb == "computes":
+                return f"computes {WORKS.get(work, work)}"
+            if stand.says in ENDED:
+                return f"has {stand.says}"
+            return re.sub(r"^(send|mark|choose)s\b", r"is about to \1", stand.says) or "has not begun"
         src, kinds = stand.src or self._source(key, k), " or ".join(stand.kinds)
         if (answer := self._answer(key, stand, k)) is not None:
-            return (f"waits for {self._name(answer)} of {answer[0]}, which "
-                    f"{'has come' if self.arrived(answer) <= self._now(k) else 'is on the wire'}")
+            return f"waits for {self._on_its_way(answer, k, ', which ')}"
         if src is None or len(waiting) > 3:
             return f"waits for {kinds}" + (f" of {src}" if src else "")
         if src in waiting:
@@ -283,18 +290,17 @@ class Why:
     def _decided(self, key: Program, marked: int | None, waiting: Program,
                  k: int) -> tuple[tuple[int, int] | None, str]:
         """Where a program holds back another one, and what its variables say there."""
-        at = self._stand(key, k).place
+        at, there = self._stand(key, k).place, self._line(key, marked) if marked is not None else None
         for file, line in reversed(self.states.places[at]) if at >= 0 else ():
-            there = self._line(key, marked) if marked is not None else None
-            found = between(self.sources[file], line,
-                            self._stand(waiting, k).kinds) if key != waiting else None
-            # it sends no such answer, or holds itself back
-            if found is None and there is not None and there[0] == file:
+            found = None
+            if key != waiting:
+                found = between(self.sources[file], line, self._stand(waiting, k).kinds)
+            if found is None and there is not None and there[0] == file:  # it sends no such answer, or waits
                 found = around(self.sources[file], there[1], line)
             if found is not None:
                 return (file, found[0]), self._values(key, found[1], bound(self.sources[file], line),
                                                       waiting[0], k, marked)
-        return (self._line(key, marked) if marked is not None else None), ""
+        return there, ""
 
     def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int,
                 marked: int | None) -> str:
@@ -303,9 +309,7 @@ class Why:
         out: dict[str, str] = {}
         for name in dict.fromkeys(names):
             column = self.states.locals.get(key, {}).get(name, [])
-            when = (marked if marked is not None else -1) if name in binds else k
-            at = bisect_right(column, when, key=lambda pair: pair[0])
-            text = column[at - 1][1] if at else None
+            text = value_at(column, (marked if marked is not None else -1) if name in binds else k)
             number = text is not None and NUMBERS.fullmatch(text)
             fixed = len(column) < 3 and sum(value is not None for _, value in column) == 1
             if text is None or text == waiting or name.startswith("_") or (

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from refsgd.cluster.units import counted
 from refsgd.display.plots.runs import (
     accuracy_against_time,
     idle_by_cause,
@@ -62,27 +63,28 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[
         labels.update({lane + i: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{node}"
                        for i, node in enumerate(nodes)})
         lane += len(nodes) + 1
-    if legend := ax.get_legend():
-        legend.remove()
     ax.set_yticks(list(labels), list(labels.values()))
-    ax.set_title(f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
-                 f"{', '.join(traces)}", loc="left")
+    _titled(ax, f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
+                f"{', '.join(traces)}")
     return drawn
 
 
-def _barred(results: Mapping[str, Result]) -> set[str]:
-    """The causes that `idle_by_cause` draws."""
-    return {cause for r in results.values() for cause, share in r.measured["idle_by_cause"].items()
-            if share > 0.0005}
+def _titled(ax: Axes, title: str) -> None:
+    """A panel's title; its legend goes, since the colours are explained below all panels."""
+    ax.set_title(title, loc="left")
+    if legend := ax.get_legend():
+        legend.remove()
 
 
-def _key(figure: Figure, causes: Collection[str], formula: bool = True) -> None:
-    """One legend below all panels."""
-    handles: list[Artist] = [*causes_key(causes)]
-    if formula:
-        handles.append(Line2D([], [], color="black", linewidth=0, marker="|", markersize=10,
-                              markeredgewidth=1.6, label="formula"))
-    handles.append(Line2D([], [], color="#555555", linewidth=0.8, label="message"))
+def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[str]) -> None:
+    """One legend below all panels: of the causes that the bars or the timelines show."""
+    barred = {cause for r in results.values() for cause, share in r.measured["idle_by_cause"].items()
+              if share > 0.0005}
+    handles: list[Artist] = [
+        *causes_key(barred.union(timelines)),
+        Line2D([], [], color="black", linewidth=0, marker="|", markersize=10, markeredgewidth=1.6,
+               label="formula"),
+        Line2D([], [], color="#555555", linewidth=0.8, label="message")]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
 
 
@@ -97,16 +99,13 @@ def comparison(found: Comparison) -> Figure:
     heights = [0.6 + 0.26 * max(len(results), 4), 0.5 + 0.17 * max(lanes, 6)]
     figure = _figure(8, sum(heights) + 1.5)
     grid = figure.add_gridspec(2, 2, height_ratios=heights)
-    idle, times, below = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]), figure.add_subplot(
-        grid[1, :])
-    idle_by_cause(results, idle).set_title("Workers wait: how long, and why", loc="left")
-    if legend := idle.get_legend():
-        legend.remove()
-    iteration_times(results, times).set_title("What an iteration takes", loc="left")
-    causes = _timelines(chosen, below, 4) | _barred(results)
-    where = "simulated" if found.runtime == "simulator" else "measured on OS processes"
-    figure.suptitle(f"{where[0].upper()}{where[1:]}: {found.machine}", fontsize=9)
-    _key(figure, causes)
+    idle, times, below = (figure.add_subplot(grid[at]) for at in ((0, 0), (0, 1), (1, slice(None))))
+    _titled(idle_by_cause(results, idle), "Workers wait: how long, and why")
+    _titled(iteration_times(results, times), "What an iteration takes")
+    causes = _timelines(chosen, below, 4)
+    where = "Simulated" if found.runtime == "simulator" else "Measured on OS processes"
+    figure.suptitle(f"{where}: {found.machine}", fontsize=9)
+    _key(figure, results, causes)
     return figure
 
 
@@ -116,18 +115,15 @@ def run(result: Result) -> Figure:
     figure = _figure(9, 9.4 if watched else 6.6)
     grid = figure.add_gridspec(3 if watched else 2, 3)
     results = {result.algorithm: result}
-    learning, idle, ages, below = [figure.add_subplot(grid[0, i])
-                                   for i in range(3)] + [figure.add_subplot(grid[1, :])]
-    accuracy_against_time(results, learning).set_title("Learning", loc="left")
-    idle_by_cause(results, idle).set_title("Why workers wait", loc="left")
-    staleness_histogram(results, ages).set_title("Age of the gradients", loc="left")
-    for ax in (learning, idle, ages):
-        if legend := ax.get_legend():  # one algorithm: the title names it; the causes' colours are below
-            legend.remove()
-    causes = _timelines(results, below, 8) | _barred(results)
-    figure.suptitle(f"{label_of(result)}: {result.workers} worker{'s' * (result.workers > 1)}, "
+    learning, idle, ages, below = (figure.add_subplot(grid[at])
+                                   for at in ((0, 0), (0, 1), (0, 2), (1, slice(None))))
+    _titled(accuracy_against_time(results, learning), "Learning")
+    _titled(idle_by_cause(results, idle), "Why workers wait")
+    _titled(staleness_histogram(results, ages), "Age of the gradients")
+    causes = _timelines(results, below, 8)
+    figure.suptitle(f"{label_of(result)}: {counted(result.workers, 'worker')}, "
                     f"{result.runtime}; {result.machine}", fontsize=10)
-    _key(figure, causes)
+    _key(figure, results, causes)
     if watched:
         resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
         resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
