@@ -14,9 +14,9 @@ def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
                             description="Measures gradient times by batch, update time, latency and "
-                                        "bandwidth of each transport, in under "
-                            "30 s for the small nets, and writes a machine file that every command accepts. "
-                            "Warns if other processes were at work meanwhile.")
+                            "bandwidth of each transport, in under 30 s for the small nets, and writes a "
+                            "machine file that every command accepts. Warns if other processes were at "
+                            "work meanwhile.")
     p.add_argument("--net", default="tiny", metavar="NAME", help="net (default tiny)")
     p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B",
                    help=f"whose gradient time is used (default {DEFAULT_BATCH})")

@@ -12,9 +12,8 @@ from refsgd.experiment.prepare import Usage
 def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("data", help="which data sets are here; fetches those that are not",
-                            description="Lists which data sets are "
-                            "here, in REFSGD_DATA or in the cache, and fetches one, with its checksums, into "
-                            "the cache.")
+                            description="Lists which data sets are here, in REFSGD_DATA or in the cache, and "
+                            "fetches one, with its checksums, into the cache.")
     p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
     p.set_defaults(do=do)
 

@@ -11,10 +11,9 @@ from refsgd.cli.outputs import tell
 def add(commands: Any) -> None:
     """Its parser."""
     p = commands.add_parser("doctor", help="check this machine and say what to do",
-                            description="Checks cores, memory, start methods, "
-                            "clock, loopback, MPI, caches and data sets: a line each, ok, warning or "
-                            "missing, with what to do. "
-                            "Ends with 1 if something is missing.")
+                            description="Checks cores, memory, start methods, clock, loopback, MPI, caches "
+                            "and data sets: a line each, ok, warning or missing, with what to do. Ends with "
+                            "1 if something is missing.")
     p.set_defaults(do=do)
 
 

@@ -12,9 +12,8 @@ from refsgd.experiment.prepare import Usage
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "explore", "every schedule of a small case",
-                   "Follows every schedule of a small case "
-                   "and checks what must hold for each of them; prints the shortest schedule that breaks it.",
-                   do, options)
+                   "Follows every schedule of a small case and checks what must hold for each of them; "
+                   "prints the shortest schedule that breaks it.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -38,5 +37,4 @@ def do(args: argparse.Namespace) -> None:
     if args.servers < 1:
         raise Usage(f"servers {args.servers}; expected at least 1")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
-                            max_runs=args.max_runs,
-                            walks=args.walks, seed=args.seed, **own_given(args)))
+                            max_runs=args.max_runs, walks=args.walks, seed=args.seed, **own_given(args)))

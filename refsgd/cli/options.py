@@ -21,17 +21,7 @@ from refsgd.cluster.units import slowed
 from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.perform import RUNTIMES
-from refsgd.experiment.prepare import (
-    DEFAULT_BATCH,
-    DEFAULT_DATA,
-    DEFAULT_EPOCHS,
-    DEFAULT_LR,
-    DEFAULT_MACHINE,
-    DEFAULT_MOMENTUM,
-    Training,
-    Usage,
-    default_net,
-)
+from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, Training, Usage, default_net
 from refsgd.problems.shapes import current_name
 
 Commands = Any  # what argparse's add_subparsers returns; its class is private
@@ -62,9 +52,8 @@ class Parser(argparse.ArgumentParser):
         elif choice:
             message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
         if choice and ".py" in choice[1]:
-            message += (
-                "; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, refsgd.compare and "
-                "refsgd.Stepper take the function")
+            message += ("; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, "
+                        "refsgd.compare and refsgd.Stepper take the function")
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -91,17 +80,17 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     """The options that `run`, `predict` and `compare` share; what is not given is as `Training` has it."""
     work = parser.add_argument_group("what is trained")
     work.add_argument("--data", metavar="NAME",
-                      help=f"data set: {DEFAULT_DATA} (default), mnist, fashion-mnist")
+                      help=f"data set: {Training.data} (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", type=current_name,
                       help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
                            "parameters and nothing to compute")
     work.add_argument("--batch", type=int, metavar="B",
-                      help=f"images per worker and iteration (default {DEFAULT_BATCH})")
+                      help=f"images per worker and iteration (default {Training.batch})")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
     work.add_argument("--epochs", type=float, metavar="E",
                       help=f"passes over the data (default {DEFAULT_EPOCHS})")
-    work.add_argument("--lr", type=float, help=f"learning rate (default {DEFAULT_LR})")
-    work.add_argument("--momentum", type=float, help=f"default {DEFAULT_MOMENTUM}")
+    work.add_argument("--lr", type=float, help=f"learning rate (default {Training.lr})")
+    work.add_argument("--momentum", type=float, help=f"default {Training.momentum}")
     work.add_argument("--weight-decay", type=float, help="default 0")
     work.add_argument("--schedule", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
@@ -311,7 +300,7 @@ def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
     from refsgd.problems.data import NAMES
 
     trains = hasattr(args, "data")  # else it is asked about a model alone
-    data, given = (args.data or DEFAULT_DATA) if trains else "", args.batch or DEFAULT_BATCH
+    data, given = (args.data or Training.data) if trains else "", args.batch or Training.batch
     asked = args.net or (default_net(data) if data in NAMES else None)
     fits = batch == given and (asked is None or asked == net or asked.startswith("shapes:"))
     if fits or (trains and data not in (*NAMES, "none")):

@@ -39,9 +39,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="replay the record in DIR and continue from its end, with the arguments in it")
     parser.add_argument("--fault", metavar="WHAT", action="append", default=[],
                         help="plan a fault, e.g. 'kill worker 2 at step 10', 'pause worker 1 at step 5 for "
-                             "0.5', 'slow worker 0 at "
-                             "step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop worker 1 at step 4' or "
-                             "'random 3 seed 7'; repeatable")
+                             "0.5', 'slow worker 0 at step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop "
+                             "worker 1 at step 4' or 'random 3 seed 7'; repeatable")
     parser.add_argument("--on-death", choices=POLICIES, default="stop",
                         help="what follows a death: end with an error, go on, start again without the dead "
                              "or with all (default stop)")

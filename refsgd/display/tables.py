@@ -261,9 +261,8 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         times = {name: t for name, r in seen.items() if r.accuracy and (t := time_to(r, goal)) is not None}
         first, *others = sorted(times, key=times.__getitem__)
         shown = others if len(others) < 9 else [*others[:3], others[-1]]
-        out.append(
-            f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after {times[first]:.2f} s"
-                   + "".join(f"; {name} after {times[name]:.2f} s" for name in shown) + ".")
+        out.append(f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after "
+                   f"{times[first]:.2f} s" + "".join(f"; {a} after {times[a]:.2f} s" for a in shown) + ".")
     return out
 
 
@@ -290,8 +289,8 @@ def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
 def _agreement(comparison: Comparison) -> list[str]:
     """How near the processes are to their simulation."""
     out = []
-    both = [(row.label, row.simulated, row.measured) for row in comparison.rows if row.simulated
-            and row.measured]
+    both = [(row.label, row.simulated, row.measured) for row in comparison.rows
+            if row.simulated and row.measured]
     off = {label: real.measured["seconds"] / virtual.measured["seconds"] - 1 for label, virtual, real in both
            if virtual.measured["seconds"]}
     if off:

@@ -13,15 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from refsgd.cluster.units import counted
-from refsgd.display.plots.runs import (
-    accuracy_against_time,
-    idle_by_cause,
-    iteration_times,
-    label_of,
-    resources,
-    staleness_histogram,
-)
-from refsgd.display.plots.runs import sweep as draw_sweep
+from refsgd.display.plots import runs
 from refsgd.display.plots.traces import causes_key, causes_of, timeline
 from refsgd.trace.waiting import waits
 
@@ -100,8 +92,8 @@ def comparison(found: Comparison) -> Figure:
     figure = _figure(8, sum(heights) + 1.5)
     grid = figure.add_gridspec(2, 2, height_ratios=heights)
     idle, times, below = (figure.add_subplot(grid[at]) for at in ((0, 0), (0, 1), (1, slice(None))))
-    _titled(idle_by_cause(results, idle), "Workers wait: how long, and why")
-    _titled(iteration_times(results, times), "What an iteration takes")
+    _titled(runs.idle_by_cause(results, idle), "Workers wait: how long, and why")
+    _titled(runs.iteration_times(results, times), "What an iteration takes")
     causes = _timelines(chosen, below, 4)
     where = "Simulated" if found.runtime == "simulator" else "Measured on OS processes"
     figure.suptitle(f"{where}: {found.machine}", fontsize=9)
@@ -117,21 +109,21 @@ def run(result: Result) -> Figure:
     results = {result.algorithm: result}
     learning, idle, ages, below = (figure.add_subplot(grid[at])
                                    for at in ((0, 0), (0, 1), (0, 2), (1, slice(None))))
-    _titled(accuracy_against_time(results, learning), "Learning")
-    _titled(idle_by_cause(results, idle), "Why workers wait")
-    _titled(staleness_histogram(results, ages), "Age of the gradients")
+    _titled(runs.accuracy_against_time(results, learning), "Learning")
+    _titled(runs.idle_by_cause(results, idle), "Why workers wait")
+    _titled(runs.staleness_histogram(results, ages), "Age of the gradients")
     causes = _timelines(results, below, 8)
-    figure.suptitle(f"{label_of(result)}: {counted(result.workers, 'worker')}, "
+    figure.suptitle(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
                     f"{result.runtime}; {result.machine}", fontsize=10)
     _key(figure, results, causes)
     if watched:
-        resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
-        resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
+        runs.resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
+        runs.resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
     return figure
 
 
 def sweep_figure(found: Sweep) -> Figure:
     """One panel with `refsgd.display.plots.sweep`."""
     figure = _figure(7, 4.5)
-    draw_sweep(found, figure.add_subplot())
+    runs.sweep(found, figure.add_subplot())
     return figure

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from refsgd.display.plots.colors import (
-    CAUSE_COLORS,
-    LINES,
-    MARKERS,
-    axes_or_current,
-    color_of,
-    with_labels,
-)
+from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of, with_labels
 from refsgd.trace import CAUSES
 
 if TYPE_CHECKING:  # which draw themselves with this package

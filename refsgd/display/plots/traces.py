@@ -22,7 +22,7 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
              lane: int = 0, nodes: Sequence[str] | None = None, *, causes: bool = False) -> Axes:
     """Computing (dark) and waiting (light) of each node between two times, messages as thin lines."""
     ax = axes_or_current(ax)
-    nodes = list(nodes if nodes is not None else trace.nodes)
+    nodes = list(trace.nodes if nodes is None else nodes)
     end = trace.seconds if end is None else end
     place = {node: lane + i for i, node in enumerate(nodes)}
 
