@@ -28,6 +28,22 @@ def gossip():
     return refsgd.run("gosgd", data="quadratic", steps=40, workers=4, lr=0.05, p=0.3, machine=MACHINE)
 
 
+@pytest.fixture(scope="module")
+def several():
+    return refsgd.compare(["sequential", "allreduce", "asp", "bsp", "ssp"], runtime="simulator",
+                          data="quadratic", steps=12)
+
+
+@pytest.fixture(scope="module")
+def compared(several):
+    return plots.comparison(several)
+
+
+@pytest.fixture(scope="module")
+def summed_up(asp):
+    return plots.run(asp)
+
+
 @pytest.fixture
 def ax():
     return Figure().subplots()
@@ -157,11 +173,9 @@ def boxes(figure, artists):
     return [a.get_window_extent() for a in artists]
 
 
-def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar(asp):
+def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar(compared, summed_up):
     """9 of 800 pixels, and titles; one key to the colours, outside all axes."""
-    found = refsgd.compare(["bsp", "asp", "ssp", "easgd", "allreduce"], runtime="simulator", data="quadratic",
-                           steps=12)
-    for figure in (plots.comparison(found), plots.run(asp)):
+    for figure in (compared, summed_up):
         figure.canvas.draw()
         wide = figure.get_size_inches()[0] * 72
         drawn = [t for t in figure.findobj(matplotlib.text.Text) if t.get_text() and t.get_visible()]
@@ -174,22 +188,19 @@ def test_the_pictures_letters_can_be_read_at_800_pixels_and_legends_cover_no_bar
         assert {"computing", "waits: transfer", "formula", "message"} <= named
 
 
-def test_the_comparison_has_a_tick_where_the_formula_is_and_three_timelines():
-    found = refsgd.compare(["sequential", "allreduce", "asp", "bsp", "ssp"], runtime="simulator",
-                           data="quadratic", steps=12)
-    idle, times, timeline = plots.comparison(found).axes
+def test_the_comparison_has_a_tick_where_the_formula_is_and_three_timelines(several, compared):
+    idle, times, timeline = compared.axes
     for ax, key, scale in ((idle, "idle_ratio", 100), (times, "seconds_per_iteration", 1000)):
         assert [line.get_xdata()[0]
                 for line in ax.lines] == pytest.approx(
-                    [scale * row.predicted[key]["value"] for row in found.rows])
+                    [scale * row.predicted[key]["value"] for row in several.rows])
     assert list(dict.fromkeys(label.get_text().split()[0] for label in timeline.get_yticklabels())) == [
         "bsp", "ssp", "asp"]
 
 
-def test_one_palette_for_causes_in_bars_and_in_timelines(asp):
+def test_one_palette_for_causes_in_bars_and_in_timelines(compared):
     drawn = set()
-    for ax in plots.comparison(refsgd.compare(["bsp", "asp"], runtime="simulator", data="quadratic", steps=20,
-                                              machine=MACHINE)).axes:
+    for ax in compared.axes:
         for artist in [*ax.patches, *ax.collections]:
             drawn.add(matplotlib.colors.to_hex(np.atleast_2d(artist.get_facecolor())[0]).upper())
     assert drawn <= {"#C4C8CE", plots.WORK_COLOR, *plots.CAUSE_COLORS.values()} and len(drawn) > 4
@@ -234,13 +245,12 @@ def test_the_comparison_shows_a_wait_at_the_slack_where_there_is_one():
     assert plots.comparison(without).axes[2].get_title(loc="left") == "The first iterations: asp"
 
 
-def test_whole_figures_draw(asp, gossip, tmp_path):
-    plots.save(plots.run(asp), tmp_path / "run.png")
+def test_whole_figures_draw(compared, summed_up, tmp_path):
+    plots.save(summed_up, tmp_path / "run.png")
     plots.save(
         plots.sweep_figure(sweep(["bsp", "asp"], "workers", (1, 2, 4), data="quadratic", machine=MACHINE)),
         tmp_path / "sweep.png")
-    found = refsgd.compare(["bsp", "gosgd"], runtime="simulator", data="quadratic", steps=5)
-    plots.save(plots.comparison(found), tmp_path / "comparison.png")
+    plots.save(compared, tmp_path / "comparison.png")
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("run", "sweep", "comparison"))
 
 

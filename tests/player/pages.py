@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from typing import NamedTuple
 
 from refsgd.cluster.machine import Machine
@@ -28,9 +29,10 @@ def data_of(html: str) -> dict:
                                 re.S).group(1))
 
 
+@cache
 def page(name: str, workers: int = 3, steps: int = 4, machine: Machine = MACHINE, *, events=None, limit=500,
          **options) -> Page:
-    """Simulate a small case and make its page."""
+    """Simulate a small case and make its page, once for all tests that ask for it."""
     experiment = prepare(name, quadratic(3, workers), workers=workers, steps=steps, lr=0.125, machine=machine,
                          **options)
     run = perform(experiment, "simulator")

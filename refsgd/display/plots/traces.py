@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -26,11 +26,12 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
     end = trace.seconds if end is None else end
     place = {node: lane + i for i, node in enumerate(nodes)}
 
+    spans: dict[tuple[str, str, float], list[tuple[float, float]]] = defaultdict(list)
+
     def bar(node: str, a: float, b: float, color: str, edge: float = 0.0) -> None:
         a, b = max(start, a), min(end, b)
         if node in place and b > a:
-            ax.broken_barh([(a - start, b - a)], (place[node] - 0.35, 0.7), color=color, linewidth=edge,
-                           edgecolor="white")
+            spans[node, color, edge].append((a - start, b - a))
 
     if causes:
         for wait in waits(trace)[0]:
@@ -40,6 +41,8 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
             bar(e.node, e.start, e.time, WORK_COLOR if e.work == "gradient" else CAUSE_COLORS["update"], 0.3)
         elif isinstance(e, Received) and e.program == 0 and trace.is_worker(e.node) and not causes:
             bar(e.node, e.since, e.time, WAIT_COLOR)
+    for (node, color, edge), found in spans.items():
+        ax.broken_barh(found, (place[node] - 0.35, 0.7), color=color, linewidth=edge, edgecolor="white")
     for t in trace.transits:
         if t.src in place and t.to in place and t.sent >= start and t.received <= end:
             ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color="#555555",
