@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -53,14 +54,10 @@ def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "ru
     source = "".join(listing(i, f, functions) for i, (f, functions) in enumerate(states.files.items()))
     if states.note:
         source = f'<p class="note">{html.escape(states.note)}</p>{source}'
+    run = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     parts = {"name": html.escape(name), "css": _asset("player.css"), "js": _asset("player.js"),
-             "source": source,
-             "run": json.dumps(data, separators=(",", ":"), ensure_ascii=False,
-                               allow_nan=False).replace("<", "\\u003c")}
-    page = _asset("player.html")
-    pieces = page.split("{{")
-    return pieces[0] + "".join(parts[key] + rest
-                               for key, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+             "source": source, "run": run.replace("<", "\\u003c")}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("player.html"))
 
 
 def _asset(name: str) -> str:

@@ -38,12 +38,10 @@ def shown(value: Any, depth: int = 0) -> str | None:
     >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
     ('{worker0: 2}', 'float32 (9,)', '0.1235', None)
     """
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | np.integer | np.bool_):
         return str(value)
     if isinstance(value, float | np.floating):
         return f"{value:.4g}"
-    if isinstance(value, np.integer | np.bool_):
-        return str(value)
     if isinstance(value, str):
         return value if len(value) <= 4 * MOST else value[: 4 * MOST - 1] + "…"
     if isinstance(value, slice):
