@@ -224,8 +224,8 @@ def _described(args: argparse.Namespace) -> str:
 
 
 TITLES = {"one model": "One model, synchronous", "stale gradients": "Stale gradients",
-          "compressed": "Compressed gradients",
-          "replicas": "Replicas, one for each worker"}
+          "compressed": "Compressed gradients", "replicas": "Replicas, one for each worker"}
+
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], wide: int) -> list[str]:
     """Print a table with a section for each group, variants under the strategy they vary; `findings` are
