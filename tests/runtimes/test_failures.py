@@ -358,7 +358,7 @@ def test_too_few_descriptors_are_refused_before_anything_starts(transport):
     for room in range(5, 80, 5):
         resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + room, limits[1]))
         try:
-            run(partial(exchange, steps=2), transport=transport, records="pipe")
+            run(partial(exchange, steps=2), transport=transport)
         except RunFailed as error:
             assert "5 processes need 46 file descriptors and" in str(error)
             refused += 1

@@ -25,7 +25,7 @@ from refsgd.experiment.result import final_parameters
 from refsgd.runtimes import faults
 from refsgd.runtimes.faults import Fault, Plan, draw, parse, survives_workers
 from refsgd.runtimes.processes.local import run as run_processes
-from refsgd.runtimes.processes.reports import CrashLog, left
+from refsgd.runtimes.processes.reports import Outbox, in_crash_log
 from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.runtimes.transports.shared_memory import Rings
 from refsgd.trace import Computed, Crashed, Marked, Received, Sent
@@ -383,8 +383,8 @@ def test_the_history_of_peers_goes_on_after_a_death(runtime):
 
 def test_events_outlive_their_process():
     """Whole ones, without the arrays of marks."""
-    crash_log, heard = CrashLog(), []
-    tell = crash_log.after(heard.append)
+    crash_log, heard = Outbox(), []
+    tell = in_crash_log(crash_log, heard.append)
     events = [Computed(0.5, "worker0", 0, 0.0, "gradient"),
               Marked(0.5, "worker0", 0, "update", {"version": np.int64(3), "x": np.ones(1000)})]
     child = os.fork()
@@ -394,7 +394,7 @@ def test_events_outlive_their_process():
         os.write(crash_log._fd, b"\x80\x05\x95\x10\x00")  # cut short
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert left(crash_log.read()) == [events[0], events[1]._replace(values={"version": 3})]
+    assert crash_log.messages() == [events[0], events[1]._replace(values={"version": 3})]
     tell(events[0])
     assert heard == events[:1]
     crash_log.close()

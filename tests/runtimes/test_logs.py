@@ -49,16 +49,11 @@ def chatty(count):
         yield Compute(abs, -i)
 
 
-@pytest.fixture(params=["queue", "pipe"])
-def records(request):
-    return request.param
-
-
-def test_records_arrive_complete_and_in_order(records, kept):
+def test_records_arrive_complete_and_in_order(kept):
     """500 lines of each of three processes, all there when `run` returns; the handler stays the parent's
     own."""
     before = list(log.handlers)
-    run(lambda: {f"worker{i}": Node(chatty(500)) for i in range(3)}, records=records)
+    run(lambda: {f"worker{i}": Node(chatty(500)) for i in range(3)})
     lines = {f"worker{i}": [] for i in range(3)}
     for record in kept.records:
         assert record.processName == record.node and record.name == "refsgd.test"
@@ -67,7 +62,7 @@ def test_records_arrive_complete_and_in_order(records, kept):
     assert log.handlers == before and not kept.closed
 
 
-def test_a_gradient_may_log_what_cannot_be_pickled(records, kept):
+def test_a_gradient_may_log_what_cannot_be_pickled(kept):
     """Arguments and tracebacks travel as text."""
     def gradient(x, rank, t):
         try:
@@ -76,19 +71,19 @@ def test_a_gradient_may_log_what_cannot_be_pickled(records, kept):
             log.exception("of %s", lambda: None)
         return x
 
-    run(partial(exchange, n=1, steps=1, gradient=gradient), records=records)
+    run(partial(exchange, n=1, steps=1, gradient=gradient))
     (record,) = kept.records
     assert record.getMessage().startswith("of <function") and record.node == "worker0"
 
 
-def test_the_last_words_of_a_failing_process_arrive(records, kept):
+def test_the_last_words_of_a_failing_process_arrive(kept):
     """What it logged before its exception is not lost."""
     def gradient(x, rank, t):
         log.error("about to fail")
         raise ValueError("fails")
 
     with pytest.raises(RunFailed, match="fails"):
-        run(partial(exchange, n=1, gradient=gradient), records=records)
+        run(partial(exchange, n=1, gradient=gradient))
     assert [r.getMessage() for r in kept.records] == ["about to fail"]
 
 
@@ -104,8 +99,8 @@ def test_killing_busy_loggers_spoils_no_later_run(kept):
             threading.Timer(delay, lambda: os.kill(pids["worker1"], signal.SIGKILL)).start()
 
         with pytest.raises(RunFailed, match=r"worker1 .* SIGKILL"):
-            run(partial(exchange, steps=1_000_000, gradient=talk), on_start=act, records="pipe")
+            run(partial(exchange, steps=1_000_000, gradient=talk), on_start=act)
         kept.records.clear()
         began = time.monotonic()
-        run(partial(exchange, n=2, steps=5, gradient=talk), records="pipe")
+        run(partial(exchange, n=2, steps=5, gradient=talk))
         assert len(kept.records) == 10 and time.monotonic() - began < 2.0

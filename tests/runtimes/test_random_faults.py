@@ -89,8 +89,7 @@ def unplanned(rng, seed, name, transport):
         blow = told = Blow(victim, signal.Signals[kind], rng.uniform(0, 0.3))
     try:
         run(endless.deploy, machine, seed, transport=transport, on_start=told,
-            deadline=STOPPED if kind == "SIGSTOP" else 20.0,
-            records=rng.choice(["queue", "pipe"]))
+            deadline=STOPPED if kind == "SIGSTOP" else 20.0)
     except RunFailed as error:
         failed = error
     else:

@@ -3,6 +3,7 @@ taken for what it is not."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -241,16 +242,10 @@ def test_a_death_in_the_middle_of_an_addition_leaves_nothing_of_it(tmp_path, mon
     def half(effect, seen):
         part = effect.cell.x[effect.cell.cut[effect.part]]
         kept, part[:] = part.copy(), 100
-        look(os.environ.get("REFSGD_TEST_NODE", ""))
+        look(multiprocessing.current_process().name)
         part[:] = kept
         add_to(effect, seen)
 
-    def named(launch, host, *rest):
-        os.environ["REFSGD_TEST_NODE"] = host
-        child(launch, host, *rest)
-
-    child = processes.child
-    monkeypatch.setattr(processes, "child", named)
     monkeypatch.setattr(cells, "add_to", half)
     with recording(experiment, "processes", path) as journal:
         run = processes.run(experiment.deploy, on_death="continue", journal=journal)

@@ -515,6 +515,7 @@ FAULTS = """
 import resource
 import numpy as np
 from refsgd.effects import Compute, Node
+from refsgd.runtimes.processes import child
 from refsgd.runtimes.processes import local as processes
 
 def main():
@@ -525,7 +526,7 @@ def main():
 
 for transport in ("shm", "tcp"):
     print(processes.run({"worker0": Node(main())}, transport=transport).values["worker0"])
-processes.keep_memory = lambda: None
+child.keep_memory = lambda: None
 print(processes.run({"worker0": Node(main())}, transport="tcp").values["worker0"])
 """
 

@@ -8,7 +8,6 @@ comes next: an access has happened wholly, and then it has a number, or not at a
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.effects import Add, Cell, Deployment, Load
+from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.transports.waking import anonymous
 from refsgd.trace import UNORDERED
@@ -39,11 +39,7 @@ class _Lock:
         import fcntl  # where there is fork there is this
 
         self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
-        if hasattr(os, "memfd_create"):
-            self._file = os.memfd_create("cells")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self._file = os.dup(file.fileno())
+        self._file = unnamed_file("cells")
         self._cells = cells
         self._words = memoryview(anonymous(8 * 4))[: 8 * 4].cast("q")
         self._words[DONE] = tickets

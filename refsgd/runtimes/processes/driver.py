@@ -30,25 +30,7 @@ from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.computing import Computing, Done, Job
 from refsgd.runtimes.processes.lateness import Lateness
-from refsgd.runtimes.processes.status import (
-    ABORT,
-    BEAT,
-    COMMAND,
-    DEAD,
-    DEATHS,
-    DONE,
-    DUE,
-    EFFECTS,
-    GOT,
-    HALT,
-    IDLE,
-    NOTICED,
-    SENT,
-    VAIN,
-    WAKE,
-    StatusLog,
-    StatusTable,
-)
+from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
 from refsgd.runtimes.programs import freeze, line_of, priced_bytes, share_of
 from refsgd.runtimes.simulator import rare_full_collections
 from refsgd.runtimes.transports.transport import Transport
@@ -72,7 +54,7 @@ class Driver(Engine):
     """
 
     def __init__(self, host: str, deployment: Deployment, machine: Machine, seed: int, transport: Transport,
-                 board: StatusTable, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
+                 table: StatusTable, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
                  faults: Iterable[Fault] = (), keep: int = 0) -> None:
         self.host, self.here = machine.hosts(deployment), host
         super().__init__(deployment, [n for n in deployment if self.host[n] == host], observe, keep)
@@ -83,8 +65,8 @@ class Driver(Engine):
         speeds = machine.node_speeds(deployment)
         for task in self.all_tasks:
             task.draws = Draws(machine, seed, task.node, task.index, speeds[task.node])
-        self._board, self._command = board, board.words
-        self._words, self._notes = board.of(host), StatusLog(board, host)
+        self._table, self._run, self._words = table, table.run, table.process[host]
+        self._log = StatusLog(table, host)
         self._dead: set[str] = set()  # hosts
         self._sent_to: Counter[str] = Counter()  # messages by host, to forget those of the dead
         self._got_from: Counter[str] = Counter()
@@ -116,7 +98,7 @@ class Driver(Engine):
         self.now = self.seconds = beginning.seconds
         self.dead = list(beginning.dead)
         self._dead = {self.host[node] for node in beginning.dead}
-        self._words[NOTICED] = len(self._dead)
+        self._words.noticed = len(self._dead)
         for event in beginning.events:
             if isinstance(event, Computed):
                 self._faults.begins(event.node, event.work)
@@ -146,22 +128,22 @@ class Driver(Engine):
         self.began = began
         for task in self.all_tasks:
             self._at(self.now, RESUME, task.rank, self._begin, task)
-        agenda, command = self._agenda, self._command
+        agenda, run = self._agenda, self._run
         with rare_full_collections():
-            while not command[COMMAND]:
-                self._words[BEAT] = time.monotonic_ns()
+            while not run.command:
+                self._words.beat = time.monotonic_ns()
                 self._collect()
-                if command[DEATHS] != len(self._dead):
+                if run.deaths != len(self._dead):
                     self._bury()
-                if command[VAIN] != self._vain:
+                if run.vain != self._vain:
                     self._end_one()
                 if self._arrived or (agenda and agenda[0][0] <= self.clock()):
                     self._advance()
                 else:
                     self._rest()
-        if command[COMMAND] == ABORT:
+        if run.command == ABORT:
             raise Aborted
-        if command[COMMAND] != HALT:
+        if run.command != HALT:
             self._close()
 
     def _collect(self) -> None:
@@ -191,8 +173,8 @@ class Driver(Engine):
     def _bury(self) -> None:
         """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
         order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self.deliver)
-        for host in self._board.programs:
-            if not self._board.of(host)[DEAD] or host in self._dead:
+        for host, words in self._table.process.items():
+            if not words.dead or host in self._dead:
                 continue
             self._dead.add(host)
             self.transport.forget(host)
@@ -203,12 +185,12 @@ class Driver(Engine):
                 self.dead.append(node)
                 for to in self.tasks:
                     self._at(head, order, self.rank[node], call, to, node, (node,), -1, 0, tag_of(Died))
-        self._words[NOTICED] = len(self._dead) + self._vain
+        self._words.noticed = len(self._dead) + self._vain
 
     def _end_one(self) -> None:
         """After a death no message can come any more: tell a main program that knows what to do."""
-        self._vain = self._command[VAIN]
-        self._words[NOTICED] = len(self._dead) + self._vain
+        self._vain = self._run.vain
+        self._words.noticed = len(self._dead) + self._vain
         task = next((t for t in self.all_tasks if t.index == 0 and t.node in self._endable
                      and t.waiting is not None), None)
         if task is not None:
@@ -226,7 +208,7 @@ class Driver(Engine):
             first = gives_up(self.here, host, self._role_of_host) == self.here
             patience = PATIENCE if first else 2 * PATIENCE
             lost = now - self._lost_at.setdefault(host, now)
-            if host not in self._dead and lost > patience and not self._command[COMMAND]:
+            if host not in self._dead and lost > patience and not self._run.command:
                 raise ConnectionError(
                     f"the connection between {self.here} and {host} was lost, and both live")
 
@@ -263,16 +245,16 @@ class Driver(Engine):
         if timeout > 0 and self.transport.soon(timeout):
             return
         idle = not agenda and not self._computing.running and not self.transport.unsent
-        words[SENT], words[GOT], words[EFFECTS] = self._sent_to.total(), self._got_from.total(), self._effects
-        words[DUE] = int(agenda[0][0] * 1e9) if agenda else 0
+        words.sent, words.got, words.effects = self._sent_to.total(), self._got_from.total(), self._effects
+        words.due = int(agenda[0][0] * 1e9) if agenda else 0
         self._look_at_connections()
         done = len(self.values) == len(self.tasks)
-        words[DONE], words[IDLE] = done, idle
+        words.done, words.idle = done, idle
         if idle and done:
             self._quiet()
         if timeout > 0 and self.transport.wait(timeout, self.watch):
             raise Aborted
-        words[IDLE] = 0
+        words.idle = 0
 
     # -- programs ------------------------------------------------------------------------------------------
 
@@ -288,11 +270,11 @@ class Driver(Engine):
     def ended(self, task: Task, value: Any) -> None:
         """As every engine, and say so on the status table."""
         super().ended(task, value)
-        self._notes.ended(task.node, task.index)
+        self._log.ended(task.node, task.index)
 
     def waits(self, task: Task) -> None:
         """Say on the status table for what a program waits."""
-        self._notes.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
+        self._log.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
 
     def load(self, task: Task, effect: Load) -> tuple[Any, int]:
         """A copy of a part of a shared cell, and the number of this access."""
@@ -354,10 +336,10 @@ class Driver(Engine):
                 what = f"its connection to {fault.to}" if fault.to else "its connections"
                 raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
         else:
-            self._words[WAKE] = time.monotonic_ns() + int(fault.amount * 1e9)
+            self._words.wake = time.monotonic_ns() + int(fault.amount * 1e9)
             self._quiet()  # the launcher looks when to continue this process
             os.kill(os.getpid(), signal.SIGSTOP)
-            self._words[WAKE] = 0
+            self._words.wake = 0
             self.now = self.now + fault.amount if self.paced else self.clock()
 
     def _finish(self, done: Done) -> None:

@@ -5,42 +5,24 @@ from __future__ import annotations
 import logging
 import multiprocessing as mp
 import os
-import pickle
 import signal
-import struct
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment
 from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers
+from refsgd.runtimes.processes import logs
 from refsgd.runtimes.processes.beginning import Beginning
-from refsgd.runtimes.processes.reports import CrashLog, deadlock, failure, join, left
-from refsgd.runtimes.processes.status import (
-    ABORT,
-    BEAT,
-    CLOSE,
-    COMMAND,
-    DEAD,
-    DEATHS,
-    DONE,
-    GOT,
-    HALT,
-    IDLE,
-    NOTICED,
-    READY,
-    SENT,
-    START,
-    VAIN,
-    WAKE,
-    StatusTable,
-)
+from refsgd.runtimes.processes.child import live
+from refsgd.runtimes.processes.reports import Failure, Outbox, Report, deadlock, join
+from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.transport import Transport
@@ -51,8 +33,7 @@ log = logging.getLogger("refsgd.processes")
 
 LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
-LOOK = 0.05  # seconds between two looks of the launcher where nobody rings
-LENGTH = struct.Struct("<Q")  # before each message in a pipe from child to parent
+LOOK = 0.05  # seconds between two looks of the launcher where nobody wakes it
 
 
 class Network(Protocol):
@@ -77,74 +58,71 @@ MakeNetwork = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Network]
 
 
 class Launch:
-    """The processes of one run and what the launcher knows of them.
+    """The processes of one run and what the launcher knows of them; the arguments are those of
+    `refsgd.runtimes.processes.local.run`."""
 
-    Parameters
-    ----------
-    child : callable
-        What a process does: ``child(launch, process, pipe, parent)``.
-    deployment, machine, seed, deadline, observe, records, on_death, faults
-        As of `refsgd.runtimes.processes.local.run`.
-    network : callable
-        Makes shared memory or listening sockets for processes and their nodes.
-    beginning : Beginning, optional
-        Where a resumed run continues.
-    """
-
-    def __init__(self, child: Callable[[Launch, str, int, int], None], deployment: Deployment,
-                 machine: Machine,
-                 seed: int, network: MakeNetwork, deadline: float | None, observe: int, records: str,
-                 on_death: str, faults: Sequence[Fault], beginning: Beginning | None = None) -> None:
-        self._child, self.beginning = child, beginning
+    def __init__(self, deployment: Deployment, machine: Machine, seed: int, network: MakeNetwork,
+                 deadline: float | None, observe: int, on_death: str, faults: Sequence[Fault],
+                 beginning: Beginning | None, journal: Callable[[Event], None] | None) -> None:
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
-        self.records = records
-        _check_descriptors(len(set(machine.hosts(deployment).values())), 6 if on_death == "stop" else 7)
+        self.on_death, self.faults, self.beginning, self.journal = on_death, faults, beginning, journal
         self.process_of = machine.hosts(deployment)
         self.processes = list(dict.fromkeys(self.process_of.values()))
-        order = list(deployment)
         self.dead = list(dict.fromkeys(self.process_of[n] for n in (beginning.dead if beginning else ())))
-        places = {p: frozenset(i for i, n in enumerate(order) if self.process_of[n] == p)
-                  for p in self.living}
-        programs = {p: [(n, k) for n in order if self.process_of[n] == p
-                        for k in range(1 + len(deployment[n].handlers))] for p in self.processes}
-        self.status, self.wake_up, self.death = StatusTable(programs), WakeUp(), os.pipe()
-        for process in self.dead:
-            self.status.of(process)[DEAD] = 1
-        self.status.words[DEATHS] = len(self.dead)
-        self._crash_logs: dict[str, CrashLog] = {}
-        try:
-            if on_death != "stop":
-                self._crash_logs.update((process, CrashLog()) for process in self.processes)
-            self.network = network(self.living, places)
-        except OSError as error:  # too many descriptors, no memory
-            self._give_back()
-            raise RunFailed(f"could not connect {len(self.processes)} processes: {error}") from None
-        self.children: dict[str, BaseProcess] = {}
-        self.pids: dict[str, int] = {}
-        self.readers: dict[int, str] = {}  # read ends of result pipes
-        self._data = {process: bytearray() for process in self.processes}
-        self._results: dict[str, Any] = {}
-        self._watch = Watch(self, deadline)
-        self._before: tuple[int, int] | None = None
-        self._closing = False
-        self.on_death, self.faults = on_death, list(faults)
-        self.endable = {node for node in order if deployment[node].survives}
+        self.endable = {node for node in deployment if deployment[node].survives}
         self.halts = on_death == "restart" and survives_workers(deployment)  # else: once nothing goes on
         self.halted = 0.0  # when, since the start
         self.keep = KEEP if on_death in ("shrink", "restart") else 0
-        self._deaths: list[Event] = []
-        self._left: list[bytes] = []  # what the dead had written of their events
-        #: what every process tells each of its events at once
-        self.journal: Callable[[Event], None] | None = None
+        _check_descriptors(len(self.processes), 6 if on_death == "stop" else 7)
+        self._resources = ExitStack()
+        try:
+            self._make(network)
+        except OSError as error:  # too many descriptors, no memory
+            self._resources.close()
+            raise RunFailed(f"could not connect {len(self.processes)} processes: {error}") from None
+        self.children: dict[str, BaseProcess] = {}
+        self.pids: dict[str, int] = {}
+        self._reports: dict[str, Report] = {}
+        self._watch = Watch(self, deadline)
+        self._before: tuple[int, int] | None = None
+        self._closing = False
+        self._deaths: list[Event] = []  # and what the dead had written of their events
+
+    def _make(self, network: MakeNetwork) -> None:
+        """Make what the processes share with each other and with the launcher."""
+        order, later = list(self.deployment), self._resources.callback
+        self.status = StatusTable({p: [(n, k) for n in order if self.process_of[n] == p
+                                       for k in range(1 + len(self.deployment[n].handlers))]
+                                   for p in self.processes})
+        later(self.status.close)
+        for process in self.dead:
+            self.status.process[process].dead = 1
+        self.status.run.deaths = len(self.dead)
+        self.wake_up = WakeUp()
+        later(self.wake_up.close)
+        self.death = os.pipe()  # which a process finds closed when the launcher is gone
+        self.records = logs.channel()
+        for end in self.death:
+            later(os.close, end)
+        for socket in self.records:
+            later(socket.close)
+        self.outboxes, self.crash_logs = dict[str, Outbox](), dict[str, Outbox]()
+        for process in self.processes:
+            self.outboxes[process] = Outbox()
+            later(self.outboxes[process].close)
+            if self.on_death != "stop":
+                self.crash_logs[process] = Outbox()
+                later(self.crash_logs[process].close)
+        self.network = network(self.living, {p: frozenset(i for i, n in enumerate(order)
+                                                          if self.process_of[n] == p) for p in self.living})
+        later(self.network.close)
 
     def start(self) -> None:
         """Fork all processes."""
         context = mp.get_context("fork")
         for process in self.living:
-            read, write = os.pipe()
-            self.readers[read] = process
-            self.status.of(process)[BEAT] = time.monotonic_ns()  # from now on it is this process's own word
-            child = context.Process(target=self._live, name=process, args=(process, write, os.getpid()))
+            self.status.process[process].beat = time.monotonic_ns()  # from now on it is this process's word
+            child = context.Process(target=live, name=process, args=(self, process, os.getpid()))
             try:
                 with warnings.catch_warnings():
                     # From 3.12 on forking beside threads warns.  Children use no lock of the parent's
@@ -155,114 +133,79 @@ class Launch:
             except OSError as error:
                 raise RunFailed(
                     f"could not start process {len(self.children) + 1} of {len(self.processes)}, {process}: "
-                                f"{error}", process) from None
-            finally:
-                os.close(write)
+                    f"{error}", process) from None
             self.children[process] = child
             self.pids[process] = child.pid or 0
         self.network.forked()
 
-    def _live(self, process: str, out: int, parent: int) -> None:
-        """In a process: what it does, and its events also go to where they outlive it."""
-        if process in self._crash_logs:
-            self.journal = self._crash_logs[process].after(self.journal)
-        self._child(self, process, out, parent)
-
     def watch(self) -> None:
-        """Until every process has given its result."""
+        """Until every process has ended."""
         sentinels = {child.sentinel: process for process, child in self.children.items()}
-        while self.readers or sentinels:
-            quick = self._before is not None
-            ready = wait_for([*self.readers, *sentinels, self.wake_up.fileno()],
-                             0.001 if quick else self._wake())
+        receiver = self.records[0]
+        while sentinels:
+            ready = wait_for([*sentinels, self.wake_up.fileno(), receiver.fileno()],
+                             0.001 if self._before is not None else self._continue_paused())
             if self.wake_up.fileno() in ready:
                 self.wake_up.drain()
-            for fd in ready:
-                if fd in self.readers:
-                    self._read(fd)
-            gone = [sentinels.pop(fd) for fd in ready if fd in sentinels]
-            for process in gone:
-                self._drain(process)
-            self._judge(gone)
-            if not self._closing:
+            logs.handle(receiver)
+            self._judge([sentinels.pop(fd) for fd in ready if fd in sentinels])
+            if self._closing:
+                self._watch.closing()
+            else:
                 self._begin()
                 self._count()
                 self._watch.look()
-            else:
-                self._watch.closing()
 
-    def _wake(self) -> float:
+    def _continue_paused(self) -> float:
         """Continue processes whose planned pause is over; seconds until the next look."""
         look = LOOK
         for process in self.living:
-            wake = self.words(process, WAKE) / 1e9 - time.monotonic()
+            when = self.status.process[process].wake
+            wait = when / 1e9 - time.monotonic()
             # It says when it is to be continued and then stops itself: not before it has done so.
-            if self.words(process, WAKE) and wake <= 0 and state(self.pids[process]) == "stopped":
+            if when and wait <= 0 and state(self.pids[process]) == "stopped":
                 os.kill(self.pids[process], signal.SIGCONT)
-            elif self.words(process, WAKE):
-                look = min(look, max(0.001, wake))
+            elif when:
+                look = min(look, max(0.001, wait))
         return look
 
-    def _read(self, fd: int) -> None:
-        more = os.read(fd, 1 << 20)
-        if more:
-            self._hear(self.readers[fd], more)
-            return
-        del self.readers[fd]
-        os.close(fd)
-
-    def _hear(self, process: str, more: bytes) -> None:
-        """Collect what a child says; a message that its death cut short is never complete."""
-        data = self._data[process]
-        data += more
-        while len(data) >= LENGTH.size and len(data) >= LENGTH.size + LENGTH.unpack_from(data)[0]:
-            end = LENGTH.size + LENGTH.unpack_from(data)[0]
-            message = pickle.loads(memoryview(data)[LENGTH.size : end])
-            del data[:end]
-            if message[0] == "record":
-                logging.getLogger(message[1].name).handle(message[1])
-            else:
-                self._results[process] = message
-
-    def _drain(self, process: str) -> None:
-        """Read what a process that has ended left in its pipe."""
-        for fd in [fd for fd, h in self.readers.items() if h == process]:
-            while fd in self.readers:
-                self._read(fd)
-
     def _judge(self, gone: Sequence[str]) -> None:
-        """Deal with processes that died and programs that failed: deaths first, then exceptions in order
-        of time."""
+        """Deal with processes that have ended: deaths first, then exceptions in order of time."""
+        failed: list[tuple[Failure, str]] = []
         for process in gone:
             self.children[process].join()
-            if process not in self._results and process not in self.dead:
+            if process in self.dead:
+                continue
+            said = next(iter(self.outboxes[process].messages()), None)
+            if isinstance(said, Report):
+                self._reports[process] = said
+            elif isinstance(said, Failure):
+                failed.append((said, process))
+            else:
                 self._lost(process, self._died(process), None)
-        failed = sorted((r[1], h) for h, r in self._results.items() if r[0] == "failed"
-                        and h not in self.dead)
-        for _, process in failed:
-            _, _, line, text, error = self._results[process]
-            message = f"{process} (pid {self.pids[process]}): {line}"
-            self._lost(process, *failure(message, text, error, process))
+        for failure, process in sorted(failed, key=lambda one: one[0].time):
+            self._lost(process, *failure.raised(process, f"pid {self.pids[process]}"))
 
     def _lost(self, process: str, error: BaseException, cause: BaseException | None) -> None:
         """Raise the error, or, if the run is to survive a death, tell all others of it."""
-        silent = (time.monotonic_ns() - self.words(process, BEAT)) / 1e9  # at least what it took to notice
+        began = bool(self.status.run.start)
+        # at least what it took to notice
+        silent = (time.monotonic_ns() - self.status.process[process].beat) / 1e9
         if isinstance(error, RunFailed):
             error.silent = silent
         notices = [Crashed(self._now(), node, 0, str(error), silent)
                    for node, where in self.process_of.items() if where == process]
-        survives = self.on_death != "stop" and isinstance(error, RunFailed) and self.status.words[START]
+        survives = self.on_death != "stop" and isinstance(error, RunFailed) and began
         if not survives or self._closing or len(self.dead) + 1 == len(self.processes):
             with suppress(RuntimeError):  # of a record that cannot be written: what has failed is said
-                self._write(notices if self.status.words[START] and isinstance(error, RunFailed) else [])
+                self._write(notices if began and isinstance(error, RunFailed) else [])
             raise error from cause
         self._write(notices)
         log.warning("%s; the run goes on without it", error)
         self.dead.append(process)
-        self._left.append(self._crash_logs[process].read())
-        self._deaths += notices
-        self.status.of(process)[DEAD] = 1
-        self.status.words[DEATHS] = len(self.dead)
+        self._deaths += [*self.crash_logs[process].messages(), *notices]
+        self.status.process[process].dead = 1
+        self.status.run.deaths = len(self.dead)
         if self.halts:
             self._halt()
         self._wake_all()
@@ -270,7 +213,7 @@ class Launch:
     def _now(self) -> float:
         """Seconds of the run."""
         before = self.beginning.seconds if self.beginning is not None else 0.0
-        return before + time.monotonic() - self.status.words[START] / 1e9
+        return float(before + time.monotonic() - self.status.run.start / 1e9)
 
     def _write(self, notices: Sequence[Event]) -> None:
         """Write deaths to the record, for the dead cannot."""
@@ -299,7 +242,7 @@ class Launch:
 
     @property
     def living(self) -> list[str]:
-        """Hosts that have not died."""
+        """Processes that have not died."""
         return [process for process in self.processes if process not in self.dead]
 
     def _waiters(self, process: str) -> str:
@@ -312,14 +255,10 @@ class Launch:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         return f"; waiting: {', '.join(words)}{more}" if words else ""
 
-    def words(self, process: str, which: int) -> int:
-        """One word of a process's in the status table."""
-        return int(self.status.of(process)[which])
-
     def _begin(self) -> None:
         """Let all start together once all are ready."""
-        if not self.status.words[START] and all(self.words(h, READY) for h in self.living):
-            self.status.words[START] = int((time.monotonic() + LEAD) * 1e9)
+        if not self.status.run.start and all(self.status.process[p].ready for p in self.living):
+            self.status.run.start = int((time.monotonic() + LEAD) * 1e9)
             self._wake_all()
 
     def _count(self) -> None:
@@ -328,25 +267,25 @@ class Launch:
         All processes idle and as many messages handled as sent, the same at two looks (Mattern 1987):
         whatever was in between would have been counted at the second.
         """
-        rows = [self.status.of(h).tolist() for h in self.living] if self.status.words[START] else []
-        sums = sum(r[SENT] for r in rows), sum(r[GOT] for r in rows)
-        settled = all(r[IDLE] and r[NOTICED] == len(self.dead) + self.status.words[VAIN] for r in rows)
-        if not rows or not settled or sums[0] != sums[1]:
+        run, processes = self.status.run, [self.status.process[p] for p in self.living]
+        settled = run.start and all(p.idle and p.noticed == len(self.dead) + run.vain for p in processes)
+        sums = sum(p.sent for p in processes), sum(p.got for p in processes)
+        if not settled or sums[0] != sums[1]:
             self._before = None
         elif sums != self._before:
             self._before = sums
-        elif all(r[DONE] for r in rows):
+        elif all(p.done for p in processes):
             self._end_with(CLOSE)
         else:
             self._standstill()
 
     def _end_with(self, command: int) -> None:
         self._closing, self._before = True, None
-        self.status.words[COMMAND] = command
+        self.status.run.command = command
         self._wake_all()
 
     def _halt(self) -> None:
-        """End this life of the run: all give what they have, and others go on from there."""
+        """End this attempt: all give what they have, from which another goes on."""
         self.halted = self._now()
         self._end_with(HALT)
 
@@ -355,7 +294,7 @@ class Launch:
         standings = self.status.standing(self.living)
         stuck = [s.node for s in standings if s.program == 0 and s.doing.startswith("Recv")]
         if self.dead and stuck and all(node in self.endable for node in stuck):
-            self.status.words[VAIN] += 1
+            self.status.run.vain += 1
             self._before = None
             self._wake_all()
         elif self.dead and self.on_death in ("shrink", "restart"):
@@ -370,7 +309,7 @@ class Launch:
     def end(self) -> None:
         """End whatever still runs and give everything back; safe at any time."""
         if any(child.is_alive() for child in self.children.values()):
-            self.status.words[COMMAND] = ABORT
+            self.status.run.command = ABORT
             self._wake_all()
             end = time.monotonic() + GRACE
             for child in self.children.values():
@@ -380,32 +319,18 @@ class Launch:
                 child.kill()
             child.join()
             child.close()
-        for fd in self.readers:
-            os.close(fd)
-        self.readers.clear()
-        self.network.close()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for fd in self.death:
-            os.close(fd)
-        for crash_log in self._crash_logs.values():
-            crash_log.close()
-        self._crash_logs.clear()
-        self.wake_up.close()
-        self.status.close()
+        logs.handle(self.records[0])
+        self._resources.close()
 
     def result(self) -> Run:
-        """What the processes gave back, on one clock; raises `Halted` where the run can go on in another
-        life."""
-        reports = [self._results[process][1] for process in self.living]
-        deaths = [*(event for crash_log in self._left for event in left(crash_log)), *self._deaths]
-        run = join(reports, self.deployment, self.machine, self.observe, deaths,
+        """What the processes gave back, on one clock; raises `Halted` where another attempt can go on from
+        it."""
+        reports = [self._reports[process] for process in self.living]
+        run = join(reports, self.deployment, self.machine, self.observe, self._deaths,
                    self.beginning.events if self.beginning is not None else ())
         if self.halted:
             run.trace.seconds = self.halted
-            kept = [self._results[process][2] for process in self.living]
-            raise Halted(run, {node: x for one in kept for node, x in one.items()})
+            raise Halted(run, {node: x for report in reports for node, x in report.kept.items()})
         return run
 
 

@@ -17,7 +17,7 @@ from refsgd.effects import Deployment, Factory
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.driver import Aborted, Driver
 from refsgd.runtimes.processes.launcher import LEAD
-from refsgd.runtimes.processes.reports import deadlock, failure, in_words, join, report
+from refsgd.runtimes.processes.reports import Failure, Report, deadlock, join
 from refsgd.runtimes.processes.status import StatusTable
 from refsgd.runtimes.processes.system import keep_memory
 from refsgd.runtimes.simulator import RunFailed
@@ -157,7 +157,7 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deploymen
     driver.journal = journal
     if beginning is not None:
         driver.continue_from(beginning)
-    failed: tuple[float, str, str, BaseException | None] | None = None
+    failed: Failure | None = None
     keep_memory()
     with _within(STARTING, comm, "to the start"):
         comm.Barrier()
@@ -168,24 +168,23 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deploymen
     except Aborted:
         pass
     except Exception as error:
-        line, text, carried = in_words(error)
-        failed = driver.clock(), f"{me} (rank {comm.rank}): {line}", text, carried
+        failed = Failure.of(driver.clock(), error)
         ranks.fail()
-    ranks.meet(failed[1] if failed else "")
+    ranks.meet(f"{me} (rank {comm.rank}): {failed.line}" if failed else "")
     with _within(deadline, comm, "to say how they ended"):
         verdicts = comm.allgather((ranks.started, ranks.stuck, failed,
                                    table.standing() if ranks.stuck else []))
         ranks.finish_rounds(max(started for started, *_ in verdicts))
         ranks.drain()
-    failures = sorted((v[2] for v in verdicts if v[2] is not None), key=lambda f: f[0])
+    failures = [(v[2].time, rank, v[2]) for rank, v in enumerate(verdicts) if v[2] is not None]
     if failures:
-        _, line, text, carried = failures[0]
-        verdict, cause = failure(line, text, carried, line.split()[0])
+        _, rank, first = min(failures)
+        verdict, cause = first.raised(processes[rank], f"rank {rank}")
         raise verdict from cause
     if ranks.stuck:
         raise deadlock([s for *_, standings in verdicts for s in standings], driver.clock())
     with _within(deadline, comm, "with their reports"):
-        reports = comm.gather(report(driver))
+        reports = comm.gather(Report.of(driver))
     if reports is None:
         return None
     return join(reports, deployment, machine, observe,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
+import mmap
 import os
 import pickle
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Deployment, roles
+from refsgd.effects import Array, Deployment, roles
 from refsgd.runtimes.processes.driver import Driver
 from refsgd.runtimes.processes.status import Standing
+from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.trace import Event, Marked, Run, Trace, merge, thin
@@ -29,86 +30,97 @@ class ChildTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def in_words(error: BaseException) -> tuple[str, str, BaseException | None]:
-    """An exception as one line, its traceback as text, and itself if it can be pickled."""
-    notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
-    line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
-    try:
-        carried: BaseException | None = pickle.loads(pickle.dumps(error))
-    except Exception:
-        carried = None  # a class of which only the text can travel
-    return line, "".join(traceback.format_exception(error)), carried
+class Failure(NamedTuple):
+    """An exception on its way to another process: when, in one line, with its traceback as text, and itself
+    if it can be pickled."""
+
+    time: float
+    line: str
+    text: str
+    error: BaseException | None
+
+    @classmethod
+    def of(cls, time: float, error: BaseException) -> Failure:
+        """What can travel of an exception."""
+        notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
+        line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
+        try:
+            carried: BaseException | None = pickle.loads(pickle.dumps(error))
+        except Exception:
+            carried = None  # a class of which only the text can travel
+        return cls(time, line, "".join(traceback.format_exception(error)), carried)
+
+    def raised(self, process: str, place: str) -> tuple[BaseException, BaseException]:
+        """What to raise, and from what, where this happened in a process at a `place` (its pid, its rank)."""
+        cause: BaseException = ChildTraceback(self.text)
+        if isinstance(self.error, ForgottenYield):
+            return self.error, cause
+        if self.error is not None:
+            self.error.__cause__, cause = cause, self.error
+        return RunFailed(f"{process} ({place}): {self.line}", process, self.text), cause
 
 
-def failure(message: str, text: str, error: BaseException | None,
-            node: str) -> tuple[BaseException, BaseException]:
-    """What to raise, and from what, for a program of another process: `error`, if it could travel, is the
-    cause."""
-    cause: BaseException = ChildTraceback(text)
-    if isinstance(error, ForgottenYield):
-        return error, cause
-    if error is not None:
-        error.__cause__, cause = cause, error
-    return RunFailed(message, node, text), cause
-
-
-class CrashLog:
-    """Crash log: the events of one process, in memory that outlives it, for runs that continue without it.
-
-    Without the arrays of its marks, which cost too much to be copied at every update.
-    """
+class Outbox:
+    """What one process says to the launcher: pickled messages in a file without a name, which outlives it."""
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self._fd = os.memfd_create("events")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self._fd = os.dup(file.fileno())
+        self._fd = unnamed_file("outbox")
 
-    def after(self, journal: Callable[[Event], None] | None) -> Callable[[Event], None]:
-        """What the process is to call with each of its events at once, if it has called `journal` until
-        now."""
-        def tell(event: Event) -> None:
-            if journal is not None:
-                journal(event)
-            self.write(event)
+    def put(self, message: Any) -> None:
+        """Add a message: in one call, for the process may be killed after any."""
+        view = memoryview(pickle.dumps(message, protocol=5))
+        while view:  # nearly always once: the system takes at most 2 GB
+            view = view[os.write(self._fd, view) :]
 
-        return tell
-
-    def write(self, event: Event) -> None:
-        """Add an event: in one call, for the process may be killed after any."""
-        if isinstance(event, Marked):
-            event = event._replace(values={key: value for key, value in event.values.items()
-                                           if not isinstance(value, np.ndarray)})
-        os.write(self._fd, pickle.dumps(event, protocol=5))
-
-    def read(self) -> bytes:
-        """What has been written until now, for `left`."""
-        return os.pread(self._fd, os.fstat(self._fd).st_size, 0)  # the process may still move the position
+    def messages(self) -> list[Any]:
+        """All messages but one that a death has cut short."""
+        size, found = os.fstat(self._fd).st_size, []
+        if size:
+            # mapped, for the process may still move the position of the file
+            with mmap.mmap(self._fd, size, access=mmap.ACCESS_READ) as data, \
+                    suppress(EOFError, pickle.UnpicklingError):
+                while True:
+                    found.append(pickle.load(data))
+        return found
 
     def close(self) -> None:
         """Give the memory back."""
         os.close(self._fd)
 
 
-def left(crash_log: bytes) -> list[Event]:
-    """The complete events of a crash log."""
-    data, events = io.BytesIO(crash_log), list[Event]()
-    while True:
-        try:
-            events.append(pickle.load(data))
-        except (EOFError, pickle.UnpicklingError):
-            return events
+def in_crash_log(outbox: Outbox, journal: Callable[[Event], None] | None) -> Callable[[Event], None]:
+    """What a process is to call with each of its events at once so that they outlive it, if it has called
+    `journal` until now.
+
+    Without the arrays of marks, which cost too much to be copied at every update.
+    """
+    def tell(event: Event) -> None:
+        if journal is not None:
+            journal(event)
+        if isinstance(event, Marked):
+            event = event._replace(values={key: value for key, value in event.values.items()
+                                           if not isinstance(value, np.ndarray)})
+        outbox.put(event)
+
+    return tell
 
 
-Report = tuple[dict[str, Any], list[Event], float, dict[str, dict[str, float]]]
+class Report(NamedTuple):
+    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes,
+    and their newest parameters where the run is halted."""
 
+    values: dict[str, Any]
+    events: list[Event]
+    seconds: float
+    lateness: dict[str, dict[str, float]]
+    kept: dict[str, list[tuple[int, Array]]]
 
-def report(driver: Driver) -> Report:
-    """What one process gives back: values of its mains, events, end of the last main, lateness of its
-    nodes."""
-    late = {node: record.figures() for node, record in driver.lateness.items()}
-    return driver.values, driver.events, driver.seconds, late
+    @classmethod
+    def of(cls, driver: Driver, halted: bool = False) -> Report:
+        """The report of a process that has ended well."""
+        return cls(driver.values, driver.events, driver.seconds,
+                   {node: record.figures() for node, record in driver.lateness.items()},
+                   {node: list(x) for node, x in driver.kept.items()} if halted else {})
 
 
 def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
@@ -117,10 +129,10 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
     events of a resumed run before it was stopped."""
     values: dict[str, Any] = {}
     lateness: dict[str, dict[str, float]] = {}
-    for one, _, _, late in reports:
-        values |= one
-        lateness |= late
-    events = [*before, *merge([*(events for _, events, _, _ in reports), list(deaths)])]
+    for report in reports:
+        values |= report.values
+        lateness |= report.lateness
+    events = [*before, *merge([*(report.events for report in reports), list(deaths)])]
     thin(events, observe)
     drawn = sum(f["drawn"] for f in lateness.values())
     overrun = sum(f["overrun"] for f in lateness.values())
@@ -130,7 +142,7 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
                       "for the described one; use longer compute times or fewer workers", RuntimeWarning,
                       stacklevel=4)
     order = list(deployment)
-    seconds = max((seconds for _, _, seconds, _ in reports), default=0.0)
+    seconds = max((report.seconds for report in reports), default=0.0)
     trace = Trace(events, order, seconds, machine.latency, machine.bandwidth,
                   {n: lateness[n] for n in order if n in lateness}, roles(deployment))
     return Run(trace, {n: values[n] for n in order if n in values})

@@ -1,11 +1,11 @@
 """Shared status table: each process publishes its state, the launcher publishes commands.
 
-An anonymous mapping made before the fork, so nothing is left under any name.  Every word has one writer and
-is written by one store (through ``memoryview.cast("Q")``; ``struct`` would write byte by byte).
+An anonymous mapping made before the fork, so nothing is left under any name.  Every word has one writer.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,14 +13,42 @@ from refsgd.effects import Compute, Recv
 from refsgd.runtimes.programs import describe, innermost
 from refsgd.runtimes.transports.waking import anonymous
 
-# of the run: start on the monotonic clock [ns]; what the launcher wants; how
-START, COMMAND, DEATHS, VAIN = range(4)
-# many died; how often programs were told that they wait in vain
 NOTHING, CLOSE, HALT, ABORT = range(4)  # commands
-# of a process; WAKE: when to continue it
-READY, BEAT, DONE, IDLE, SENT, GOT, EFFECTS, DUE, TEXT, DEAD, NOTICED, WAKE = range(12)
-PLACE, LINE, DOING, SINCE, COMPUTES = range(5)  # of a program
-OF_RUN, PER_PROCESS, PER_PROGRAM, TEXT_BYTES = 8, 16, 8, 1 << 14
+TEXT_BYTES = 1 << 14  # of a process
+
+
+class _OfRun(ctypes.Structure):
+    __slots__ = ()  # so that a name that is not one of these is an error
+    _fields_ = [(name, ctypes.c_uint64) for name in (
+        "start",  # on the monotonic clock [ns]
+        "command",  # what the launcher wants
+        "deaths",  # how many processes have died
+        "vain")]  # how often programs were told that they wait in vain
+
+
+class _OfProcess(ctypes.Structure):
+    __slots__ = ()
+    _fields_ = [(name, ctypes.c_uint64) for name in (
+        "ready",
+        "beat",  # last sign of life on the monotonic clock [ns]
+        "done",  # its main programs have returned
+        "idle",  # it can do nothing before a message comes
+        "sent", "got",  # messages to and from processes that live
+        "effects",  # how many it has performed
+        "due",  # when something is due, in the run [ns]
+        "text",  # bytes of its text
+        "dead",
+        "noticed",  # how many deaths and hints that programs wait in vain it knows
+        "wake")]  # when to continue it, on the monotonic clock [ns]
+
+
+class _OfProgram(ctypes.Structure):
+    __slots__ = ()
+    _fields_ = [(name, ctypes.c_uint64) for name in (
+        "place", "doing",  # numbers of lines of the process's text
+        "line",  # of the source
+        "since",  # on the monotonic clock [ns]
+        "computes")]  # how many it has begun
 
 
 class Standing(NamedTuple):
@@ -51,56 +79,39 @@ class StatusTable:
     """
 
     def __init__(self, programs: Mapping[str, Sequence[tuple[str, int]]]) -> None:
-        self.programs = {process: list(p) for process, p in programs.items()}
-        self.index = {process: i for i, process in enumerate(programs)}
-        count = sum(map(len, self.programs.values()))
-        words = OF_RUN + PER_PROCESS * len(self.index) + PER_PROGRAM * count
-        self._map = anonymous(8 * words + TEXT_BYTES * len(self.index))
-        self._view = memoryview(self._map)
-        self.words = self._view[: 8 * words].cast("Q")
-        self._text_at = 8 * words
-        self._program_at: dict[tuple[str, int], int] = {}
-        at = OF_RUN + PER_PROCESS * len(self.index)
-        for one in self.programs.values():
-            for key in one:
-                self._program_at[key] = at
-                at += PER_PROGRAM
-
-    def of(self, process: str) -> memoryview:
-        """The words of a process."""
-        at = OF_RUN + PER_PROCESS * self.index[process]
-        return self.words[at : at + PER_PROCESS]
-
-    def text(self, process: str) -> memoryview:
-        """The text of a process: one line per entry."""
-        at = self._text_at + TEXT_BYTES * self.index[process]
-        return self._view[at : at + TEXT_BYTES]
-
-    def slot(self, node: str, program: int) -> memoryview:
-        """The words of a program."""
-        at = self._program_at[node, program]
-        return self.words[at : at + PER_PROGRAM]
+        self.programs = {process: list(own) for process, own in programs.items()}
+        keys = [key for own in self.programs.values() for key in own]
+        of_processes = ctypes.sizeof(_OfRun)
+        of_programs = of_processes + ctypes.sizeof(_OfProcess) * len(self.programs)
+        text = of_programs + ctypes.sizeof(_OfProgram) * len(keys)
+        memory = anonymous(text + TEXT_BYTES * len(self.programs))
+        self.run: Any = _OfRun.from_buffer(memory)
+        self.process: dict[str, Any] = dict(zip(
+            self.programs, (_OfProcess * len(self.programs)).from_buffer(memory, of_processes)))
+        self.program: dict[tuple[str, int], Any] = dict(zip(
+            keys, (_OfProgram * len(keys)).from_buffer(memory, of_programs)))
+        #: one line for each thing that the programs of a process do, and each place where they do it
+        self.text = {process: memoryview(memory)[text + TEXT_BYTES * i : text + TEXT_BYTES * (i + 1)]
+                     for i, process in enumerate(self.programs)}
 
     def standing(self, processes: Iterable[str] | None = None) -> list[Standing]:
         """Where the programs of these processes (all by default) stand."""
         out = []
         for process in self.programs if processes is None else processes:
-            text = bytes(self.text(process)[: self.of(process)[TEXT]]).decode(errors="replace")
-            lines = ["", *text.split("\n")]
+            text = bytes(self.text[process][: self.process[process].text]).decode(errors="replace")
+            lines = dict(enumerate(["", *text.split("\n")]))
             for node, index in self.programs[process]:
-                words = self.slot(node, index)
-                doing, place = (lines[words[k]] if words[k] < len(lines) else "?" for k in (DOING, PLACE))
+                words = self.program[node, index]
+                doing, place = lines.get(words.doing, "?"), lines.get(words.place, "?")
                 if place:
                     file, _, function = place.partition("|")
-                    place = f"{file}:{words[LINE]} in {function}"
-                out.append(Standing(node, index, doing, place, words[SINCE] / 1e9, words[COMPUTES]))
+                    place = f"{file}:{words.line} in {function}"
+                out.append(Standing(node, index, doing, place, words.since / 1e9, words.computes))
         return out
 
     def close(self) -> None:
-        """Give the memory back; later use raises ValueError."""
-        self.words.release()
-        self._view.release()
-        self._map.close()
+        """Let go of the memory, which goes with the last object that looks at it."""
+        del self.run, self.process, self.program, self.text
 
 
 class StatusLog:
@@ -114,36 +125,34 @@ class StatusLog:
     """
 
     def __init__(self, table: StatusTable, process: str) -> None:
-        self._words, self._text = table.of(process), table.text(process)
-        self._slots = {key: table.slot(*key) for key in table.programs[process]}
+        self._words, self._text = table.process[process], table.text[process]
+        self._programs = {key: table.program[key] for key in table.programs[process]}
         self._known: dict[Any, int] = {}
-        self._end = 0
 
     def _entry(self, key: Any, text: str) -> int:
         """The number of a line of text, written when first used; 0 once the text is full."""
         if key not in self._known:
-            line = (text.replace("\n", " ") + "\n").encode()
-            if self._end + len(line) > TEXT_BYTES:
+            line, end = (text.replace("\n", " ") + "\n").encode(), self._words.text
+            if end + len(line) > TEXT_BYTES:
                 return 0
-            self._text[self._end : self._end + len(line)] = line
-            self._end += len(line)
-            self._words[TEXT] = self._end
+            self._text[end : end + len(line)] = line
+            self._words.text = end + len(line)
             self._known[key] = len(self._known) + 1
         return self._known[key]
 
     def waits(self, node: str, index: int, program: Any, effect: Any, now_ns: int) -> None:
         """A program is about to wait for `effect` (a Compute or a Recv)."""
-        words, inner = self._slots[node, index], innermost(program)
+        words, inner = self._programs[node, index], innermost(program)
         key = (effect.kinds, effect.src) if isinstance(effect, Recv) else effect.kind
-        words[DOING] = self._known.get(key) or self._entry(key, describe(effect))
+        words.doing = self._known.get(key) or self._entry(key, describe(effect))
         code = inner.gi_code
-        words[PLACE] = self._known.get(code) or self._entry(code, f"{code.co_filename}|{code.co_name}")
-        words[LINE] = inner.gi_frame.f_lineno
-        words[SINCE] = now_ns
+        words.place = self._known.get(code) or self._entry(code, f"{code.co_filename}|{code.co_name}")
+        words.line = inner.gi_frame.f_lineno
+        words.since = now_ns
         if type(effect) is Compute:
-            words[COMPUTES] += 1
+            words.computes += 1
 
     def ended(self, node: str, index: int) -> None:
         """A program has returned."""
-        words = self._slots[node, index]
-        words[DOING], words[PLACE] = self._entry("returned", "has returned"), 0
+        words = self._programs[node, index]
+        words.doing, words.place = self._entry("returned", "has returned"), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import tempfile
 from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -42,3 +43,11 @@ def keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def unnamed_file(name: str) -> int:
+    """A descriptor of a file in memory, which goes with the last process that has it open."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from refsgd.runtimes.processes.status import BEAT, DUE, EFFECTS, START
 from refsgd.runtimes.simulator import RunFailed
 
 if TYPE_CHECKING:
@@ -59,9 +58,10 @@ class Watch:
             self._changed = now
         self._looked = now
         self._stopped(now)
-        effects = [launch.words(h, EFFECTS) for h in launch.living]
-        began = launch.status.words[START] / 1e9
-        pending = max(launch.words(h, DUE) for h in launch.living) / 1e9
+        living = [launch.status.process[process] for process in launch.living]
+        effects = [words.effects for words in living]
+        began = launch.status.run.start / 1e9
+        pending = max(words.due for words in living) / 1e9
         if effects != self._effects or (began and now - began < pending):
             if began:
                 self._slowest = max(self._slowest, now - self._changed)
@@ -97,7 +97,7 @@ class Watch:
         """Report a process that has been stopped; end the run at the deadline."""
         launch = self._launch
         for process in launch.living:
-            beat = launch.words(process, BEAT) / 1e9
+            beat = launch.status.process[process].beat / 1e9
             if now - beat < SILENCE:
                 self._reported.discard(process)
             elif state(launch.pids[process]) == "stopped":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refsgd.runtimes.processes.status import ABORT, CLOSE, COMMAND, DONE, GOT, IDLE, StatusTable
+from refsgd.runtimes.processes.status import ABORT, CLOSE, StatusTable
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.wire import (
     HEAD,
@@ -83,7 +83,7 @@ class Ranks:
             deadline, now, now, now, now + PULSE)
         self._mpi, self._comm, self._rounds = MPI, comm, rounds
         self._rank = {process: k for k, process in enumerate(processes)}
-        self._words, self._command = table.of(processes[comm.rank]), table.words
+        self._words, self._run = table.process[processes[comm.rank]], table.run
         self._pending: list[tuple[Any, bytes]] = []
         self._frames: list[Frame] = []
         self._nap, self._knocked = SHORTEST, False
@@ -111,7 +111,7 @@ class Ranks:
         while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
             data, src = self._receive(message, status), status.Get_source()
             if status.Get_tag() == FAILED:
-                self._command[COMMAND] = ABORT
+                self._run.command = ABORT
                 break
             try:
                 self._decode(memoryview(data), src)
@@ -165,7 +165,7 @@ class Ranks:
         """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
         self._count()
         end = time.monotonic() + timeout
-        while not (self._knocked or self._command[COMMAND] or self._comm.Iprobe(self._mpi.ANY_SOURCE)):
+        while not (self._knocked or self._run.command or self._comm.Iprobe(self._mpi.ANY_SOURCE)):
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -202,25 +202,25 @@ class Ranks:
         A rank takes part once its mains have returned, or when it has been idle for a while; and from time to
         time however busy it is, so that a round that stays open tells of a rank that is stopped.
         """
-        row = self._words[DONE : GOT + 1].tolist()
+        words = self._words
         now = time.monotonic()
         if now - self._looked > PULSE:  # this rank was stopped itself, or computed: accuse nobody
             self._heard = self._entered = now
         self._looked = now
         self._answer_calls()
-        if not row[IDLE - DONE]:
+        if not words.idle:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        if self._idle_since is not None and not row[0] and now - max(self._heard,
-                                                                     self._idle_since) > self._deadline:
+        if (self._idle_since is not None and not words.done
+                and now - max(self._heard, self._idle_since) > self._deadline):
             raise RunFailed(
                 f"no message for {now - self._heard:.3g} s (longer than the deadline of {self._deadline:g} "
                 f"s){self._absent()}")
         if self._request is None:
             if now > self._pulse or (self._idle_since is not None
-                                     and (row[0] or now - self._idle_since > QUIET)):
-                self._mine[:] = row
+                                     and (words.done or now - self._idle_since > QUIET)):
+                self._mine[:] = words.done, words.idle, words.sent, words.got
                 self._entered, self._pulse = now, now + PULSE
                 self.begin_round()
         elif self._request.Test():
@@ -229,7 +229,7 @@ class Ranks:
             size = self._comm.size
             if idle == size and sent == got and sums == self._before:
                 self.stuck = done < size
-                self._command[COMMAND] = ABORT if self.stuck else CLOSE
+                self._run.command = ABORT if self.stuck else CLOSE
             self._before = sums
         elif now - self._entered > self._deadline:
             raise RunFailed(
