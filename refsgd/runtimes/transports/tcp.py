@@ -2,8 +2,8 @@
 
 Frames, queue and decoder are those of `refsgd.runtimes.transports.wire`.  The launcher makes all listening
 sockets before the fork, so ports are known and no call comes too early; the process of higher place calls.
-Before any payload both sides prove by challenge that they know the run's secret, which itself never travels;
-a caller that cannot is dropped and logged.
+Before any payload both sides prove that they know the run's secret, which itself never travels: each proof
+is good for one side of one connection and accepted once.  A caller without it is dropped and logged.
 
 A lost connection raises nothing here: only the launcher can tell the culprit from its neighbours.
 """
@@ -17,11 +17,11 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from refsgd.runtimes.transports.waking import Waiter, WakeUp, wait_for
+from refsgd.runtimes.transports.waking import Waiter, WakeUp
 from refsgd.runtimes.transports.wire import (
     LARGEST_PAYLOAD,
     Frame,
@@ -34,9 +34,9 @@ from refsgd.runtimes.transports.wire import (
 
 log = logging.getLogger("refsgd.tcp")
 
-HELLO = struct.Struct("<8sII32s")  #: magic, place of the caller, place of the called, the caller's challenge
-MAGIC = b"refsgd1\n"
-CHALLENGE, PROOF = 32, 32
+HELLO = struct.Struct("<8sII32s")  #: magic, place of the caller, place of the called, the caller's proof
+MAGIC = b"refsgd2\n"
+PROOF = 32
 PATIENCE = 30.0  # seconds for all connections of a process
 CALL = 10.0  # seconds in which a caller must prove itself
 READ_BYTES = 1 << 16
@@ -44,11 +44,6 @@ READ_BYTES = 1 << 16
 
 class HandshakeError(ConnectionError):
     """The other side does not know the run's secret, or does not speak this protocol."""
-
-
-def _proof(secret: bytes, role: bytes, mine: bytes, theirs: bytes, places: tuple[int, int]) -> bytes:
-    """What only a holder of the secret can answer; `role` keeps one side's answer from serving the other."""
-    return hmac.digest(secret, role + mine + theirs + struct.pack("<II", *places), "sha256")
 
 
 class Listeners:
@@ -78,16 +73,12 @@ class Listeners:
         for other, s in self.sockets.items():
             if other != process:
                 s.close()
-        peers: dict[str, socket.socket] = {}
-        try:
-            for k, other in enumerate(self.processes[:me]):
-                peers[other] = call(self.addresses[other], self.secret, me, k)
-            expected = {k: self.processes[k] for k in range(me + 1, len(self.processes))}
-            answered = answer(self.sockets[process], self.secret, me, set(expected))
-            peers |= {expected[k]: s for k, s in answered.items()}
-        finally:
-            self.sockets[process].close()
-        return Sockets(self, process, peers)
+        with self.sockets[process] as listener:
+            peers = [call(self.addresses[other], self.secret, me, k)
+                     for k, other in enumerate(self.processes[:me])]
+            peers += answer(listener, self.secret, me, range(me + 1, len(self.processes)))
+        others = [other for other in self.processes if other != process]
+        return Sockets(self, process, dict(zip(others, peers)))
 
     def forked(self) -> None:
         """All processes have been started: the launcher needs the sockets no more."""
@@ -104,140 +95,92 @@ class Listeners:
 # -- the handshake -----------------------------------------------------------------------------------------
 
 
+def proof(secret: bytes, role: bytes, caller: int, called: int) -> bytes:
+    """What only a holder of the secret can say; `role` keeps one side's proof from serving the other."""
+    return hmac.digest(secret, role + struct.pack("<II", caller, called), "sha256")
+
+
 def call(address: tuple[str, int], secret: bytes, me: int, other: int,
          timeout: float = PATIENCE) -> socket.socket:
     """Connect to a peer and prove the secret to each other."""
-    s = socket.create_connection(address, timeout=timeout)
-    try:
-        challenge = os.urandom(CHALLENGE)
-        s.sendall(HELLO.pack(MAGIC, me, other, challenge))
-        reply = _exactly(s, CHALLENGE + PROOF)
-        theirs, proof = reply[:CHALLENGE], reply[CHALLENGE:]
-        if not hmac.compare_digest(proof, _proof(secret, b"called", challenge, theirs, (me, other))):
+    with ExitStack() as unless_proved:
+        s = unless_proved.enter_context(socket.create_connection(address, timeout=timeout))
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, PROOF)  # wait for all of it
+        s.sendall(HELLO.pack(MAGIC, me, other, proof(secret, b"caller", me, other)))
+        reply = s.recv(PROOF)
+        if not hmac.compare_digest(reply, proof(secret, b"called", me, other)):
+            closed = "" if reply else "closed the connection, so one of us "
             raise HandshakeError(
-                f"the process at {address[0]}:{address[1]} does not know the secret of this run")
-        s.sendall(_proof(secret, b"caller", challenge, theirs, (me, other)))
-    except BaseException:
-        s.close()
-        raise
+                f"the process at {address[0]}:{address[1]} {closed}does not know the secret of this run")
+        unless_proved.pop_all()
     return s
 
 
-def _exactly(s: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = s.recv(count - len(data))
-        if not more:
-            raise HandshakeError(
-                "the connection was closed during the handshake; the other side may have another secret")
-        data += more
-    return data
-
-
-def _receive_call(secret: bytes, me: int, expected: set[int],
-                  reply: Callable[[bytes], None]) -> Generator[int, bytes, int]:
-    """The called side: yields how many bytes it needs, is sent them, returns who called."""
-    hello = yield HELLO.size
-    magic, caller, called, theirs = HELLO.unpack(hello)
+def _identify(s: socket.socket, secret: bytes, me: int, expected: set[int]) -> int:
+    """The called side: read what the caller says, answer, and say which peer it is."""
+    hello = s.recv(HELLO.size)
+    if len(hello) < HELLO.size:
+        raise HandshakeError("closed the connection")
+    magic, caller, called, proved = HELLO.unpack(hello)
     if magic != MAGIC:
         raise HandshakeError("does not speak this protocol")
     if called != me or caller not in expected:
-        raise HandshakeError(f"says it is {caller} and calls {called}")
-    mine = os.urandom(CHALLENGE)
-    reply(mine + _proof(secret, b"called", theirs, mine, (caller, me)))
-    proof = yield PROOF
-    if not hmac.compare_digest(proof, _proof(secret, b"caller", theirs, mine, (caller, me))):
+        raise HandshakeError(
+            f"says it is {caller} and calls {called}; expected one of {sorted(expected)} that calls {me}")
+    if not hmac.compare_digest(proved, proof(secret, b"caller", caller, me)):
         raise HandshakeError("does not know the secret of this run")
+    s.sendall(proof(secret, b"called", caller, me))
     return int(caller)
 
 
-class _Caller:
-    """One accepted connection on its way through the handshake; several are served at once, strangers too."""
-
-    def __init__(self, s: socket.socket, who: str, secret: bytes, me: int, expected: set[int]) -> None:
-        s.setblocking(False)
-        self.socket, self.who, self.until = s, who, time.monotonic() + CALL
-        self._steps = _receive_call(secret, me, expected, lambda data: s.sendall(data))
-        self._wanted, self._data = next(self._steps), b""
-
-    def go_on(self) -> int | None:
-        """Read what is there; the caller's place once it has proved itself."""
-        try:
-            more = self.socket.recv(self._wanted - len(self._data))  # never a byte of the payload behind it
-        except BlockingIOError:
-            return None
-        if not more:
-            raise HandshakeError("closed the connection")
-        self._data += more
-        if len(self._data) == self._wanted:
-            try:
-                self._wanted, self._data = self._steps.send(self._data), b""
-            except StopIteration as stop:
-                return int(stop.value)
-        return None
-
-
-def answer(listener: socket.socket, secret: bytes, me: int, expected: set[int],
-           timeout: float = PATIENCE) -> dict[int, socket.socket]:
-    """Accept until all expected peers have proved themselves; strangers are dropped and logged."""
+def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int],
+           timeout: float = PATIENCE) -> list[socket.socket]:
+    """Accept until all peers have proved themselves; strangers are dropped and logged."""
     found = dict[int, socket.socket]()
-    pending: dict[int, _Caller] = {}
     end = time.monotonic() + timeout
-    listener.setblocking(False)
-    try:
-        while len(found) < len(expected):
+    with selectors.DefaultSelector() as poll, ExitStack() as unless_complete:
+        def drop(s: Any, why: object) -> None:
+            log.warning("refused a connection from %s:%d: it %s", *poll.unregister(s).data[1], why)
+            s.close()
+
+        listener.setblocking(False)
+        poll.register(listener, selectors.EVENT_READ, (end, ()))
+        while missing := set(peers) - found.keys():
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"process {me} was not called by {sorted(expected - found.keys())} within {timeout:g} s")
-            for fd in wait_for([listener.fileno(), *pending], 0.25):
-                if fd == listener.fileno():
-                    try:
+                    f"process {me} was not called by {sorted(missing)} within {timeout:g} s")
+            for key, _ in poll.select(0.25):
+                s: Any = key.fileobj
+                if s is listener:
+                    with suppress(BlockingIOError, ConnectionError):
                         s, address = listener.accept()
-                    except (BlockingIOError, ConnectionError):
-                        continue
-                    pending[s.fileno()] = _Caller(s, f"{address[0]}:{address[1]}", secret, me, expected)
+                        unless_complete.enter_context(s)
+                        s.setblocking(False)
+                        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # all of it, or none
+                        poll.register(s, selectors.EVENT_READ, (time.monotonic() + CALL, address))
                     continue
-                caller = pending[fd]
                 try:
-                    place = caller.go_on()
-                    if place is not None and place in found:
-                        raise HandshakeError(f"calls a second time as {place}")
-                except (OSError, HandshakeError) as error:
-                    _drop(pending.pop(fd), str(error))
-                    continue
-                if place is not None:
-                    found[place] = pending.pop(fd).socket
-            for fd in [fd for fd, caller in pending.items() if caller.until < time.monotonic()]:
-                _drop(pending.pop(fd), f"has not proved itself within {CALL:g} s")
-    except BaseException:
-        for s in found.values():
-            s.close()
-        raise
-    finally:
-        for stranger in pending.values():
-            _drop(stranger, "has not finished the handshake when all peers were there")
-    return found
-
-
-def _drop(caller: _Caller, why: str) -> None:
-    log.warning("refused a connection from %s: it %s", caller.who, why)
-    caller.socket.close()
+                    found[_identify(s, secret, me, missing - found.keys())] = s
+                    poll.unregister(s)
+                except OSError as error:
+                    drop(s, error)
+            for key in [key for key in poll.get_map().values() if key.data[0] < time.monotonic()]:
+                if key.fileobj is not listener:
+                    drop(key.fileobj, f"has not proved itself within {CALL:g} s")
+        poll.unregister(listener)
+        for key in list(poll.get_map().values()):
+            drop(key.fileobj, "has not finished the handshake when all peers were there")
+        unless_complete.pop_all()
+    return [found[k] for k in peers]
 
 
 # -- the transport -----------------------------------------------------------------------------------------
 
 
-def _hurry(s: socket.socket) -> None:
-    """Send without congestion control that paces, such as BBR: there is no network to spare."""
-    with suppress(OSError):  # it may be lost already
-        if hasattr(socket, "TCP_CONGESTION"):
-            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which every Linux has
-
-
 class Sockets:
     """One process's connections to all others.
 
-    Its methods are those of every `refsgd.runtimes.processes.driver.Transport`.
+    Its methods are those of every `refsgd.runtimes.transports.transport.Transport`.
 
     Parameters
     ----------
@@ -249,20 +192,23 @@ class Sockets:
     """
 
     def __init__(self, listeners: Listeners, process: str, peers: Mapping[str, socket.socket]) -> None:
-        self._wake_up, self._peers, self.closed = listeners.wake_ups[process], peers, set[str]()
+        self._wake_up, self._peers, self.lost = listeners.wake_ups[process], peers, set[str]()
         self._largest = listeners.largest
         self._frames: list[Frame] = []
         self._out: dict[str, Outgoing] = {}
         self._in: dict[str, Incoming] = {}
-        self._stalled: set[str] = set()
         # One descriptor to sleep on; its own timeout counts in milliseconds, so `wait` uses select on it.
         self._poll = selectors.DefaultSelector()
         self._poll.register(self._wake_up, selectors.EVENT_READ, "")
         self._waiter = Waiter(self._arrived)
         for other, s in peers.items():
             s.setblocking(False)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _hurry(s)
+            if hasattr(socket, "TCP_CONGESTION"):
+                with suppress(OSError):  # it may be lost already
+                    # no congestion control that paces, such as BBR: there is no network to spare
+                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which every Linux has
             self._out[other] = Outgoing(self._writer(s, other))
             parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[process],
                             listeners.largest)
@@ -272,22 +218,21 @@ class Sockets:
     def _arrived(self) -> bool:
         return any(key.data for key, _ in self._poll.select(0))
 
-    def _lost(self, other: str) -> None:
-        if other not in self.closed:
-            self.closed.add(other)
-            self._stalled.discard(other)
+    def _lose(self, other: str) -> None:
+        if other not in self.lost:
+            self.lost.add(other)
             self._poll.unregister(self._peers[other])
 
     def _writer(self, s: socket.socket, other: str) -> Callable[[memoryview], int]:
         def write(view: memoryview) -> int:
-            if other in self.closed:
+            if other in self.lost:
                 return len(view)
             try:
                 return s.send(view)
             except BlockingIOError:
                 return 0
             except OSError:
-                self._lost(other)
+                self._lose(other)
                 return len(view)  # dropped; the launcher knows more and will say
 
         return write
@@ -299,8 +244,7 @@ class Sockets:
 
         def receive(view: memoryview) -> int:
             nonlocal drained
-            # the last read was short: the next would find nothing, at the price of a system call and an
-            # exception
+            # the last read was short: another finds nothing, for a system call and an exception
             if drained:
                 drained = False
                 return 0
@@ -311,7 +255,7 @@ class Sockets:
             except OSError:
                 n = 0
             if not n:
-                self._lost(other)
+                self._lose(other)
             drained = 0 < n < len(view)
             return n
 
@@ -331,9 +275,9 @@ class Sockets:
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Write a message, or queue what does not fit; never waits."""
         out = self._out[process]
+        waited = out.nbytes
         out.post(encode(body, src, to, number, stamp, limit=self._largest))
-        if out.nbytes and process not in self._stalled and process not in self.closed:
-            self._stalled.add(process)
+        if out.nbytes and not waited and process not in self.lost:
             self._poll.modify(self._peers[process], selectors.EVENT_READ | selectors.EVENT_WRITE, process)
 
     def take(self) -> list[Frame]:
@@ -343,12 +287,11 @@ class Sockets:
             if not other:
                 self._wake_up.drain()
                 continue
-            if event & selectors.EVENT_WRITE and other in self._stalled:
+            if event & selectors.EVENT_WRITE:
                 self._out[other].flush()
-                if not self._out[other].nbytes and other not in self.closed:
-                    self._stalled.discard(other)
+                if not self._out[other].nbytes and other not in self.lost:
                     self._poll.modify(self._peers[other], selectors.EVENT_READ, other)
-            if event & selectors.EVENT_READ and other not in self.closed:
+            if event & selectors.EVENT_READ and other not in self.lost:
                 try:
                     self._in[other].pump()
                 except WireError as error:
@@ -378,14 +321,9 @@ class Sockets:
         """Bytes in the overflow queues."""
         return sum(out.nbytes for out in self._out.values())
 
-    @property
-    def lost(self) -> set[str]:
-        """Hosts to which the connection has ended."""
-        return self.closed
-
     def sever(self, process: str = "") -> bool:
         """Lose all connections, or that to one process."""
-        lost = [s for other, s in self._peers.items() if process in ("", other) and other not in self.closed]
+        lost = [s for other, s in self._peers.items() if process in ("", other) and other not in self.lost]
         for s in lost:
             with suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
