@@ -117,8 +117,8 @@ from refsgd.runtimes.transports.wire import HEAD, WireError, encode
 from tests.runtimes.deployments import Model
 LARGEST = 1 << 12
 comm, hosts = MPI.COMM_WORLD.Dup(), ["peer0", "peer1"]
-ranks = Ranks(comm, comm.Dup(), hosts, StatusTable({hosts[comm.rank]: [(hosts[comm.rank], 0)]}), 10.0, LARGEST)
-ranks.nodes = {0: frozenset({0}), 1: frozenset({1})}
+table = StatusTable({hosts[comm.rank]: [(hosts[comm.rank], 0)]})
+ranks = Ranks(comm, comm.Dup(), hosts, [frozenset({0}), frozenset({1})], table, 10.0, LARGEST)
 good = b"".join(encode(Model(np.arange(1000, dtype=np.float32)), 0, 1, 0, 0.0))
 head = list(HEAD.unpack_from(good))
 body = good[HEAD.size:]

@@ -16,6 +16,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import heappop
 from typing import Any
 
@@ -53,11 +54,12 @@ class Driver(Engine):
     descriptors that become readable when the launcher is gone; `observe` and `keep` as in `Engine`.
     """
 
-    def __init__(self, host: str, deployment: Deployment, machine: Machine, seed: int, transport: Transport,
-                 table: StatusTable, quiet: Callable[[], None], watch: Sequence[int] = (), observe: int = 64,
-                 faults: Iterable[Fault] = (), keep: int = 0) -> None:
-        self.host, self.here = machine.hosts(deployment), host
-        super().__init__(deployment, [n for n in deployment if self.host[n] == host], observe, keep)
+    def __init__(self, process: str, deployment: Deployment, machine: Machine, seed: int,
+                 transport: Transport, table: StatusTable, quiet: Callable[[], None],
+                 watch: Sequence[int] = (), observe: int = 64, faults: Iterable[Fault] = (),
+                 keep: int = 0) -> None:
+        self.process_of, self.here = machine.hosts(deployment), process
+        super().__init__(deployment, [n for n in deployment if self.process_of[n] == process], observe, keep)
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.paced = machine.paced
         self.began = 0.0  # the common start on the monotonic clock; `now` counts nominal seconds since then
@@ -65,17 +67,17 @@ class Driver(Engine):
         speeds = machine.node_speeds(deployment)
         for task in self.all_tasks:
             task.draws = Draws(machine, seed, task.node, task.index, speeds[task.node])
-        self._table, self._run, self._words = table, table.run, table.process[host]
-        self._log = StatusLog(table, host)
-        self._dead: set[str] = set()  # hosts
-        self._sent_to: Counter[str] = Counter()  # messages by host, to forget those of the dead
+        self._table, self._run, self._words = table, table.run, table.process[process]
+        self._log = StatusLog(table, process)
+        self._dead: set[str] = set()  # processes
+        self._sent_to: Counter[str] = Counter()  # messages by process, to forget those of the dead
         self._got_from: Counter[str] = Counter()
         self._faults = Plan(faults, self.roles)
-        self._role_of_host = {self.host[node]: role for role in ("server", "worker")
+        self._role_of_process = {self.process_of[node]: role for role in ("server", "worker")
                               for node in self.nodes if self.roles[node] == role}
         self._endable = {name for name in self.tasks if deployment[name].survives}
         self._vain = 0  # how often the launcher has said that no message can reach programs that wait
-        self._lost_at: dict[str, float] = {}  # hosts to which the connection is lost, and since when
+        self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
         self._last: dict[str, float] = {}  # head of the last message of each node
         self._byte_time, self._latency = 1 / machine.bandwidth, machine.latency
         self._emulated = machine.linked or machine.paced
@@ -97,7 +99,7 @@ class Driver(Engine):
         """Stand where an earlier run stood, of which the programs of the deployment are."""
         self.now = self.seconds = beginning.seconds
         self.dead = list(beginning.dead)
-        self._dead = {self.host[node] for node in beginning.dead}
+        self._dead = {self.process_of[node] for node in beginning.dead}
         self._words.noticed = len(self._dead)
         for event in beginning.events:
             if isinstance(event, Computed):
@@ -173,13 +175,13 @@ class Driver(Engine):
     def _bury(self) -> None:
         """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
         order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self.deliver)
-        for host, words in self._table.process.items():
-            if not words.dead or host in self._dead:
+        for process, words in self._table.process.items():
+            if not words.dead or process in self._dead:
                 continue
-            self._dead.add(host)
-            self.transport.forget(host)
-            del self._sent_to[host], self._got_from[host]
-            for node in (n for n in self.nodes if self.host[n] == host):
+            self._dead.add(process)
+            self.transport.forget(process)
+            del self._sent_to[process], self._got_from[process]
+            for node in (n for n in self.nodes if self.process_of[n] == process):
                 # Behind everything that it has sent, some of which the emulated link may still hold.
                 head = max(self.clock(), self._last.get(node, 0.0))
                 self.dead.append(node)
@@ -198,19 +200,19 @@ class Driver(Engine):
             self._continue()
 
     def _look_at_connections(self) -> None:
-        """A connection that is lost to a host that lives ends this process: soon the launcher would have
+        """A connection that is lost to a process that lives ends this one: soon the launcher would have
         named the dead.
 
         Both ends see it, and one should go: the other has twice the patience.
         """
         now = time.monotonic()
-        for host in self.transport.lost:
-            first = gives_up(self.here, host, self._role_of_host) == self.here
+        for process in self.transport.lost:
+            first = gives_up(self.here, process, self._role_of_process) == self.here
             patience = PATIENCE if first else 2 * PATIENCE
-            lost = now - self._lost_at.setdefault(host, now)
-            if host not in self._dead and lost > patience and not self._run.command:
+            lost = now - self._lost_at.setdefault(process, now)
+            if process not in self._dead and lost > patience and not self._run.command:
                 raise ConnectionError(
-                    f"the connection between {self.here} and {host} was lost, and both live")
+                    f"the connection between {self.here} and {process} was lost, and both live")
 
     def _advance(self) -> None:
         """Perform the earliest due event of the agenda: one program then runs until it waits."""
@@ -288,11 +290,8 @@ class Driver(Engine):
         """Read now, and write after the time that it takes."""
         seconds = self._duration(task, "update") * share_of(effect) if self.paced else 0.0
         due = self._occupy(task, seconds)
-        self._at(due, RESUME, task.rank, self._finish_add, task, due, effect, cells.before(effect))
-
-    def _finish_add(self, task: Task, due: float, effect: Add, seen: Any) -> None:
-        if not self._later(self._finish_add, task, due, effect, seen):
-            self.added(task, effect, seen)
+        seen = cells.before(effect)
+        self._at(due, RESUME, task.rank, self._served, task, due, lambda _: self.added(task, effect, seen))
 
     # -- computing -----------------------------------------------------------------------------------------
 
@@ -316,22 +315,23 @@ class Driver(Engine):
         return task.draws.duration(kind, nbytes) * self._faults.slower(task.node)
 
     def _occupy(self, task: Task, seconds: float) -> float:
-        """When a program that computes for so long will end, unless others of the host begin meanwhile."""
+        """When a program that computes for so long will end, unless others of the process begin meanwhile."""
         return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
 
-    def _later(self, call: Callable[..., None], task: Task, due: float, *args: Any) -> bool:
-        """Whether others have begun since and moved what was due; then `call` is on the agenda again."""
+    def _served(self, task: Task, due: float, call: Callable[[float], None]) -> None:
+        """Computing is due: `call`, or do so later if others have begun since and moved what was due."""
         moved = self._processors.due(task) if self._processors else due
         if moved > due:
-            self._at(moved, RESUME, task.rank, call, task, moved, *args)
-        return moved > due
+            self._at(moved, RESUME, task.rank, self._served, task, moved, call)
+        else:
+            call(due)
 
     def _befalls(self, fault: Fault) -> None:
         """What a plan has in store for a node here, as it begins a step."""
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "drop":
-            cut = self.transport.sever(self.host[fault.to] if fault.to else "")
+            cut = self.transport.sever(self.process_of[fault.to] if fault.to else "")
             if not (fault.to and cut):  # what one end cannot know, both find out
                 what = f"its connection to {fault.to}" if fault.to else "its connections"
                 raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
@@ -355,26 +355,23 @@ class Driver(Engine):
         elif priced:
             end = self._processors.due(task) if self._processors else due
             record.overrun += max(0.0, done.ended - self.began - end)
-        self._at(due, RESUME, task.rank, self._resume_compute, task, due, kind, start, priced, done.value)
+        self._at(due, RESUME, task.rank, self._served, task, due, partial(self._resume_compute, done))
 
-    def _resume_compute(self, task: Task, due: float, work: str, start: float, priced: bool,
-                        value: Any) -> None:
-        if self._later(self._resume_compute, task, due, work, start, priced, value):
-            return
-        late = 0.0
+    def _resume_compute(self, done: Done, due: float) -> None:
+        (task, kind, start, _, priced), late = done.job, 0.0
         if self.paced:
             late = max(0.0, self.clock() - due)
             self.lateness[task.node].seen(late)
             if priced and late > SLACK:
                 self.lateness[task.node].slip(late)
                 self.now = max(self.now, due + late)
-        self.computed(task, start, work, value, late)
+        self.computed(task, start, kind, done.value, late)
 
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
         """When the outgoing link is free for a message; a message within the process needs no link."""
-        if self.host[to] == self.here:
+        if self.process_of[to] == self.here:
             return self.now
         start = max(self.now, self._free[0])
         self._free[0] = start + nbytes * self._byte_time
@@ -382,7 +379,7 @@ class Driver(Engine):
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
-        src, there = task.node, self.host[to]
+        src, there = task.node, self.process_of[to]
         if there == self.here:
             self._at(start, ARRIVE, task.rank, self.deliver, to, src, body, number, nbytes)
         elif there not in self._dead:
@@ -404,9 +401,9 @@ class Driver(Engine):
         """As every engine, and count what has come from other processes."""
         if self.paced:
             self.lateness[to].seen(max(0.0, self.clock() - self.now))
-        host = self.host[src]
-        if host != self.here and host not in self._dead:
-            self._got_from[host] += 1
+        process = self.process_of[src]
+        if process != self.here and process not in self._dead:
+            self._got_from[process] += 1
         super().deliver(to, src, body, number, nbytes, tag, arrival)
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Monitor:
 
         This process is watched too, as "launcher".
         """
-        if self._thread is not None:  # another life of the run: the first is watched
+        if self._thread is not None:  # another attempt of the run: the first is watched
             return
         pids = {**pids, "launcher": os.getpid()}
         self._zero = time.perf_counter()

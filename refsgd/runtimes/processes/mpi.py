@@ -46,10 +46,8 @@ def world() -> MPI.Intracomm:
 def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
     """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job
     ends."""
-    timer = threading.Timer(seconds, abort,
-                            (comm,
-                             f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected "
-                             f"all {comm.size}"))
+    why = f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected all {comm.size}"
+    timer = threading.Timer(seconds, abort, (comm, why))
     timer.daemon = True
     timer.start()
     try:
@@ -70,7 +68,9 @@ def in_order(make: Callable[[bool], Made]) -> Made:
 
 
 def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
-    if comm.Split_type(_shared()).size < comm.size:
+    from mpi4py import MPI
+
+    if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
         raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
     first, error = None, None
     if comm.rank == 0:
@@ -82,12 +82,6 @@ def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
     if error is not None:
         raise error
     return first if first is not None else make(False)
-
-
-def _shared() -> int:
-    from mpi4py import MPI
-
-    return MPI.COMM_TYPE_SHARED
 
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
@@ -110,17 +104,15 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
                          f"{ranks.size}; use mpiexec -n {len(processes)}")
     with _within(STARTING, ranks, "to the run"):
         one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
-    if not one_computer and (machine.paced or machine.linked):
-        raise ValueError(
-            "pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
-                         "--compute none on the command line")
-    with _within(STARTING, ranks, "to the run"):
+        if not one_computer and (machine.paced or machine.linked):
+            raise ValueError(
+                "pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
+                "--compute none on the command line")
         own = ranks.Split(0 if ranks.rank < len(processes) else MPI.UNDEFINED, ranks.rank)
+        rounds = own.Dup() if own != MPI.COMM_NULL else None
     result: Run | None = None
     failure: BaseException | None = None
-    if own != MPI.COMM_NULL:
-        with _within(STARTING, own, "to the run"):
-            rounds = own.Dup()
+    if rounds is not None:
         try:
             result = _drive(own, rounds, processes, deployment, machine, seed, observe, one_computer,
                             deadline, journal, beginning,
@@ -147,12 +139,10 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deploymen
            beginning: Beginning | None, largest: int) -> Run | None:
     """One rank's part of a run."""
     me, place, order = processes[comm.rank], machine.hosts(deployment), list(deployment)
-    programs = {
-        me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].handlers))]}
-    table = StatusTable(programs)
-    ranks = Ranks(comm, rounds, processes, table, deadline, largest)
-    ranks.nodes = {k: frozenset(i for i, n in enumerate(order) if place[n] == process)
-                   for k, process in enumerate(processes)}
+    table = StatusTable(
+        {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].handlers))]})
+    nodes = [frozenset(i for i, n in enumerate(order) if place[n] == process) for process in processes]
+    ranks = Ranks(comm, rounds, processes, nodes, table, deadline, largest)
     driver = Driver(me, deployment, machine, seed, ranks, table, lambda: None, (), observe)
     driver.journal = journal
     if beginning is not None:

@@ -21,7 +21,6 @@ from refsgd.runtimes.processes.status import ABORT, CLOSE, StatusTable
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.wire import (
     HEAD,
-    LARGEST_PAYLOAD,
     LONGEST_DESCRIPTION,
     Frame,
     Incoming,
@@ -53,7 +52,7 @@ def abort(comm: MPI.Comm, why: str) -> None:
 class Ranks:
     """One rank's messages to and from all others, and its part in the counting.
 
-    Its methods that are not explained are those of every `refsgd.runtimes.processes.driver.Transport`.
+    Its methods that are not explained are those of every `refsgd.runtimes.transports.transport.Transport`.
 
     Parameters
     ----------
@@ -63,6 +62,8 @@ class Ranks:
         A duplicate, in which only the counting happens, and roll calls.
     processes : sequence of str
         By rank.
+    nodes : sequence of set of int
+        By rank, the places of the nodes that live there.
     table : StatusTable
         Of this rank alone.
     deadline : float
@@ -72,11 +73,11 @@ class Ranks:
         Most payload bytes of a message: no rank makes another one take more memory for it.
     """
 
-    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], table: StatusTable,
-                 deadline: float, largest: int = LARGEST_PAYLOAD) -> None:
+    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str],
+                 nodes: Sequence[frozenset[int]], table: StatusTable, deadline: float, largest: int) -> None:
         from mpi4py import MPI
 
-        self._processes, self._largest = processes, largest
+        self._processes, self._nodes, self._largest = processes, nodes, largest
         self._longest = HEAD.size + LONGEST_DESCRIPTION + largest
         now = time.monotonic()
         self._deadline, self._heard, self._looked, self._entered, self._pulse = (
@@ -93,7 +94,6 @@ class Ranks:
         self._idle_since: float | None = None
         self.started = 0  #: rounds of counting
         self.stuck = False
-        self.nodes: dict[int, frozenset[int]] = {}
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Hand a message to MPI; never waits."""
@@ -153,9 +153,8 @@ class Ranks:
             at += n
             return n
 
-        Incoming(read_into,
-                 decoder(self._frames.append, self.nodes[src], self.nodes[self._comm.rank],
-                         self._largest)).pump()
+        parts = decoder(self._frames.append, self._nodes[src], self._nodes[self._comm.rank], self._largest)
+        Incoming(read_into, parts).pump()
 
     def soon(self, timeout: float) -> bool:
         """Whether a message is there already."""
