@@ -102,19 +102,13 @@ def dead_in(steps: Steps) -> list[str]:
     return [node for node, done in steps.items() if any(isinstance(step, Crashed) for step in done)]
 
 
-def _replayed(factory: Factory, steps: Steps) -> Replayer:
-    """Programs that stand where the record ends, or, where an access to shared memory was not recorded any
-    more, before it."""
-    replayer = Replayer(factory, steps)
-    replayer.run(whole=not any(node.cells for node in replayer.deployment.values()))
-    return replayer
-
-
 def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
-    """Where processes continue, and the steps that led there."""
+    """Where processes continue, and the steps that led there: where an access to shared memory was not
+    recorded any more, they end before it."""
     from refsgd.runtimes.processes.beginning import Beginning
 
-    replayer = _replayed(factory, steps)
+    replayer = Replayer(factory, steps)
+    replayer.run(whole=not any(node.cells for node in replayer.deployment.values()))
     steps = {node: rows[: replayer.at[node]] for node, rows in steps.items()}
     dead = dead_in(steps)
     letters = {node: replayer.envelopes(node) for node in replayer.nodes}
@@ -205,7 +199,7 @@ class Records:
     def again(self, attempt: int, roles: Mapping[str, str]) -> tuple[Listener | None, Callable[[], None]]:
         """The listener of an attempt in virtual time, and what is to be called at its end."""
         steps = self.steps(attempt) or {}
-        told = self._open(attempt, roles, {}, moved=False)
+        told = self.begin(attempt, roles, {}, moved=False)
 
         def caught_up() -> None:
             if self.folder is not None:
@@ -223,11 +217,9 @@ class Records:
 
         return both, following.ended
 
-    def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps) -> Listener | None:
-        """The listener of an attempt among processes, which continues after these steps."""
-        return self._open(attempt, roles, steps, moved=True)
-
-    def _open(self, attempt: int, roles: Mapping[str, str], steps: Steps, moved: bool) -> Listener | None:
+    def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps,
+              moved: bool = True) -> Listener | None:
+        """The listener of an attempt, whose record begins with these steps; `moved`: under its final name."""
         self.close()
         if self.folder is not None:
             path = file_of(self.folder / NAME, attempt)

@@ -335,19 +335,17 @@ class Stepper:
         ValueError
             There is no such node.
         """
-        key = (self.events[-1].node,
-               self.events[-1].program) if node is None and self.events else (node or self.world.nodes[0], 0)
+        last = self.events[-1] if node is None and self.events else None
+        key = (last.node, last.program) if last else (node or self.world.nodes[0], 0)
         w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
         if w is None:
             raise Usage(f"node {node!r}; expected one of {', '.join(self.world.nodes)}")
         text = linecache.getlines(w.filename) if w.line else []
         note = "" if text else ", whose source cannot be read" if w.line else ", which has returned"
         first = max(1, w.line - around)
-        return "\n".join([f"{_name(*key)} in {w.function}{note}",
-                          *(f"{'->' if n == w.line else '  '} {n:4}  {line}".rstrip()
-                                                                   for n, line in enumerate(
-                                                                       text[first - 1:w.line + around],
-                                                                       first))])
+        lines = [f"{'->' if n == w.line else '  '} {n:4}  {line}".rstrip()
+                 for n, line in enumerate(text[first - 1:w.line + around], first)]
+        return "\n".join([f"{_name(*key)} in {w.function}{note}", *lines])
 
     def _arrived(self) -> dict[tuple[str, str, int], float]:
         """When the messages arrived that lie in an inbox."""

@@ -18,7 +18,7 @@ from refsgd.trace.events import (
     thin,
 )
 from refsgd.trace.metrics import CAUSES
-from refsgd.trace.run import Run, Trace, Transit, merge
+from refsgd.trace.run import Run, Trace, Transit
 
 __all__ = [
     "CAUSES",
@@ -38,7 +38,6 @@ __all__ = [
     "Thinner",
     "Trace",
     "Transit",
-    "merge",
     "taken",
     "thin",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
@@ -157,23 +157,6 @@ class Trace:
     busy = cached_property(metrics.busy)
     idle_ratio = cached_property(metrics.idle_ratio)
     to_chrome = to_chrome
-
-
-def merge(streams: Iterable[list[Event]]) -> list[Event]:
-    """Join the events of several nodes in order of time, each node's own order kept.
-
-    Parameters
-    ----------
-    streams : iterable of list of Event
-        One for each node, in its order.
-
-    Returns
-    -------
-    list of Event
-    """
-    every = [e for stream in streams for e in stream]
-    every.sort(key=lambda e: e.time)
-    return every
 
 
 @dataclass

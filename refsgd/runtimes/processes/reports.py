@@ -20,7 +20,7 @@ from refsgd.runtimes.processes.status import Standing
 from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed
-from refsgd.trace import Event, Marked, Run, Trace, merge, thin
+from refsgd.trace import Event, Marked, Run, Trace, thin
 
 
 class ChildTraceback(Exception):
@@ -132,7 +132,8 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
     for report in reports:
         values |= report.values
         lateness |= report.lateness
-    events = [*before, *merge([*(report.events for report in reports), list(deaths)])]
+    found = [*(event for report in reports for event in report.events), *deaths]
+    events = [*before, *sorted(found, key=lambda event: event.time)]
     thin(events, observe)
     drawn = sum(f["drawn"] for f in lateness.values())
     overrun = sum(f["overrun"] for f in lateness.values())
