@@ -104,3 +104,19 @@ def test_killing_busy_loggers_spoils_no_later_run(kept):
         began = time.monotonic()
         run(partial(exchange, n=2, steps=5, gradient=talk))
         assert len(kept.records) == 10 and time.monotonic() - began < 2.0
+
+
+def test_a_death_is_noticed_among_busy_loggers_and_a_slow_handler(kept):
+    """Records that come faster than the parent's handler takes them keep the launcher from nothing."""
+    kept.emit = lambda record: time.sleep(1e-3)
+
+    def talk(x, rank, t):
+        for _ in range(100):
+            log.info("line")
+        if (rank, t) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    with pytest.raises(RunFailed, match=r"worker1 .* SIGKILL") as caught:
+        run(partial(exchange, steps=1_000_000, gradient=talk))
+    assert caught.value.silent < 2.0

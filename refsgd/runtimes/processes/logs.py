@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 LONGEST = 1 << 17  # bytes of a record
+AT_ONCE = 500  # records between two looks at the processes; the system holds fewer
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
@@ -27,7 +28,7 @@ def channel() -> tuple[socket.socket, socket.socket]:
 def handle(receiver: socket.socket) -> None:
     """In the parent: give the records that have come to its handlers."""
     with suppress(BlockingIOError):
-        while True:
+        for _ in range(AT_ONCE):
             record = pickle.loads(receiver.recv(2 * LONGEST))
             logging.getLogger(record.name).handle(record)
 
