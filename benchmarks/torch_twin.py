@@ -11,7 +11,6 @@ import numpy as np
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.layer import Array, Layer
 from refsgd.problems.nn.layers import (
-    AvgPool,
     BatchNorm,
     Conv,
     Dropout,
@@ -87,8 +86,6 @@ class _Builder:
                 return nn.ReLU()
             case MaxPool(kernel, stride, pad):
                 return nn.MaxPool2d(kernel, stride, pad)
-            case AvgPool(kernel, stride):
-                return nn.AvgPool2d(kernel, stride)
             case Dropout(rate):
                 return nn.Dropout(rate)
             case GlobalAverage():

@@ -6,7 +6,6 @@ from refsgd.problems.nn import nets
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.layer import backward, forward
 from refsgd.problems.nn.layers import (
-    AvgPool,
     BatchNorm,
     Conv,
     Dropout,
@@ -30,8 +29,6 @@ CASES = [
     (MaxPool(), (5, 4, 2)),
     (MaxPool(3, 1), (5, 4, 2)),
     (MaxPool(3, 2, 1), (6, 5, 2)),
-    (AvgPool(), (5, 4, 2)),
-    (AvgPool(3, 1), (4, 5, 1)),
     (GlobalAverage(), (3, 4, 2)),
     (BatchNorm(), (2, 3, 2)),
     (BatchNorm(), (5,)),
@@ -82,7 +79,7 @@ CHAINS = [
     [Residual((Conv(2, 3, pad=1), Relu(), Conv(2, 3, pad=1))), Relu()],
     [Residual((Conv(4, 3, 2, 1, bias=False), BatchNorm()), (Conv(4, 1, 2, bias=False), BatchNorm()))],
     [Concat(((Conv(3, 1),), (MaxPool(3, 1, 1), Conv(1, 1)), (Relu(),)))],
-    [Concat(((), (Residual((AvgPool(1, 1),)),)))],
+    [Concat(((), (Residual((MaxPool(1, 1),)),)))],
 ]
 
 

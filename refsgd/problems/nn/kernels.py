@@ -7,13 +7,14 @@ depends on the shapes alone.
 
 Letters that all kernels share:
 
-* ``b`` images; ``rows`` and ``columns``: places of each image's output; ``height`` and ``width``: of its
-  input;
+* ``sizes``: ``b`` images, and ``rows`` and ``columns`` of each image's output; ``height`` and ``width``: of
+  its input;
 * ``c`` channels of the input, ``o`` channels of the output;
-* ``taps``: rows of a filter; ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
-* ``x`` input, ``w`` weights, ``bias``, ``y`` output; ``dx``, ``dw``, ``db``, ``dy`` their gradients;
-* ``xn``, ``xr``, ``xc``: strides of x from one image, row and pixel to the next; so for all arrays, ``g``
-  standing for dy;
+* ``patch``: ``taps``, rows of a filter, that are ``tr`` apart and ``run`` consecutive floats long;
+* ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
+* ``x`` input, ``y`` output, ``dx`` and ``dy`` their gradients: places of images, which are an address and
+  the strides from one image, row and pixel to the next;
+* ``w`` weights, ``bias``, ``dw``, ``db`` their gradients: addresses;
 * ``start``: what a sum begins with; ``floor``: the least that a result may be, 0 for a relu and else minus
   infinity.
 """
@@ -34,13 +35,14 @@ from refsgd.problems.nn.vector import (
     LANES,
     PRODUCT,
     ROWS,
+    SPARSE_VECTORS,
     VECTORS,
     call_product,
     floats,
     make_dots,
-    make_sparse,
-    make_sparse_narrow,
+    make_sparse_rows,
     make_tile,
+    sparse,
     transpose_block,
 )
 
@@ -98,13 +100,10 @@ def kernel(function: Any) -> Any:
 carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _HALF = ROWS // 2
-_tile_full_wide, _tile_full_one = make_tile(ROWS, VECTORS), make_tile(ROWS, 1)
-_tile_half_wide, _tile_half_one = make_tile(_HALF, VECTORS), make_tile(_HALF, 1)
-_tile_row_wide, _tile_row_one = make_tile(1, VECTORS), make_tile(1, 1)
-_tile_tall_one = make_tile(2 * ROWS, 1)  # fewer sums than that would wait for one another
+_tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)
+_tile_tall = make_tile(2 * ROWS, widths=(1,))  # fewer sums than that would wait for one another
 _dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
-_sparse_1, _sparse_2, _sparse_3, _sparse_4 = (make_sparse(v, inputs=True) for v in (1, 2, 3, 4))
-_sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_narrow(r) for r in (1, 3, 5))
+_sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_rows(r) for r in (1, 3, 5))
 
 PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
@@ -112,6 +111,19 @@ FLOAT = 4  # bytes
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
+
+
+@numba.njit(inline="always")
+def address(place, n, r, c):  # type: ignore[no-untyped-def]
+    """Where pixel (r, c) of image n lies."""
+    first, image, row, column = place
+    return first + n * image + r * row + c * column
+
+
+@numba.njit(inline="always")
+def pixel(place, n, r, c, count):  # type: ignore[no-untyped-def]
+    """So many floats from pixel (r, c) of image n on."""
+    return carray(floats(address(place, n, r, c)), (count,))
 
 
 @kernel
@@ -124,96 +136,79 @@ def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)
     for a plain matrix, more for one that was packed panel by panel.
     """
     for first in range(0, n, PANEL):
-        left = n - first
-        wide = left > LANES
-        lanes = min(left - LANES, LANES) if wide else left
+        columns = min(n - first, PANEL)
         panel, target, begin = w + wp * first, c + 4 * first, start + 4 * first
         k = 0
         while k < m:
             p, q, s = a + k * am, target + k * cm, begin + k * sm
-            if not wide and m - k >= 2 * ROWS:
-                _tile_tall_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+            if columns <= LANES and m - k >= 2 * ROWS:
+                _tile_tall(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
                 k += 2 * ROWS
             elif m - k >= ROWS:
-                if wide:
-                    _tile_full_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
-                else:
-                    _tile_full_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                _tile_full(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
                 k += ROWS
             elif m - k >= _HALF:
-                if wide:
-                    _tile_half_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
-                else:
-                    _tile_half_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                _tile_half(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
                 k += _HALF
             else:
-                if wide:
-                    _tile_row_wide(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
-                else:
-                    _tile_row_one(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, lanes)
+                _tile_row(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
                 k += 1
 
 
 @kernel
-def convolve(  # type: ignore[no-untyped-def]
-    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, o, start, sn, sr, sc, y, yn, yr, yc, floor
-):
+def convolve(sizes, x, patch, w, o, start, y, floor):  # type: ignore[no-untyped-def]
     """``y[n, r, c, :] = max(start + sum over taps of x w, floor)``.
 
-    ``rows x columns`` outputs an image, ``xn, xr, xc`` strides of the input from one image, output row,
-    output column to the next; ``taps`` rows of ``run`` consecutive floats, ``tr`` apart; ``w`` of shape
-    (taps, run, o). ``start`` is a bias (strides 0) or y itself, to add to it. A linear layer is one image
-    with a row of b columns.
+    The strides of x are those from one output to the next; ``w`` has shape (taps, run, o). ``start`` is a
+    bias (strides 0) or y itself, to add to it. A linear layer is one image with a row of b columns.
     """
+    (b, rows, columns), (taps, tr, run) = sizes, patch
     for n in range(b):
         for r in range(rows):
             call_product(
-                columns, o, x + n * xn + r * xr, xc, taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
-                y + n * yn + r * yr, yc, start + n * sn + r * sr, sc, floor,
+                columns, o, address(x, n, r, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
+                address(y, n, r, 0), y[3], address(start, n, r, 0), start[3], floor,
             )  # fmt: skip
 
 
 @kernel
-def convolve_weights(b, rows, columns, x, xn, xr, xc, taps, tr, run, dy, yn, yr, yc, o, dw):  # type: ignore[no-untyped-def]
-    """``dw += x * dy`` summed over images and positions; sizes and strides as in `convolve`, ``tr`` and
-    ``run`` too."""
+def convolve_weights(sizes, x, patch, dy, o, dw):  # type: ignore[no-untyped-def]
+    """``dw += x * dy`` summed over images and positions; ``x`` and ``patch`` as in `convolve`."""
+    (b, rows, columns), (taps, tr, run) = sizes, patch
     for n in range(b):
         for t in range(taps):
             g = dw + t * run * o * 4
             call_product(
-                run, o, x + n * xn + t * tr, FLOAT, rows, xr, columns, xc, dy + n * yn, yr, yc, FLOAT,
-                g, o * 4, g, o * 4, _NO_FLOOR,
+                run, o, address(x, n, 0, 0) + t * tr, FLOAT, rows, x[2], columns, x[3],
+                address(dy, n, 0, 0), dy[2], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR,
             )  # fmt: skip
 
 
 @kernel
-def convolve_pool(  # type: ignore[no-untyped-def]
-    b, rows, columns, x, xn, xr, xc, taps, tr, run, w, bias, o, scratch, y, yn, yr, winner
-):
-    """`convolve`, relu and 2x2 max-pooling at once: y of shape (b, rows // 2, columns // 2, o), strides yn
-    and yr.
+def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):  # type: ignore[no-untyped-def]
+    """`convolve`, relu and 2x2 max-pooling at once: y has ``rows // 2`` rows and ``columns // 2`` columns.
 
-    ``tr`` and ``run`` as in `convolve`. ``winner`` (uint8, flat, as if y had no border) tells which pixel of
-    its window was taken, or that none was positive. ``scratch`` holds two rows of the convolution, which
-    never leaves the cache; relu comes after the maximum, which is the same and less work. An odd last row or
-    column fills no window and is not computed.
+    ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window was taken, or that none
+    was positive. ``scratch`` holds two rows of the convolution, which never leaves the cache; relu comes
+    after the maximum, which is the same and less work. An odd last row or column fills no window and is not
+    computed.
     """
+    (b, rows, columns), (taps, tr, run) = sizes, patch
     half = columns // 2
     row = 2 * half * o * 4
     for n in range(b):
         for r in range(rows // 2):
             for k in range(2):
                 call_product(
-                    2 * half, o, x + n * xn + (2 * r + k) * xr, xc, taps, tr, run, FLOAT, w, run * o * 4,
-                    o * 4, FLOAT,
-                    scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
+                    2 * half, o, address(x, n, 2 * r + k, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4,
+                    o * 4, FLOAT, scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
                 )  # fmt: skip
             first = (n * (rows // 2) + r) * half * o
             for c in range(half):
                 p = scratch + 2 * c * o * 4
                 p0, p1 = carray(floats(p), (o,)), carray(floats(p + o * 4), (o,))
                 p2, p3 = carray(floats(p + row), (o,)), carray(floats(p + row + o * 4), (o,))
-                out = carray(floats(y + n * yn + r * yr + c * o * 4), (o,))
+                out = pixel(y, n, r, c, o)
                 where = winner[first + c * o : first + (c + 1) * o]
                 for k in range(o):
                     v0, v1, v2, v3 = p0[k], p1[k], p2[k], p3[k]
@@ -224,17 +219,18 @@ def convolve_pool(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _live(dy, gr, winner, o, k, rows, columns, pixel, row, offsets, values):  # type: ignore[no-untyped-def]
-    """List the windows of channel k that carry gradient: offsets of their winners' patches, and the
-    gradients."""
+def _live(n, dy, winner, o, k, sizes, strides, offsets, values):  # type: ignore[no-untyped-def]
+    """List the windows of channel k of image n that carry gradient: offsets of their winners' patches, and
+    the gradients; ``strides`` are those of rows and pixels of the patches."""
+    (_, rows, columns), (row, column) = sizes, strides
     count, total = 0, _ZERO
     # Column by column: patches of neighbours in the list then lie in different rows, and their sums in dx do
     # not wait for one another.
     for c in range(columns):
         for r in range(rows):
-            p: Any = np.int64(winner[(r * columns + c) * o + k])
-            g = carray(floats(dy + r * gr + (c * o + k) * 4), (1,))[0]
-            offsets[count] = (2 * r + (p >> 1)) * row + (2 * c + (p & 1)) * pixel
+            p: Any = np.int64(winner[((n * rows + r) * columns + c) * o + k])
+            g = pixel(dy, n, r, c, o)[k]
+            offsets[count] = (2 * r + (p >> 1)) * row + (2 * c + (p & 1)) * column
             live = p < 4
             g = g if live else _ZERO
             values[count] = g
@@ -244,50 +240,36 @@ def _live(dy, gr, winner, o, k, rows, columns, pixel, row, offsets, values):  # 
 
 
 @kernel
-def pool_convolve_backward(  # type: ignore[no-untyped-def]
-    b, rows, columns, x, xn, xr, xc, taps, run, w, o, dy, gn, gr, winner, dw, db, dx, offsets, values
-):
+def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch):  # type: ignore[no-untyped-def]
     """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
 
-    ``rows x columns`` outputs of the pooling; ``winner`` as `convolve_pool` left it; ``run`` as in
-    `convolve`; ``w`` and ``dw`` of shape (o, taps, run), the transpose of the layer's; dx has the strides of
-    x, must be 0, and is skipped if its address is 0. ``offsets`` (int64) and ``values`` (float32) are
-    scratch, one entry more than there are windows.
+    ``sizes`` are those of the pooling's output; ``winner`` as `convolve_pool` left it. ``w`` and dw, which
+    with db is in ``sums``, have shape (o, taps, run), the transpose of the layer's; dx has the strides of x,
+    must be 0, and is skipped if its address is 0. ``scratch`` is an array of int64 and one of float32, of
+    one entry more than there are windows.
     """
+    (taps, tr, run), (dw, db), (offsets, values) = patch, sums, scratch
     at, vals = offsets.ctypes.data, values.ctypes.data
-    size = rows * columns * o
     bias = carray(floats(db), (o,))
-    for n in range(b):
-        where = winner[n * size : (n + 1) * size]
+    for n in range(sizes[0]):
         for k in range(o):
-            count, total = _live(dy + n * gn, gr, where, o, k, rows, columns, xc, xr, offsets, values)
+            count, total = _live(n, dy, winner, o, k, sizes, (x[2], x[3]), offsets, values)
             bias[k] += total
-            mine = dw + k * taps * run * 4
-            if dx == 0:
-                _sparse_weights(taps, run, mine, x + n * xn, xr, at, vals, count)
+            mine, source = dw + k * taps * run * 4, address(x, n, 0, 0)
+            if dx[0] == 0:
+                _sparse_weights(taps, run, mine, source, tr, at, vals, count)
             else:
-                shift = w - dw
                 for t in range(taps):
-                    p = mine + t * run * 4
-                    _sparse_row(run, p, x + n * xn + t * xr, p + shift, dx + n * xn + t * xr, at, vals, count)
+                    _sparse_row(run, mine + t * run * 4, source + t * tr, w + (k * taps + t) * run * 4,
+                                address(dx, n, 0, 0) + t * tr, at, vals, count)
 
 
 @kernel
 def _sparse_row(run, dw, x, w, dx, at, values, count):  # type: ignore[no-untyped-def]
-    done = 0
-    while done < run:
-        left, q = run - done, 4 * done
-        vectors = min((left + LANES - 1) // LANES, 4)
-        lanes = min(left - (vectors - 1) * LANES, LANES)
-        if vectors == 4:
-            _sparse_4(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
-        elif vectors == 3:
-            _sparse_3(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
-        elif vectors == 2:
-            _sparse_2(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
-        else:
-            _sparse_1(dw + q, x + q, w + q, dx + q, at, values, count, lanes)
-        done += vectors * LANES
+    most = SPARSE_VECTORS * LANES
+    for done in range(0, run, most):
+        q = 4 * done
+        sparse(dw + q, x + q, w + q, dx + q, at, values, count, min(run - done, most))
 
 
 @kernel
@@ -343,35 +325,33 @@ def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def convolve_by_pixel(  # type: ignore[no-untyped-def]
-    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, w, o, start, sn, sr, sc, y, yn, yr,
-    yc, floor
-):
+def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):  # type: ignore[no-untyped-def]
     """`convolve` for images of few pixels: the images are the rows of the product, and taps outside are
     skipped.
 
-    ``x`` is the address of the first pixel inside the border, ``xr`` and ``xc`` the strides of its pixels.
+    ``x`` is the place of the first pixel inside the border, ``image`` its shape (height, width, c), and
+    ``patch`` consists of taps, pad and stride.
     """
+    (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
     for first in range(0, o, PANEL):  # one panel of the weights serves all pixels while it is in the cache
         shift = 4 * first
         for r in range(rows):
             i0, i1 = max(0, pad - r * stride), min(taps, height + pad - r * stride)
             for q in range(columns):
                 j0, j1 = max(0, pad - q * stride), min(taps, width + pad - q * stride)
-                source = x + (r * stride + i0 - pad) * xr + (q * stride + j0 - pad) * xc
+                source = address(x, 0, r * stride + i0 - pad, q * stride + j0 - pad)
                 panel = w + (i0 * taps + j0) * c * o * 4 + shift
                 call_product(
-                    b, min(PANEL, o - first), source, xn, i1 - i0, xr, (j1 - j0) * c, FLOAT, panel,
+                    b, min(PANEL, o - first), source, x[1], i1 - i0, x[2], (j1 - j0) * c, FLOAT, panel,
                     taps * c * o * 4, o * 4, FLOAT,
-                    y + r * yr + q * yc + shift, yn, start + r * sr + q * sc + shift, sn, floor,
+                    address(y, 0, r, q) + shift, y[1], address(start, 0, r, q) + shift, start[1], floor,
                 )  # fmt: skip
 
 
 @kernel
-def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
-    b, rows, columns, x, xn, xr, xc, taps, pad, stride, height, width, c, dy, yn, yr, yc, o, dw
-):
+def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):  # type: ignore[no-untyped-def]
     """`convolve_weights` for images of few pixels; see `convolve_by_pixel`."""
+    (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
     for i in range(taps):
         for j in range(taps):
             # The outputs that this tap serves: those whose input pixel lies in the image.
@@ -379,9 +359,8 @@ def convolve_weights_by_pixel(  # type: ignore[no-untyped-def]
             q0, q1 = max(0, -((j - pad) // stride)), min(columns, (width - 1 - j + pad) // stride + 1)
             g = dw + (i * taps + j) * c * o * 4
             for r in range(r0, r1):
-                source = x + (r * stride + i - pad) * xr + (q0 * stride + j - pad) * xc
+                source = address(x, 0, r * stride + i - pad, q0 * stride + j - pad)
                 call_product(
-                    c, o, source, FLOAT, b, xn, max(0, q1 - q0), stride * xc, dy + r * yr + q0 * yc, yn, yc,
-                    FLOAT,
-                    g, o * 4, g, o * 4, _NO_FLOOR,
+                    c, o, source, FLOAT, b, x[1], max(0, q1 - q0), stride * x[3], address(dy, 0, r, q0),
+                    dy[1], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR,
                 )  # fmt: skip

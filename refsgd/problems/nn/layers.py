@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -135,39 +135,6 @@ class MaxPool(Layer):
         # Windows may overlap: `add.at` adds where plain indexing would overwrite.
         np.add.at(dx, (n, rows, columns, k), dy)
         return _inside(dx, self.pad, height, width), {}
-
-    def flops(self, shape: Shape) -> int:
-        return self.kernel**2 * prod(self.output_shape(shape))
-
-
-@dataclass(frozen=True)
-class AvgPool(Layer):
-    """The mean of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are
-    dropped.
-
-    Parameters
-    ----------
-    kernel, stride : int
-        In pixels.
-    """
-
-    kernel: int = 2
-    stride: int = 2
-    pad: ClassVar[int] = 0
-
-    def output_shape(self, shape: Shape) -> Shape:
-        height, width, channels = shape
-        return (_positions(height, self), _positions(width, self), channels)
-
-    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
-        return _windows(x, self, 0).mean(axis=(-2, -1)), x.shape
-
-    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
-        dx, s = np.zeros(kept, dy.dtype), self.stride
-        for i in range(self.kernel):
-            for j in range(self.kernel):
-                dx[:, i : i + s * dy.shape[1] : s, j : j + s * dy.shape[2] : s] += dy / self.kernel**2
-        return dx, {}
 
     def flops(self, shape: Shape) -> int:
         return self.kernel**2 * prod(self.output_shape(shape))
@@ -332,11 +299,11 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
     return loss, dz / len(z)
 
 
-def _positions(length: int, layer: Conv | MaxPool | AvgPool) -> int:
+def _positions(length: int, layer: Conv | MaxPool) -> int:
     return (length + 2 * layer.pad - layer.kernel) // layer.stride + 1
 
 
-def _windows(x: Array, layer: Conv | MaxPool | AvgPool, outside: float) -> Array:
+def _windows(x: Array, layer: Conv | MaxPool, outside: float) -> Array:
     """Views of shape ``(b, rows, columns, C, kernel, kernel)`` of what each output position sees."""
     pad, size, stride = layer.pad, layer.kernel, layer.stride
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)

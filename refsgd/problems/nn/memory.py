@@ -10,6 +10,9 @@ from refsgd.problems.nn.layer import Array, Shape
 
 _LINE = 64  # bytes of a cache line
 
+#: an address, and the strides from one image, row and pixel to the next, in bytes
+Place = tuple[int, int, int, int]
+
 
 def zeros(*shape: int) -> Array:
     """Zeros that begin at a cache line: vectors of one line then never straddle two."""
@@ -36,9 +39,9 @@ class Room:
 class Field:
     """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
-    ``shape`` is that of one image without its border; features are one row of one pixel.  ``address`` is that
-    of the first pixel inside the border of the image sought last (`seek`), ``corner`` that of the first pixel
-    of the border; ``image``, ``row`` and ``pixel`` are strides in bytes.
+    ``shape`` is that of one image without its border; features are one row of one pixel.  ``place`` is that
+    of the first pixel inside the border of the image sought last (`seek`), ``corner`` the address of the
+    first pixel of the border.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -48,7 +51,8 @@ class Field:
         self.of: Field | None = None  # the field whose memory this one shares
         self.room: Room | None = None  # memory shared with others
         self.data = zeros(0)
-        self._begin = self.address = self.corner = self.image = self.row = self.pixel = 0
+        self._begin = self.corner = 0
+        self.place: Place = (0, 0, 0, 0)
 
     @property
     def floats(self) -> int:
@@ -65,20 +69,26 @@ class Field:
             self.data = self.room.data
         elif self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
-        self.pixel = 4 * self.shape[2]
-        self.row = (self.shape[1] + 2 * self.pad) * self.pixel
-        self.image = 4 * self.floats
         self._begin = self.data.ctypes.data
         self.seek(0)
 
     def seek(self, image: int) -> None:
-        """Let the addresses be those of one image, and of the ones that follow it."""
-        self.corner = self._begin + image * self.image
-        self.address = self.corner + self.pad * (self.row + self.pixel)
+        """Let the place be that of one image, and of the ones that follow it."""
+        pixel = 4 * self.shape[2]
+        row = (self.shape[1] + 2 * self.pad) * pixel
+        self.corner = self._begin + image * 4 * self.floats
+        self.place = (self.corner + self.pad * (row + pixel), 4 * self.floats, row, pixel)
 
-    def at(self, row: int, column: int) -> int:
-        """Where a pixel of the image sought last lies."""
-        return self.address + row * self.row + column * self.pixel
+    def at(self, row: int, column: int, stride: int = 1) -> Place:
+        """The place of the pixels from (row, column) on that are ``stride`` apart."""
+        first, image, down, right = self.place
+        return first + row * down + column * right, image, stride * down, stride * right
+
+    @property
+    def as_columns(self) -> Place:
+        """The place of the images as columns of one row of one image."""
+        first, image, _, _ = self.place
+        return first, 0, 0, image
 
     def need(self, pad: int) -> None:
         """Ask for a border of some width, before there is room."""

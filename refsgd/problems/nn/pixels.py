@@ -11,13 +11,12 @@ from refsgd.problems.nn.vector import (
     ZERO,
     above,
     cgutils,
-    intrinsic,
+    emitted,
     load,
     mask_of,
     multiply_add,
     splat,
     store,
-    types,
     variables,
 )
 
@@ -54,46 +53,33 @@ def _add_to(b: Any, total: Any, value: Any) -> None:
     b.store(b.fadd(b.load(total), value), total)
 
 
-@intrinsic
-def pixel_moments(context, rows, columns, x, xr, xc, pivot, s, q, lanes):  # type: ignore[no-untyped-def]
+@emitted
+def pixel_moments(b, rows, columns, x, xr, xc, pivot, s, q, lanes):  # type: ignore[no-untyped-def]
     """``s = sum of x - pivot``, ``q = sum of (x - pivot)**2`` over the pixels of one image, for ``lanes``
     channels."""
+    mask = mask_of(b, lanes)
+    middle = load(b, pivot, mask)
 
-    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-        rows, columns, x, xr, xc, pivot, s, q, lanes = arguments
-        mask = mask_of(b, lanes)
-        middle = load(b, pivot, mask)
+    def visit(addresses: Any, totals: Any) -> None:
+        d = b.fsub(load(b, addresses[0], mask), middle)
+        _add_to(b, totals[0], d)
+        b.store(multiply_add(b, d, d, b.load(totals[1])), totals[1])
 
-        def visit(addresses: Any, totals: Any) -> None:
-            d = b.fsub(load(b, addresses[0], mask), middle)
-            _add_to(b, totals[0], d)
-            b.store(multiply_add(b, d, d, b.load(totals[1])), totals[1])
-
-        for total, address in zip(_over_pixels(b, rows, columns, [(x, xr, xc)], 2, visit), (s, q),
-                                  strict=True):
-            store(b, total, address, mask)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 9), generate
+    for total, address in zip(_over_pixels(b, rows, columns, [(x, xr, xc)], 2, visit), (s, q), strict=True):
+        store(b, total, address, mask)
 
 
-@intrinsic
-def pixel_scale(context, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes):  # type: ignore[no-untyped-def]
+@emitted
+def pixel_scale(b, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes):  # type: ignore[no-untyped-def]
     """``y = max(scale * x + shift, floor)`` over the pixels of one image, for ``lanes`` channels."""
+    mask, least = mask_of(b, lanes), splat(b, floor)
+    factor, offset = load(b, scale, mask), load(b, shift, mask)
 
-    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-        rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes = arguments
-        mask, least = mask_of(b, lanes), splat(b, floor)
-        factor, offset = load(b, scale, mask), load(b, shift, mask)
+    def visit(addresses: Any, totals: Any) -> None:
+        value = multiply_add(b, load(b, addresses[0], mask), factor, offset)
+        store(b, above(b, value, least), addresses[1], mask)
 
-        def visit(addresses: Any, totals: Any) -> None:
-            value = multiply_add(b, load(b, addresses[0], mask), factor, offset)
-            store(b, above(b, value, least), addresses[1], mask)
-
-        _over_pixels(b, rows, columns, [(x, xr, xc), (y, yr, yc)], 0, visit)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10, types.float32, types.int64), generate
+    _over_pixels(b, rows, columns, [(x, xr, xc), (y, yr, yc)], 0, visit)
 
 
 def make_pixel_gradient(sums: bool) -> Any:
@@ -105,34 +91,28 @@ def make_pixel_gradient(sums: bool) -> Any:
     three factors of each channel lying ``uw`` apart from w on.
     """
 
-    @intrinsic
+    @emitted
     def gradient(  # type: ignore[no-untyped-def]
-            context, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw,
-            lanes):
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes = (
-                arguments)
-            mask, least = mask_of(b, lanes), splat(b, floor)
-            middle, factor, offset = (load(b, address, mask) for address in (mean, scale, shift))
-            factors = [] if sums else [load(b, b.add(w, b.mul(uw, I64(i))), mask) for i in range(3)]
+        b, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes
+    ):
+        mask, least = mask_of(b, lanes), splat(b, floor)
+        middle, factor, offset = (load(b, address, mask) for address in (mean, scale, shift))
+        factors = [] if sums else [load(b, b.add(w, b.mul(uw, I64(i))), mask) for i in range(3)]
 
-            def visit(addresses: Any, totals: Any) -> None:
-                value, upper = load(b, addresses[0], mask), load(b, addresses[1], mask)
-                live = b.fcmp_ordered(">", multiply_add(b, value, factor, offset), least)
-                e, d = b.select(live, upper, ZERO), b.fsub(value, middle)
-                if sums:
-                    _add_to(b, totals[0], e)
-                    b.store(multiply_add(b, e, d, b.load(totals[1])), totals[1])
-                else:
-                    rest = multiply_add(b, d, factors[1], factors[2])
-                    store(b, multiply_add(b, e, factors[0], rest), addresses[2], mask)
+        def visit(addresses: Any, totals: Any) -> None:
+            value, upper = load(b, addresses[0], mask), load(b, addresses[1], mask)
+            live = b.fcmp_ordered(">", multiply_add(b, value, factor, offset), least)
+            e, d = b.select(live, upper, ZERO), b.fsub(value, middle)
+            if sums:
+                _add_to(b, totals[0], e)
+                b.store(multiply_add(b, e, d, b.load(totals[1])), totals[1])
+            else:
+                rest = multiply_add(b, d, factors[1], factors[2])
+                store(b, multiply_add(b, e, factors[0], rest), addresses[2], mask)
 
-            places = [(x, xr, xc), (dy, gr, gc)] + ([] if sums else [(u, ur, uc)])
-            found = _over_pixels(b, rows, columns, places, 2 * sums, visit)
-            for total, address in zip(found, (u, w), strict=False):
-                store(b, total, address, mask)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 11, types.float32, *[types.int64] * 6), generate
+        places = [(x, xr, xc), (dy, gr, gc)] + ([] if sums else [(u, ur, uc)])
+        found = _over_pixels(b, rows, columns, places, 2 * sums, visit)
+        for total, address in zip(found, (u, w), strict=False):
+            store(b, total, address, mask)
 
     return gradient

@@ -17,7 +17,6 @@ from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Shape
 from refsgd.problems.nn.layers import (
-    AvgPool,
     BatchNorm,
     Conv,
     Dropout,
@@ -161,8 +160,7 @@ class Plan:
     def _chain(self, layers: Sequence[Layer], source: Buffer, branch: bool = False,
                accumulate: bool = False) -> Buffer:
         """Append the steps of layers run one after the other; ``branch``: others read the source too."""
-        direct = (Conv, MaxPool, AvgPool)
-        if branch and layers and not isinstance(layers[0], direct):
+        if branch and layers and not isinstance(layers[0], Conv | MaxPool):
             # It might work in place, or cannot add to a gradient.
             own = self._buffer(source.shape, source.wanted)
             self._append(CopyStep(source, own), accumulate)
@@ -186,61 +184,43 @@ class Plan:
         if isinstance(layer, Concat):
             return self._concat(layer, source), 1
         at = next(self._at)
-        shape = layer.output_shape(source.shape)
-        wanted = source.wanted
+        if relu and isinstance(layer, Conv | Linear | BatchNorm):
+            next(self._at)
         if isinstance(layer, Conv):
             return self._convolution(layer, at, following, source, relu)
+        if isinstance(layer, Relu | Dropout):  # in place
+            self._append(ReluStep(source) if isinstance(layer, Relu) else DropoutStep(layer, source))
+            return source, 1
+        target = self._buffer(layer.output_shape(source.shape), source.wanted or bool(at))
         if isinstance(layer, Linear):
-            if relu:
-                next(self._at)
-            target = self._buffer(shape)
             self._append(LinearStep(layer, source, target, at, relu))
             return target, 1 + relu
         if isinstance(layer, BatchNorm):
-            if relu:
-                next(self._at)
-            target = self._buffer(shape)
             moments = MomentsStep(layer, source, target, at, relu)
             self._append(moments)
             self._append(BatchNormStep(moments))
             return target, 1 + relu
-        if isinstance(layer, Relu):
-            self._append(ReluStep(source, source))
-            return source, 1
-        if isinstance(layer, Dropout):
-            self._append(DropoutStep(layer, source))
-            return source, 1
-        target = self._buffer(shape, wanted)
         if isinstance(layer, Flatten):
             self._append(FlattenStep(source, target))
         elif isinstance(layer, MaxPool):
             self._append(MaxPoolStep(layer, source, target))
-        elif isinstance(layer, AvgPool | GlobalAverage):
-            self._append(AverageStep(layer, source, target))
+        elif isinstance(layer, GlobalAverage):
+            self._append(AverageStep(source, target))
         else:
             raise NotImplementedError(f"kernels for {layer}")
         return target, 1
 
     def _convolution(self, conv: Conv, at: At, following: list[Layer], source: Buffer,
                      relu: bool) -> tuple[Buffer, int]:
-        if relu:
-            next(self._at)
         shape = conv.output_shape(source.shape)
-        if PixelStep.fits(conv, source):
-            target = self._buffer(shape)
-            self._append(PixelStep(conv, source, target, at, relu, self.scratch))
-            return target, 1 + relu
-        if WinogradStep.fits(conv, source):
-            target = self._buffer(shape)
-            self._append(WinogradStep(conv, source, target, at, relu, self.scratch))
-            return target, 1 + relu
-        if following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
+        kind = next((kind for kind in (PixelStep, WinogradStep) if kind.fits(conv, source)), ConvStep)
+        if kind is ConvStep and following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
             next(self._at)
             target = self._buffer(MaxPool().output_shape(shape))
             self._append(ConvPoolStep(conv, source, target, at))
             return target, 3
         target = self._buffer(shape)
-        self._append(ConvStep(conv, source, target, at, relu, self.scratch))
+        self._append(kind(conv, source, target, at, relu, self.scratch))
         return target, 1 + relu
 
     def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:
@@ -303,9 +283,10 @@ class Plan:
     def forward(self, images: Array, frame: Frame) -> None:
         """Compute the scores, into the value of ``self.output``."""
         b, first = len(images), self.input.value
-        rows, run = first.shape[0], first.shape[1] * first.shape[2]
-        elementwise.copy_images(b, rows, run, images.ctypes.data, 4 * rows * run, 4 * run, first.address,
-                                first.image, first.row)
+        rows, columns, c = first.shape
+        row = 4 * columns * c
+        given = images.ctypes.data, rows * row, row, 0
+        elementwise.copy(b, rows, 1, columns * c, given, first.place, False)
         self._clear_border(b, first)
         for stage in self.stages:
             for count, group in stage.groups(b, frame):
@@ -315,13 +296,12 @@ class Plan:
 
     def _clear_border(self, b: int, field: Field) -> None:
         if field.room is not None and field.pad:  # who had the room before had other borders
-            elementwise.zero_border(b, *field.shape, field.pad, field.address, field.image, field.row)
+            elementwise.zero_border(b, *field.shape, field.pad, field.place)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
         """Compare the scores with the labels; leaves the gradient in ``self.output``."""
-        z, dz = self.output.value, self.output.gradient
-        loss, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z.address, labels,
-                                                        share, dz.address)
+        z, dz = self.output.value.place, self.output.gradient.place
+        loss, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z, labels, share, dz)
         return loss, right
 
     def backward(self, b: int, frame: Frame) -> None:

@@ -1,14 +1,14 @@
 """Steps of a plan that do not multiply: normalise, pool, add, move."""
 from __future__ import annotations
 
-from typing import Any
+from math import prod
 
 import numpy as np
 
 from refsgd.problems.nn import elementwise
 from refsgd.problems.nn.frame import Frame
-from refsgd.problems.nn.layers import AvgPool, BatchNorm, Dropout, GlobalAverage, MaxPool
-from refsgd.problems.nn.memory import Buffer, Field, zeros
+from refsgd.problems.nn.layers import BatchNorm, Dropout, MaxPool
+from refsgd.problems.nn.memory import Buffer, Field, Place, zeros
 from refsgd.problems.nn.steps import NO_FLOOR, RELU, Step
 
 
@@ -24,38 +24,31 @@ class MomentsStep(Step):
         c = source.shape[-1]
         self.layer, self.norm_at, self.normed = layer, at, target
         self.floor = RELU if relu else NO_FLOOR
-        self.mean, self.inverse = np.zeros(c), np.ones(c)
+        self.statistics = np.stack([np.zeros(c), np.ones(c)])  # mean and inverse deviation
         self.sums, self.partial = np.zeros((3, c)), zeros(3, c)
-        self.rounded = zeros(c)
-        self.scale, self.shift = zeros(c), zeros(c)
+        self.norm = zeros(3, c)  # mean, scale and shift
         self.factors = zeros(3, c)
 
     def forward(self, b: int, frame: Frame) -> None:
         s = self.source.value
-        rows, columns, c = s.shape
         if not frame.fixed:
-            elementwise.moments(b, rows, columns, c, s.address, s.image, s.row, s.pixel, frame.first == 0,
-                                self.partial, self.sums)
+            elementwise.moments(b, *s.shape, s.place, frame.first == 0, self.partial, self.sums)
         if frame.last:
             elementwise.scale_and_shift(
-                c, (frame.first + b) * rows * columns, self.sums, not frame.fixed, self.layer.epsilon,
-                frame.x + self.norm_at["gain"], frame.x + self.norm_at["bias"], self.mean, self.inverse,
-                self.scale, self.shift,
+                self.numbers(b, frame), self.sums, not frame.fixed, self.layer.epsilon,
+                frame.x + self.norm_at["gain"], frame.x + self.norm_at["bias"], self.statistics, self.norm,
             )  # fmt: skip
-            self.rounded[:] = self.mean
+
+    def numbers(self, b: int, frame: Frame) -> int:
+        """How many numbers of each channel there were, up to the last of these images."""
+        rows, columns, _ = self.source.value.shape
+        return (frame.first + b) * rows * columns
 
     def backward(self, b: int, frame: Frame) -> None:
-        if self.source.wanted:
-            d = self.source.gradient
-            elementwise.normalise_backward(*self.given(b), self.factors, d.address, d.image, d.row)
-
-    def given(self, b: int) -> tuple[Any, ...]:
-        """What the kernels of the backward pass read."""
-        s, t = self.source.value, self.normed.gradient
-        return (
-            b, *s.shape, s.address, s.image, s.row, self.rounded, self.scale, self.shift,
-            t.address, t.image, t.row, t.pixel, self.floor,
-        )  # fmt: skip
+        s, t = self.source, self.normed.gradient
+        if s.wanted:
+            elementwise.normalise_backward(b, *s.value.shape, s.value.place, self.norm, t.place, self.floor,
+                                           self.factors, s.gradient.place)
 
 
 class BatchNormStep(Step):
@@ -67,19 +60,19 @@ class BatchNormStep(Step):
         self.moments, self.at = moments, moments.norm_at
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t, m = self.source.value, self.target.value, self.moments
-        elementwise.normalise(b, *s.shape, s.address, s.image, s.row, m.scale, m.shift, t.address, t.image,
-                              t.row, t.pixel, m.floor)
+        s, m = self.source.value, self.moments
+        elementwise.normalise(b, *s.shape, s.place, m.norm, self.target.value.place, m.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
-        m = self.moments
-        elementwise.normalise_sums(*m.given(b), frame.first == 0, m.partial, m.sums)
+        s, m = self.source.value, self.moments
+        if frame.first == 0:
+            m.sums[:2] = 0
+        elementwise.normalise_sums(b, *s.shape, s.place, m.norm, self.target.gradient.place, m.floor,
+                                   m.partial, m.sums)
         if frame.last:
-            rows, columns, c = self.source.value.shape
-            elementwise.normalise_factors(
-                c, (frame.first + b) * rows * columns, m.sums, m.mean, m.inverse, frame.x + self.at["gain"],
-                frame.g + self.at["gain"], frame.g + self.at["bias"], m.factors,
-            )  # fmt: skip
+            gain, bias = self.at["gain"], self.at["bias"]
+            elementwise.normalise_factors(m.numbers(b, frame), m.sums, m.statistics, frame.x + gain,
+                                          frame.g + gain, frame.g + bias, m.factors)
 
 
 class MaxPoolStep(Step):
@@ -87,47 +80,15 @@ class MaxPoolStep(Step):
 
     def __init__(self, layer: MaxPool, source: Buffer, target: Buffer) -> None:
         super().__init__(source, target)
-        self.layer = layer
+        self.window = layer.kernel, layer.stride, layer.pad
 
     def allocate(self, images: int) -> None:
         self.winner = np.zeros(images * self.target.size, np.uint8)
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t, pool = self.source.value, self.target.value, self.layer
-        elementwise.max_pool(
-            b, *t.shape, s.address, s.image, s.row, s.shape[0], s.shape[1], pool.kernel, pool.stride,
-            pool.pad,
-            t.address, t.image, t.row, self.winner[frame.first * self.target.size :],
-        )  # fmt: skip
-
-    def backward(self, b: int, frame: Frame) -> None:
-        t, d, pool = self.target.gradient, self.source.gradient, self.layer
-        if not self.source.wanted:
-            return
-        if not self.accumulate:
-            elementwise.zero(d.corner, b * d.floats)
-        elementwise.max_pool_backward(
-            b, *t.shape, t.address, t.image, t.row, d.shape[0], d.shape[1], pool.kernel, pool.stride,
-            pool.pad,
-            self.winner[frame.first * self.target.size :], d.address, d.image, d.row,
-        )  # fmt: skip
-
-
-class AverageStep(Step):
-    """Average pooling, or the average of the whole image."""
-
-    def __init__(self, layer: AvgPool | GlobalAverage, source: Buffer, target: Buffer) -> None:
-        super().__init__(source, target)
-        if isinstance(layer, AvgPool):
-            self.window = (layer.kernel, layer.kernel, layer.stride, layer.stride)
-        else:
-            self.window = (source.shape[0], source.shape[1], 0, 0)
-
-    def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
-        elementwise.average(
-            b, *t.shape, s.address, s.image, s.row, s.pixel, *self.window, t.address, t.image, t.row
-        )  # fmt: skip
+        elementwise.max_pool((b, *t.shape[:2]), t.shape[2], s.place, s.shape, self.window, t.place,
+                             self.winner[frame.first * self.target.size :])
 
     def backward(self, b: int, frame: Frame) -> None:
         t, d = self.target.gradient, self.source.gradient
@@ -135,25 +96,62 @@ class AverageStep(Step):
             return
         if not self.accumulate:
             elementwise.zero(d.corner, b * d.floats)
-        elementwise.average_backward(
-            b, *t.shape, t.address, t.image, t.row, *self.window, d.address, d.image, d.row, d.pixel
-        )  # fmt: skip
+        elementwise.max_pool_backward((b, *t.shape[:2]), t.shape[2], t.place, d.shape, self.window,
+                                      self.winner[frame.first * self.target.size :], d.place)
 
 
-class ReluStep(Step):
-    """Relu in place: source and target are one buffer. The steps that reach here do not need what it
-    overwrites."""
+class AverageStep(Step):
+    """The average of the whole image."""
+
+    def forward(self, b: int, frame: Frame) -> None:
+        s = self.source.value
+        elementwise.average(b, *s.shape, s.place, self.target.value.place)
+
+    def backward(self, b: int, frame: Frame) -> None:
+        d = self.source.gradient
+        if self.source.wanted:
+            elementwise.average_backward(b, *d.shape, self.target.gradient.place, d.place)
+
+
+class AddStep(Step):
+    """``target += source``, then relu if one follows: the end of a residual block, in place in the body's
+    output.
+
+    Where both gradients are one field, there is nothing to do backward but to mask it."""
 
     masks = True
 
+    def __init__(self, source: Buffer, target: Buffer, relu: bool) -> None:
+        super().__init__(source, target)
+        self.floor = RELU if relu else NO_FLOOR
+
+    def added(self) -> Place:
+        """What is added to the target."""
+        return self.source.value.place
+
     def forward(self, b: int, frame: Frame) -> None:
         t = self.target.value
-        elementwise.relu(b, t.shape[0], t.shape[1] * t.shape[2], t.address, t.image, t.row)
+        rows, columns, c = t.shape
+        elementwise.add(b, rows, columns * c, t.place, self.added(), self.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
-        y, t = self.target.value, self.target.gradient
-        elementwise.relu_backward(b, *t.shape, y.address, y.image, y.row, y.pixel, t.address, t.image, t.row,
-                                  t.pixel, 0)
+        t, d = self.target.gradient, self.source.gradient
+        if self.floor == RELU:
+            elementwise.output_backward(b, *t.shape, self.target.value.place, t.place, RELU, 0)
+        if d is not t and self.source.wanted:
+            elementwise.copy(b, *t.shape, t.place, d.place, False)
+
+
+class ReluStep(AddStep):
+    """Relu in place: source and target are one buffer, to which zeros are added. The steps that reach here
+    do not need what it overwrites."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        super().__init__(buffer, buffer, relu=True)
+        self.zeros = zeros(prod(buffer.value.shape[1:]))
+
+    def added(self) -> Place:
+        return self.zeros.ctypes.data, 0, 0, 0
 
 
 class DropoutStep(Step):
@@ -177,10 +175,8 @@ class DropoutStep(Step):
         low, high = frame.key & 0xFFFFFFFF, frame.key >> 32 & 0xFFFFFFFF
         scale = np.float32(1 / (1 - self.layer.rate))
         rows, columns, c = field.shape
-        elementwise.dropout(
-            b, rows, columns * c, field.address, field.image, field.row, frame.first * self.target.size, low,
-            high, int(self.layer.threshold), scale
-        )
+        elementwise.dropout(b, rows, columns * c, field.place, frame.first * self.target.size, low, high,
+                            int(self.layer.threshold), scale)
 
 
 class FlattenStep(Step):
@@ -200,42 +196,23 @@ class FlattenStep(Step):
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
         if t.of is None:
-            rows, run = s.shape[0], s.shape[1] * s.shape[2]
-            elementwise.copy_images(b, rows, run, s.address, s.image, s.row, t.address, t.image, 4 * run)
+            elementwise.copy(b, *self._rows(), s.place, self._features(t), False)
 
     def backward(self, b: int, frame: Frame) -> None:
         t, d = self.target.gradient, self.source.gradient
         if t.of is None and self.source.wanted:
-            rows, run = d.shape[0], d.shape[1] * d.shape[2]
-            elementwise.copy_images(b, rows, run, t.address, t.image, 4 * run, d.address, d.image, d.row)
+            elementwise.copy(b, *self._rows(), self._features(t), d.place, False)
 
+    def _rows(self) -> tuple[int, int, int]:
+        """Rows of an image, each taken for one pixel."""
+        rows, columns, c = self.source.value.shape
+        return rows, 1, columns * c
 
-class AddStep(Step):
-    """``target += source``, then relu if one follows: the end of a residual block, in place in the body's
-    output.
-
-    Where both gradients are one field, there is nothing to do backward but to mask it."""
-
-    masks = True
-
-    def __init__(self, source: Buffer, target: Buffer, relu: bool) -> None:
-        super().__init__(source, target)
-        self.relu = relu
-
-    def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
-        rows, columns, c = t.shape
-        floor = RELU if self.relu else NO_FLOOR
-        elementwise.add(b, rows, columns * c, t.address, t.image, t.row, s.address, s.image, s.row, floor)
-
-    def backward(self, b: int, frame: Frame) -> None:
-        y, t, d = self.target.value, self.target.gradient, self.source.gradient
-        if self.relu:
-            elementwise.relu_backward(b, *t.shape, y.address, y.image, y.row, y.pixel, t.address, t.image,
-                                      t.row, t.pixel, 0)
-        if d is not t and self.source.wanted:
-            elementwise.copy_pixels(b, *t.shape, t.address, t.image, t.row, t.pixel, d.address, d.image,
-                                    d.row, d.pixel, False)
+    def _features(self, field: Field) -> Place:
+        """The place of the features as rows of an image without a border."""
+        rows, columns, c = self.source.value.shape
+        first, image, _, _ = field.place
+        return first, image, 4 * columns * c, 0
 
 
 class CopyStep(Step):
@@ -247,18 +224,17 @@ class CopyStep(Step):
 
     def __init__(self, source: Buffer, target: Buffer, first: int = 0) -> None:
         super().__init__(source, target)
-        self.offset = 4 * first
+        self.first = first
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
-        elementwise.copy_pixels(b, *s.shape, s.address, s.image, s.row, s.pixel, t.address + self.offset,
-                                t.image, t.row, t.pixel, False)
+        s = self.source.value
+        elementwise.copy(b, *s.shape, s.place, self._channels(self.target.value), False)
 
     def backward(self, b: int, frame: Frame) -> None:
-        t, d = self.target.gradient, self.source.gradient
+        d = self.source.gradient
         if self.source.wanted:
-            elementwise.copy_pixels(
-                b, *d.shape, t.address + self.offset, t.image, t.row, t.pixel, d.address, d.image, d.row,
-                d.pixel,
-                self.accumulate,
-            )  # fmt: skip
+            elementwise.copy(b, *d.shape, self._channels(self.target.gradient), d.place, self.accumulate)
+
+    def _channels(self, field: Field) -> Place:
+        first, image, row, pixel = field.place
+        return first + 4 * self.first, image, row, pixel

@@ -9,7 +9,7 @@ import numpy as np
 from refsgd.problems.nn import elementwise, kernels, winograd
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layers import Conv, Linear
-from refsgd.problems.nn.memory import Buffer, Scratch, zeros
+from refsgd.problems.nn.memory import Buffer, Place, Scratch, zeros
 from refsgd.problems.nn.vector import ROWS
 
 NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
@@ -54,10 +54,9 @@ class ConvStep(Step):
     def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
                  scratch: Scratch) -> None:
         super().__init__(source, target)
-        self.conv, self.at, self.relu, self.scratch = conv, at, relu, scratch
-        self.masks = relu
+        self.conv, self.at, self.scratch = conv, at, scratch
+        self.masks, self.floor = relu, RELU if relu else NO_FLOOR
         self.c, self.o = source.shape[2], conv.channels
-        self.run = conv.kernel * self.c
         self.zeros = zeros(max(self.o, self.c))
         self.zeros_at = self.zeros.ctypes.data  # asking for an address takes a microsecond
         source.value.need(conv.pad)
@@ -95,66 +94,61 @@ class ConvStep(Step):
         return turned
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t, conv = self.source.value, self.target.value, self.conv
+        t = self.target.value
         if t.shape[1] < min(b, ROWS):
             self._forward_by_pixel(b, frame)
             return
-        kernels.convolve(
-            b, t.shape[0], t.shape[1], s.at(-conv.pad, -conv.pad), s.image, conv.stride * s.row,
-            conv.stride * s.pixel, conv.kernel, s.row, self.run, frame.x + self.at["weight"], self.o,
-            self._bias(frame), 0, 0, 0, t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+        kernels.convolve((b, *t.shape[:2]), self._seen(), self._patch(), frame.x + self.at["weight"], self.o,
+                         self._bias(frame), t.place, self.floor)
+
+    def _seen(self) -> Place:
+        """What the first tap sees, for one output after the other."""
+        return self.source.value.at(-self.conv.pad, -self.conv.pad, self.conv.stride)
+
+    def _patch(self) -> tuple[int, int, int]:
+        return self.conv.kernel, self.source.value.place[2], self.conv.kernel * self.c
 
     def _forward_by_pixel(self, b: int, frame: Frame) -> None:
         """Where there are more images than columns: one place of all images is the longer run of outputs
         that share weights."""
         s, t, conv = self.source.value, self.target.value, self.conv
-        kernels.convolve_by_pixel(
-            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, conv.stride,
-            *s.shape,
-            frame.x + self.at["weight"], self.o, self._bias(frame), 0, 0, 0,
-            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+        kernels.convolve_by_pixel((b, *t.shape[:2]), s.place, s.shape, (conv.kernel, conv.pad, conv.stride),
+                                  frame.x + self.at["weight"], self.o, self._bias(frame), t.place, self.floor)
 
-    def _bias(self, frame: Frame) -> int:
-        return frame.x + self.at["bias"] if self.conv.bias else self.zeros_at
+    def _bias(self, frame: Frame) -> Place:
+        return frame.x + self.at["bias"] if self.conv.bias else self.zeros_at, 0, 0, 0
+
+    def _onto(self, place: Place) -> Place:
+        """What the gradient at a place is added to: itself, or zeros."""
+        return place if self.accumulate else (self.zeros_at, 0, 0, 0)
 
     def backward(self, b: int, frame: Frame) -> None:
-        self._backward_bias(b, frame)
-        s, t, conv = self.source.value, self.target.gradient, self.conv
-        kernels.convolve_weights(
-            b, t.shape[0], t.shape[1], s.at(-conv.pad, -conv.pad), s.image, conv.stride * s.row,
-            conv.stride * s.pixel, conv.kernel, s.row, self.run, t.address, t.image, t.row, t.pixel, self.o,
-            frame.g + self.at["weight"],
-        )  # fmt: skip
+        self._backward_output(b, frame)
+        t = self.target.gradient
+        kernels.convolve_weights((b, *t.shape[:2]), self._seen(), self._patch(), t.place, self.o,
+                                 frame.g + self.at["weight"])
         if self.source.wanted:
             self._backward_inputs(b, self._turn(frame))
 
-    def _backward_bias(self, b: int, frame: Frame) -> None:
-        y, t = self.target.value, self.target.gradient
+    def _backward_output(self, b: int, frame: Frame) -> None:
+        t = self.target.gradient
         bias = frame.g + self.at["bias"] if self.conv.bias else 0
-        if self.relu:
-            elementwise.relu_backward(b, *t.shape, y.address, y.image, y.row, y.pixel, t.address, t.image,
-                                      t.row, t.pixel, bias)
-        elif bias:
-            elementwise.bias_backward(b, *t.shape, t.address, t.image, t.row, t.pixel, bias)
+        if bias or self.floor == RELU:
+            elementwise.output_backward(b, *t.shape, self.target.value.place, t.place, self.floor, bias)
         if t.dirty and self.source.wanted:
-            elementwise.zero_border(b, *t.shape, t.pad, t.address, t.image, t.row)
+            elementwise.zero_border(b, *t.shape, t.pad, t.place)
 
     def _backward_inputs(self, b: int, w: int) -> None:
-        t, d, stride = self.target.gradient, self.source.gradient, self.conv.stride
+        t, d = self.target.gradient, self.source.gradient
         if not self.accumulate and not all(rows.taps and columns.taps for rows, columns in self.phases):
             elementwise.zero(d.corner, b * d.floats)  # some pixels are seen by no tap
         for rows, columns in self.phases:
             if not (rows.taps and columns.taps and rows.number and columns.number):
                 continue
-            to = d.at(rows.first, columns.first)
-            strides = d.image, stride * d.row, stride * d.pixel
-            start = (to, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
-            kernels.convolve(
-                b, rows.number, columns.number, t.at(rows.lowest, columns.lowest), t.image, t.row, t.pixel,
-                len(rows.taps), t.row, len(columns.taps) * self.o, w, self.c, *start, to, *strides, NO_FLOOR,
-            )  # fmt: skip
+            to = d.at(rows.first, columns.first, self.conv.stride)
+            patch = len(rows.taps), t.place[2], len(columns.taps) * self.o
+            kernels.convolve((b, rows.number, columns.number), t.at(rows.lowest, columns.lowest), patch, w,
+                             self.c, self._onto(to), to, NO_FLOOR)
             w += 4 * len(rows.taps) * len(columns.taps) * self.o * self.c
 
 
@@ -174,20 +168,14 @@ class PixelStep(ConvStep):
         self._forward_by_pixel(b, frame)
 
     def backward(self, b: int, frame: Frame) -> None:
-        self._backward_bias(b, frame)
-        s, t, d, conv = self.source.value, self.target.gradient, self.source.gradient, self.conv
-        kernels.convolve_weights_by_pixel(
-            b, t.shape[0], t.shape[1], s.address, s.image, s.row, s.pixel, conv.kernel, conv.pad, 1, *s.shape,
-            t.address, t.image, t.row, t.pixel, self.o, frame.g + self.at["weight"],
-        )  # fmt: skip
-        if not self.source.wanted:
-            return
-        strides = d.image, d.row, d.pixel
-        start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
-        kernels.convolve_by_pixel(
-            b, d.shape[0], d.shape[1], t.address, t.image, t.row, t.pixel, conv.kernel, conv.pad, 1, *t.shape,
-            self._turn(frame), self.c, *start, d.address, *strides, NO_FLOOR,
-        )  # fmt: skip
+        self._backward_output(b, frame)
+        s, t, d = self.source.value, self.target.gradient, self.source.gradient
+        patch = self.conv.kernel, self.conv.pad, 1
+        kernels.convolve_weights_by_pixel((b, *t.shape[:2]), s.place, s.shape, patch, t.place, self.o,
+                                          frame.g + self.at["weight"])
+        if self.source.wanted:
+            kernels.convolve_by_pixel((b, *d.shape[:2]), t.place, t.shape, patch, self._turn(frame), self.c,
+                                      self._onto(d.place), d.place, NO_FLOOR)
 
 
 class _Lines(NamedTuple):
@@ -228,42 +216,35 @@ class WinogradStep(ConvStep):
         self.scratch.need("outputs", 16 * self.chunk * across * _panelled(widest))
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
+        t = self.target.value
         # Packed when they are needed: they are still in the cache when they are read.
         filters = self.scratch.address("filters")
         winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters,
                               4 * self.c * _panelled(self.o))
-        winograd.convolve(
-            b, t.shape[0], t.shape[1], self.chunk, self.c, s.at(-1, -1), s.image, s.row, filters, self.o,
-            *self._tiles(), self.zeros_at, self._bias(frame), 0, 0, 0,
-            t.address, t.image, t.row, t.pixel, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+        winograd.convolve(self._sizes(b), self._seen(), self.c, filters, self.o, self._tiles(),
+                          self._bias(frame), t.place, self.floor)
 
-    def _tiles(self) -> tuple[int, int]:
-        return self.scratch.address("inputs"), self.scratch.address("outputs")
+    def _sizes(self, b: int) -> tuple[int, int, int, int]:
+        height, width, _ = self.source.shape
+        return b, height, width, self.chunk
+
+    def _tiles(self) -> tuple[int, int, int]:
+        return self.scratch.address("inputs"), self.scratch.address("outputs"), self.zeros_at
 
     def backward(self, b: int, frame: Frame) -> None:
-        self._backward_bias(b, frame)
-        s, t, d = self.source.value, self.target.gradient, self.source.gradient
-        height, width, _ = t.shape
+        self._backward_output(b, frame)
+        t, d = self.target.gradient, self.source.gradient
         summed = filters = self.scratch.address("filters")  # one after the other
-        winograd.convolve_weights(
-            b, height, width, self.chunk, self.c, s.at(-1, -1), s.image, s.row, t.address, t.image, t.row,
-            t.pixel,
-            self.o, *self._tiles(), self.zeros_at, summed,
-        )  # fmt: skip
+        winograd.convolve_weights(self._sizes(b), self._seen(), self.c, t.place, self.o, self._tiles(),
+                                  summed)
         winograd.unpack_gradient(self.c, self.o, summed, frame.g + self.at["weight"])
         if self.source.wanted:
             winograd.pack_turned_filters(
                 self.c, self.o, frame.x + self.at["weight"], self.scratch.address("turned"), filters,
                 4 * self.o * _panelled(self.c)
             )
-            strides = d.image, d.row, d.pixel
-            start = (d.address, *strides) if self.accumulate else (self.zeros_at, 0, 0, 0)
-            winograd.convolve(
-                b, height, width, self.chunk, self.o, t.at(-1, -1), t.image, t.row, filters, self.c,
-                *self._tiles(), self.zeros_at, *start, d.address, *strides, NO_FLOOR,
-            )  # fmt: skip
+            winograd.convolve(self._sizes(b), t.at(-1, -1), self.o, filters, self.c, self._tiles(),
+                              self._onto(d.place), d.place, NO_FLOOR)
 
 
 class ConvPoolStep(Step):
@@ -280,8 +261,7 @@ class ConvPoolStep(Step):
         self.w_at, self.dw_at, self.scratch_at = (array.ctypes.data
                                                   for array in (self.w, self.dw, self.scratch))
         windows = prod(target.shape[:2])
-        self.offsets = np.zeros(windows + 1, np.int64)
-        self.values = zeros(windows + 1)
+        self.entries = np.zeros(windows + 1, np.int64), zeros(windows + 1)
         source.value.need(conv.pad)
         if source.wanted:
             # One list of offsets serves the input and its gradient, so both need the same border.
@@ -297,12 +277,15 @@ class ConvPoolStep(Step):
         self.dw.fill(0)
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t, conv = self.source.value, self.target.value, self.conv
+        s, conv = self.source.value, self.conv
         kernels.convolve_pool(
-            b, self.rows, self.columns, s.at(-conv.pad, -conv.pad), s.image, s.row, s.pixel, conv.kernel,
-            s.row, self.run, frame.x + self.at["weight"], frame.x + self.at["bias"], conv.channels,
-            self.scratch_at, t.address, t.image, t.row, self.winner[frame.first * self.target.size :],
+            (b, self.rows, self.columns), s.at(-conv.pad, -conv.pad), self._patch(),
+            frame.x + self.at["weight"], frame.x + self.at["bias"], conv.channels, self.scratch_at,
+            self.target.value.place, self.winner[frame.first * self.target.size :],
         )  # fmt: skip
+
+    def _patch(self) -> tuple[int, int, int]:
+        return self.conv.kernel, self.source.value.place[2], self.run
 
     def backward(self, b: int, frame: Frame) -> None:
         s, d, t, pad = self.source.value, self.source.gradient, self.target.gradient, self.conv.pad
@@ -310,10 +293,9 @@ class ConvPoolStep(Step):
         if wanted and not self.accumulate:
             elementwise.zero(d.corner, b * d.floats)
         kernels.pool_convolve_backward(
-            b, t.shape[0], t.shape[1], s.at(-pad, -pad), s.image, s.row, s.pixel, self.conv.kernel, self.run,
-            self.w_at, self.conv.channels, t.address, t.image, t.row,
-            self.winner[frame.first * self.target.size :], self.dw_at,
-            frame.g + self.at["bias"], d.at(-pad, -pad) if wanted else 0, self.offsets, self.values,
+            (b, *t.shape[:2]), s.at(-pad, -pad), d.at(-pad, -pad) if wanted else (0, 0, 0, 0), self._patch(),
+            self.w_at, self.conv.channels, t.place, self.winner[frame.first * self.target.size :],
+            (self.dw_at, frame.g + self.at["bias"]), self.entries,
         )  # fmt: skip
 
     def finish(self, frame: Frame) -> None:
@@ -328,7 +310,7 @@ class LinearStep(Step):
 
     def __init__(self, layer: Linear, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
         super().__init__(source, target)
-        self.at, self.relu, self.masks = at, relu, relu
+        self.at, self.masks, self.floor = at, relu, RELU if relu else NO_FLOOR
         self.inputs, self.outputs = source.size, layer.features
         self.zeros = zeros(self.inputs)
         self.zeros_at = self.zeros.ctypes.data
@@ -343,32 +325,23 @@ class LinearStep(Step):
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
-        kernels.convolve(
-            1, 1, b, s.address, 0, 0, s.image, 1, 0, self.inputs, frame.x + self.at["weight"], self.outputs,
-            frame.x + self.at["bias"], 0, 0, 0, t.address, 0, 0, t.image, RELU if self.relu else NO_FLOOR,
-        )  # fmt: skip
+        kernels.convolve((1, 1, b), s.as_columns, (1, 0, self.inputs), frame.x + self.at["weight"],
+                         self.outputs, (frame.x + self.at["bias"], 0, 0, 0), t.as_columns, self.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
-        s, y, t, d = self.source.value, self.target.value, self.target.gradient, self.source.gradient
-        bias = frame.g + self.at["bias"]
-        if self.relu:
-            elementwise.relu_backward(b, *t.shape, y.address, y.image, 0, 0, t.address, t.image, 0, 0, bias)
-        else:
-            elementwise.bias_backward(b, *t.shape, t.address, t.image, 0, 0, bias)
-        kernels.convolve_weights(
-            1, 1, b, s.address, 0, 0, s.image, 1, 0, self.inputs, t.address, 0, 0, t.image, self.outputs,
-            frame.g + self.at["weight"],
-        )  # fmt: skip
+        s, t, d = self.source.value, self.target.gradient, self.source.gradient
+        elementwise.output_backward(b, *t.shape, self.target.value.place, t.place, self.floor,
+                                    frame.g + self.at["bias"])
+        kernels.convolve_weights((1, 1, b), s.as_columns, (1, 0, self.inputs), t.as_columns, self.outputs,
+                                 frame.g + self.at["weight"])
         if not self.source.wanted:
             return
         if self.transposed is not None:
-            kernels.convolve(
-                1, 1, b, t.address, 0, 0, t.image, 1, 0, self.outputs, self.transposed_at, self.inputs,
-                self.zeros_at, 0, 0, 0, d.address, 0, 0, d.image, NO_FLOOR,
-            )  # fmt: skip
+            kernels.convolve((1, 1, b), t.as_columns, (1, 0, self.outputs), self.transposed_at, self.inputs,
+                             (self.zeros_at, 0, 0, 0), d.as_columns, NO_FLOOR)
         else:
-            kernels.linear_inputs(b, self.inputs, self.outputs, t.address, frame.x + self.at["weight"],
-                                  d.address)
+            kernels.linear_inputs(b, self.inputs, self.outputs, t.place[0], frame.x + self.at["weight"],
+                                  d.place[0])
 
 
 def _panelled(columns: int) -> int:

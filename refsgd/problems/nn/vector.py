@@ -10,7 +10,9 @@ numbers are float32. LLVM splits vectors that a processor does not have, so the 
 """
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
@@ -27,9 +29,8 @@ cgutils: Any = _cgutils
 intrinsic: Any = _intrinsic
 
 
-def _processor() -> tuple[int, int, int]:
-    """Lanes of a vector, and rows and vectors of a tile: rows * vectors sums and some operands must fit in
-    the registers.
+def _processor() -> tuple[int, int]:
+    """Lanes of a vector, and rows of a tile: rows * VECTORS sums and some operands must fit in the registers.
 
     numba's own NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say what to compile for, where it is not this processor.
     """
@@ -37,17 +38,35 @@ def _processor() -> tuple[int, int, int]:
     features = llvmlite.binding.get_host_cpu_features() if told is None else dict.fromkeys(
         re.findall(r"\+([^,]+)", told), True)
     if features.get("avx512f"):
-        return 16, 8, 2  # 32 registers of 16
+        return 16, 8  # 32 registers of 16
     if features.get("avx"):
-        return 8, 4, 2  # 16 registers of 8
-    return 4, 4, 2  # SSE and NEON: 16 or 32 registers of 4
+        return 8, 4  # 16 registers of 8
+    return 4, 4  # SSE and NEON: 16 or 32 registers of 4
 
 
-LANES, ROWS, VECTORS = _processor()
+LANES, ROWS = _processor()
+VECTORS = 2  # of a tile at most
+SPARSE_VECTORS = 4  # of `sparse` at most
 
 _i1, _i32, I64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 ZERO = ir.Constant(_vector, [0.0] * LANES)
+
+
+def emitted(emit: Any) -> Any:
+    """Make ``emit(b, *arguments)``, which emits code for its arguments by the builder b, a function that
+    kernels call: numbers with a fraction reach it as float32, all others as int64."""
+
+    @functools.wraps(emit)  # numba reads the names of the arguments, the first left out
+    def typed(context, *given):  # type: ignore[no-untyped-def]
+        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+            emit(b, *arguments)
+            return context.get_dummy_value()
+
+        return types.void(*(types.float32 if isinstance(kind, types.Float) else types.int64
+                            for kind in given)), generate
+
+    return intrinsic(typed)
 
 
 def _pointer(b: Any, address: Any, kind: Any) -> Any:
@@ -105,6 +124,26 @@ def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     return b.fadd(b.fmul(x, y, flags=("contract",)), z, flags=("contract",))
 
 
+def by_width(b: Any, columns: Any, widths: Sequence[int], emit: Any) -> None:
+    """Emit ``emit(masks)`` for each of the ``widths``, counted in vectors; what runs is the first that holds
+    the columns. Only the last vector has a mask: the others are full."""
+    width, *wider = widths
+    masks = [None] * (width - 1) + [mask_of(b, b.sub(columns, I64((width - 1) * LANES)))]
+    if not wider:
+        emit(masks)
+        return
+    with b.if_else(b.icmp_signed("<=", columns, I64(width * LANES))) as (fits, exceeds):
+        with fits:
+            emit(masks)
+        with exceeds:
+            by_width(b, columns, wider, emit)
+
+
+def each_vector(b: Any, address: Any, masks: list[Any]) -> list[tuple[Any, Any]]:
+    """Addresses and masks of vectors that lie side by side."""
+    return [(b.add(address, I64(4 * LANES * v)), mask) for v, mask in enumerate(masks)]
+
+
 def variables(b: Any, count: int) -> list[Any]:
     """Vectors on the stack, which LLVM keeps in registers."""
     return [cgutils.alloca_once(b, _vector) for _ in range(count)]
@@ -115,32 +154,27 @@ def variables(b: Any, count: int) -> list[Any]:
 _ROWS_AHEAD = 16
 
 
-def make_tile(rows: int, vectors: int) -> Any:
+def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
     """An intrinsic that computes one tile of a matrix product whose operands lie anywhere.
 
-    ``tile(a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes)`` computes, for m < rows and n <
-    columns,
+    ``tile(a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns)`` computes, for m < rows and
+    n < columns,
 
         c[m, n] = max(start[m, n] + sum_{i < ni, j < nj} a[m*am + i*ai + j*aj] * w[i*wi + j*wj + n], floor)
 
-    with ``columns = (vectors - 1) * LANES + lanes``; ``c`` has row stride ``cm``, ``start`` (bias, zeros, or
-    ``c`` itself to accumulate) row stride ``sm``. One such tile is a piece of a convolution, of its weight
-    gradient or of a linear layer, depending on the strides.
+    in one of the ``widths``, counted in vectors, of which the last holds all columns; ``c`` has row stride
+    ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate) row stride ``sm``. One such tile is a piece
+    of a convolution, of its weight gradient or of a linear layer, depending on the strides.
     """
 
-    @intrinsic
-    def tile(context, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, lanes = arguments
-            masks = [None] * (vectors - 1) + [mask_of(b, lanes)]
-            sums = [variables(b, vectors) for _ in range(rows)]
-
-            def each_vector(address: Any) -> Any:
-                return [(v, b.add(address, I64(4 * LANES * v)), masks[v]) for v in range(vectors)]
-
-            for m in range(rows):
-                for v, address, mask in each_vector(b.add(start, b.mul(sm, I64(m)))):
-                    b.store(load(b, address, mask), sums[m][v])
+    @emitted
+    def tile(b, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns):  # type: ignore[no-untyped-def]
+        def of_width(masks: list[Any]) -> None:
+            sums = [variables(b, len(masks)) for _ in range(rows)]
+            for m, row_sums in enumerate(sums):
+                begin = each_vector(b, b.add(start, b.mul(sm, I64(m))), masks)
+                for total, (address, mask) in zip(row_sums, begin, strict=True):
+                    b.store(load(b, address, mask), total)
             offsets = [b.mul(am, I64(m)) for m in range(rows)]
             with cgutils.for_range(b, ni) as outer:
                 row = b.add(a, b.mul(outer.index, ai))
@@ -148,21 +182,21 @@ def make_tile(rows: int, vectors: int) -> Any:
                 weights = b.add(w, b.mul(outer.index, wi))
                 with cgutils.for_range(b, nj) as inner:
                     here = b.add(weights, b.mul(inner.index, wj))
-                    for _, address, _ in each_vector(b.add(here, b.mul(wj, I64(_ROWS_AHEAD)))):
+                    for address, _ in each_vector(b, b.add(here, b.mul(wj, I64(_ROWS_AHEAD))), masks):
                         _prefetch(b, address)
-                    loaded = [load(b, address, mask) for _, address, mask in each_vector(here)]
+                    loaded = [load(b, address, mask) for address, mask in each_vector(b, here, masks)]
                     step = b.mul(inner.index, aj)
-                    for m in range(rows):
+                    for m, row_sums in enumerate(sums):
                         value = splat(b, _scalar(b, b.add(base[m], step)))
-                        for v in range(vectors):
-                            b.store(multiply_add(b, value, loaded[v], b.load(sums[m][v])), sums[m][v])
+                        for total, weight in zip(row_sums, loaded, strict=True):
+                            b.store(multiply_add(b, value, weight, b.load(total)), total)
             least = splat(b, floor)
-            for m in range(rows):
-                for v, address, mask in each_vector(b.add(c, b.mul(cm, I64(m)))):
-                    store(b, above(b, b.load(sums[m][v]), least), address, mask)
-            return context.get_dummy_value()
+            for m, row_sums in enumerate(sums):
+                to = each_vector(b, b.add(c, b.mul(cm, I64(m))), masks)
+                for total, (address, mask) in zip(row_sums, to, strict=True):
+                    store(b, above(b, b.load(total), least), address, mask)
 
-        return types.void(*[types.int64] * 13, types.float32, types.int64), generate
+        by_width(b, columns, widths, of_width)
 
     return tile
 
@@ -173,38 +207,33 @@ def make_dots(rows: int, columns: int) -> Any:
     ``dots(a, am, w, wn, count, c, cm)``. It multiplies by a transposed matrix without transposing it.
     """
 
-    @intrinsic
-    def dots(context, a, am, w, wn, count, c, cm):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            a, am, w, wn, count, c, cm = arguments
-            sums = [variables(b, columns) for _ in range(rows)]
-            for row in sums:
-                for total in row:
-                    b.store(ZERO, total)
+    @emitted
+    def dots(b, a, am, w, wn, count, c, cm):  # type: ignore[no-untyped-def]
+        sums = [variables(b, columns) for _ in range(rows)]
+        for row in sums:
+            for total in row:
+                b.store(ZERO, total)
 
-            def add(offset: Any, mask: Any) -> None:
-                left = [load(b, b.add(b.add(a, b.mul(am, I64(m))), offset), mask) for m in range(rows)]
-                right = [load(b, b.add(b.add(w, b.mul(wn, I64(n))), offset), mask) for n in range(columns)]
-                for m in range(rows):
-                    for n in range(columns):
-                        b.store(multiply_add(b, left[m], right[n], b.load(sums[m][n])), sums[m][n])
-
-            whole = b.udiv(count, I64(LANES))
-            with cgutils.for_range(b, whole) as loop:
-                add(b.mul(loop.index, I64(4 * LANES)), None)
-            rest = b.urem(count, I64(LANES))
-            with b.if_then(b.icmp_unsigned(">", rest, I64(0))):
-                add(b.mul(whole, I64(4 * LANES)), mask_of(b, rest))
-            kind = ir.FunctionType(_f32, [_f32, _vector])
-            reduce = cgutils.get_or_insert_function(b.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+        def add(offset: Any, mask: Any) -> None:
+            left = [load(b, b.add(b.add(a, b.mul(am, I64(m))), offset), mask) for m in range(rows)]
+            right = [load(b, b.add(b.add(w, b.mul(wn, I64(n))), offset), mask) for n in range(columns)]
             for m in range(rows):
                 for n in range(columns):
-                    total = b.call(reduce, [_f32(0.0), b.load(sums[m][n])], fastmath=("reassoc",))
-                    address = b.add(b.add(c, b.mul(cm, I64(m))), I64(4 * n))
-                    b.store(total, _pointer(b, address, _f32), align=4)
-            return context.get_dummy_value()
+                    b.store(multiply_add(b, left[m], right[n], b.load(sums[m][n])), sums[m][n])
 
-        return types.void(*[types.int64] * 7), generate
+        whole = b.udiv(count, I64(LANES))
+        with cgutils.for_range(b, whole) as loop:
+            add(b.mul(loop.index, I64(4 * LANES)), None)
+        rest = b.urem(count, I64(LANES))
+        with b.if_then(b.icmp_unsigned(">", rest, I64(0))):
+            add(b.mul(whole, I64(4 * LANES)), mask_of(b, rest))
+        kind = ir.FunctionType(_f32, [_f32, _vector])
+        reduce = cgutils.get_or_insert_function(b.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+        for m in range(rows):
+            for n in range(columns):
+                total = b.call(reduce, [_f32(0.0), b.load(sums[m][n])], fastmath=("reassoc",))
+                address = b.add(b.add(c, b.mul(cm, I64(m))), I64(4 * n))
+                b.store(total, _pointer(b, address, _f32), align=4)
 
     return dots
 
@@ -214,76 +243,62 @@ def above(b: Any, value: Any, least: Any) -> Any:
     return b.select(b.fcmp_ordered("<", value, least), least, value)
 
 
-def make_sparse(vectors: int, inputs: bool) -> Any:
-    """An intrinsic for one row of taps of a convolution whose output gradient has few entries ``g_p`` at
-    offsets ``o_p``.
+@emitted
+def sparse(b, dw, x, w, dx, offsets, values, count, columns):  # type: ignore[no-untyped-def]
+    """One row of taps of a convolution whose output gradient has few entries ``g_p`` at offsets ``o_p``.
 
-    ``sparse(dw, x, w, dx, offsets, values, count, lanes)`` computes ``dw[k] += sum_p g_p * x[o_p + k]`` and,
-    if ``inputs``, for every p in turn ``dx[o_p + k] += g_p * w[k]``, where k runs over ``(vectors - 1) *
-    LANES + lanes`` consecutive floats.
+    ``sparse(dw, x, w, dx, offsets, values, count, columns)`` computes ``dw[k] += sum_p g_p * x[o_p + k]``
+    and, for every p in turn, ``dx[o_p + k] += g_p * w[k]``, where k runs over so many columns, at most
+    those of `SPARSE_VECTORS` vectors.
     """
 
-    @intrinsic
-    def sparse(context, dw, x, w, dx, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            dw, x, w, dx, offsets, values, count, lanes = arguments
-            masks = [None] * (vectors - 1) + [mask_of(b, lanes)]
+    def of_width(masks: list[Any]) -> None:
+        weights = [load(b, address, mask) for address, mask in each_vector(b, w, masks)]
 
-            def each_vector(address: Any) -> Any:
-                return [(v, b.add(address, I64(4 * LANES * v)), masks[v]) for v in range(vectors)]
+        def inputs(offset: Any, g: Any) -> None:
+            to = each_vector(b, b.add(dx, offset), masks)
+            for (address, mask), weight in zip(to, weights, strict=True):
+                store(b, multiply_add(b, g, weight, load(b, address, mask)), address, mask)
 
-            sums = variables(b, vectors)
-            for v, address, mask in each_vector(dw):
-                b.store(load(b, address, mask), sums[v])
-            weights = [load(b, address, mask) for _, address, mask in each_vector(w)] if inputs else []
-            with cgutils.for_range(b, count) as loop:
-                offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, I64(8))), I64))
-                g = splat(b, _scalar(b, b.add(values, b.mul(loop.index, I64(4)))))
-                for v, address, mask in each_vector(b.add(x, offset)):
-                    b.store(multiply_add(b, g, load(b, address, mask), b.load(sums[v])), sums[v])
-                if inputs:
-                    for v, address, mask in each_vector(b.add(dx, offset)):
-                        store(b, multiply_add(b, g, weights[v], load(b, address, mask)), address, mask)
-            for v, address, mask in each_vector(dw):
-                store(b, b.load(sums[v]), address, mask)
-            return context.get_dummy_value()
+        _sum_entries(b, each_vector(b, dw, masks), each_vector(b, x, masks), offsets, values, count, inputs)
 
-        return types.void(*[types.int64] * 8), generate
-
-    return sparse
+    by_width(b, columns, range(1, SPARSE_VECTORS + 1), of_width)
 
 
-def make_sparse_narrow(rows: int) -> Any:
-    """As `make_sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums
-    hide the latency.
+def make_sparse_rows(rows: int) -> Any:
+    """As `sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums hide
+    the latency.
 
-    ``sparse(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of ``x`` at
-    ``r*xr``.
+    ``sparse_rows(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of
+    ``x`` at ``r*xr``.
     """
 
-    @intrinsic
-    def sparse(context, dw, wr, x, xr, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            dw, wr, x, xr, offsets, values, count, lanes = arguments
-            mask = mask_of(b, lanes)
-            sums = variables(b, rows)
-            to = [b.add(dw, b.mul(wr, I64(r))) for r in range(rows)]
-            source = [b.add(x, b.mul(xr, I64(r))) for r in range(rows)]
-            for r in range(rows):
-                b.store(load(b, to[r], mask), sums[r])
-            with cgutils.for_range(b, count) as loop:
-                offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, I64(8))), I64))
-                g = splat(b, _scalar(b, b.add(values, b.mul(loop.index, I64(4)))))
-                for r in range(rows):
-                    value = load(b, b.add(source[r], offset), mask)
-                    b.store(multiply_add(b, g, value, b.load(sums[r])), sums[r])
-            for r in range(rows):
-                store(b, b.load(sums[r]), to[r], mask)
-            return context.get_dummy_value()
+    @emitted
+    def sparse_rows(b, dw, wr, x, xr, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
+        mask = mask_of(b, lanes)
+        to = [(b.add(dw, b.mul(wr, I64(r))), mask) for r in range(rows)]
+        source = [(b.add(x, b.mul(xr, I64(r))), mask) for r in range(rows)]
+        _sum_entries(b, to, source, offsets, values, count)
 
-        return types.void(*[types.int64] * 8), generate
+    return sparse_rows
 
-    return sparse
+
+def _sum_entries(b: Any, to: Any, source: Any, offsets: Any, values: Any, count: Any,
+                 more: Any = None) -> None:
+    """Emit ``to += sum_p g_p * source[o_p]`` for vectors with masks, and ``more(o_p, g_p)`` for each p."""
+    sums = variables(b, len(to))
+    for total, (address, mask) in zip(sums, to, strict=True):
+        b.store(load(b, address, mask), total)
+    with cgutils.for_range(b, count) as loop:
+        offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, I64(8))), I64))
+        g = splat(b, _scalar(b, b.add(values, b.mul(loop.index, I64(4)))))
+        for total, (address, mask) in zip(sums, source, strict=True):
+            value = load(b, b.add(address, offset), mask)
+            b.store(multiply_add(b, g, value, b.load(total)), total)
+        if more is not None:
+            more(offset, g)
+    for total, (address, mask) in zip(sums, to, strict=True):
+        store(b, b.load(total), address, mask)
 
 
 def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
@@ -307,62 +322,51 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
                 total = b.fadd(total, value) if factor > 0 else b.fsub(total, value)
         return total
 
-    @intrinsic
-    def transform(context, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-            x, xi, xj, y, yi, yj, start, si, sj, floor, lanes = arguments
-            mask, least = mask_of(b, lanes), splat(b, floor)
+    @emitted
+    def transform(b, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):  # type: ignore[no-untyped-def]
+        mask, least = mask_of(b, lanes), splat(b, floor)
 
-            def place(address: Any, row: Any, column: Any, i: int, j: int) -> Any:
-                return b.add(b.add(address, b.mul(row, I64(i))), b.mul(column, I64(j)))
+        def place(address: Any, row: Any, column: Any, i: int, j: int) -> Any:
+            return b.add(b.add(address, b.mul(row, I64(i))), b.mul(column, I64(j)))
 
-            tile = [[load(b, place(x, xi, xj, i, j), mask) for j in range(size)] for i in range(size)]
-            half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)]
-                    for row in matrix]
-            for i in range(len(matrix)):
-                for j, row in enumerate(matrix):
-                    value = combine(b, row, half[i])
-                    if added:
-                        value = b.fadd(value, load(b, place(start, si, sj, i, j), mask))
-                        value = above(b, value, least)
-                    store(b, value, place(y, yi, yj, i, j), mask)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9, types.float32, types.int64), generate
+        tile = [[load(b, place(x, xi, xj, i, j), mask) for j in range(size)] for i in range(size)]
+        half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)]
+                for row in matrix]
+        for i in range(len(matrix)):
+            for j, row in enumerate(matrix):
+                value = combine(b, row, half[i])
+                if added:
+                    value = b.fadd(value, load(b, place(start, si, sj, i, j), mask))
+                    value = above(b, value, least)
+                store(b, value, place(y, yi, yj, i, j), mask)
 
     return transform
 
 
-@intrinsic
-def transpose_block(context, a, ar, t, tr, accumulate):  # type: ignore[no-untyped-def]
+@emitted
+def transpose_block(b, a, ar, t, tr, accumulate):  # type: ignore[no-untyped-def]
     """``t = a.T``, or to ``accumulate`` ``t += a.T``, for a block of LANES x LANES with row strides
     ``ar`` and ``tr``."""
-
-    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
-        a, ar, t, tr, accumulate = arguments
-        rows = [load(b, b.add(a, b.mul(ar, I64(i)))) for i in range(LANES)]
-        size = 1
-        while size < LANES:
-            # Exchange the off-diagonal quarters of all blocks of 2 size x 2 size.
-            for i in (i for i in range(LANES) if not i & size):
-                upper = [j if not j & size else LANES + j - size for j in range(LANES)]
-                lower = [j + size if not j & size else LANES + j for j in range(LANES)]
-                kind = ir.VectorType(_i32, LANES)
-                pair = rows[i], rows[i + size]
-                rows[i] = b.shuffle_vector(*pair, ir.Constant(kind, upper))
-                rows[i + size] = b.shuffle_vector(*pair, ir.Constant(kind, lower))
-            size *= 2
-        targets = [b.add(t, b.mul(tr, I64(i))) for i in range(LANES)]
-        with b.if_else(b.trunc(accumulate, _i1)) as (add, overwrite):
-            with add:
-                for row, target in zip(rows, targets, strict=True):
-                    store(b, b.fadd(row, load(b, target)), target)
-            with overwrite:
-                for row, target in zip(rows, targets, strict=True):
-                    store(b, row, target)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
+    rows = [load(b, b.add(a, b.mul(ar, I64(i)))) for i in range(LANES)]
+    size = 1
+    while size < LANES:
+        # Exchange the off-diagonal quarters of all blocks of 2 size x 2 size.
+        for i in (i for i in range(LANES) if not i & size):
+            upper = [j if not j & size else LANES + j - size for j in range(LANES)]
+            lower = [j + size if not j & size else LANES + j for j in range(LANES)]
+            kind = ir.VectorType(_i32, LANES)
+            pair = rows[i], rows[i + size]
+            rows[i] = b.shuffle_vector(*pair, ir.Constant(kind, upper))
+            rows[i + size] = b.shuffle_vector(*pair, ir.Constant(kind, lower))
+        size *= 2
+    targets = [b.add(t, b.mul(tr, I64(i))) for i in range(LANES)]
+    with b.if_else(b.trunc(accumulate, _i1)) as (add, overwrite):
+        with add:
+            for row, target in zip(rows, targets, strict=True):
+                store(b, b.fadd(row, load(b, target)), target)
+        with overwrite:
+            for row, target in zip(rows, targets, strict=True):
+                store(b, row, target)
 
 
 # Sizes, strides and addresses, and the floor.

@@ -6,16 +6,16 @@ section 4.1). Over all channels, the products of one of the 16 places are a matr
 (c, o), and that is where the time goes. Transforms cost additions only, which is worth it from some 32
 channels on.
 
-Conventions as in `refsgd.problems.nn.kernels`. Images have even sizes; ``x`` is the address of the border
-pixel at (-1, -1). Scratch ``v`` (16, tiles, c) and ``m`` (16, tiles, o) hold the tiles of ``chunk`` rows of
-tiles, so that they stay in the cache; at ``zeros`` lie as many zeros as there are channels. Transformed
-filters ``u`` are packed in panels: (16, panels, c, PANEL).
+Conventions as in `refsgd.problems.nn.kernels`. Images have even sizes; ``x`` is the place of the border
+pixel at (-1, -1). The addresses in ``tiles`` are those of scratch ``v`` (16, tiles, c) and ``m`` (16, tiles,
+o), which hold the tiles of ``chunk`` rows of tiles, so that they stay in the cache, and of as many ``zeros``
+as there are channels. Transformed filters ``u`` are packed in panels: (16, panels, c, PANEL).
 """
 from __future__ import annotations
 
 import numpy as np
 
-from refsgd.problems.nn.kernels import FLOAT, PANEL, kernel, transpose
+from refsgd.problems.nn.kernels import FLOAT, PANEL, address, kernel, transpose
 from refsgd.problems.nn.vector import LANES, call_product, make_transform
 
 _inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
@@ -62,11 +62,10 @@ def unpack_gradient(c, o, g, dw):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def convolve(  # type: ignore[no-untyped-def]
-    b, height, width, chunk, c, x, xn, xr, u, o, v, m, zeros, start, sn, sr, sc, y, yn, yr, yc, floor
-):
+def convolve(sizes, x, c, u, o, tiles, start, y, floor):  # type: ignore[no-untyped-def]
     """``y = max(start + x * w, floor)`` as `refsgd.problems.nn.kernels.convolve`, ``u`` being w
     transformed."""
+    (b, height, width, chunk), (v, m, zeros) = sizes, tiles
     down, across = height // 2, width // 2
     room = chunk * across
     ve, me, ue = room * c * 4, room * o * 4, (o + PANEL - 1) // PANEL * PANEL * c * 4
@@ -75,37 +74,34 @@ def convolve(  # type: ignore[no-untyped-def]
         for q in range(first, last):
             n, r = q // down, q % down
             for p in range(across):
-                source = x + n * xn + 2 * r * xr + 2 * p * c * 4
+                source = address(x, n, 2 * r, 2 * p)
                 target = v + ((q - first) * across + p) * c * 4
                 for k in range(0, c, LANES):
-                    _inward(source + 4 * k, xr, c * 4, target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR,
+                    _inward(source + 4 * k, x[2], x[3], target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR,
                             min(LANES, c - k))
-        tiles = (last - first) * across
+        count = (last - first) * across
         for e in range(16):
             call_product(
-                tiles, o, v + e * ve, c * 4, 1, 0, c, FLOAT, u + e * ue, 0, PANEL * 4, c * 4,
+                count, o, v + e * ve, c * 4, 1, 0, c, FLOAT, u + e * ue, 0, PANEL * 4, c * 4,
                 m + e * me, o * 4, zeros, 0, _NO_FLOOR,
             )  # fmt: skip
         for q in range(first, last):
             n, r = q // down, q % down
             for p in range(across):
                 source = m + ((q - first) * across + p) * o * 4
-                target, begin = y + n * yn + 2 * r * yr + 2 * p * yc, start + n * sn + 2 * r * sr + 2 * p * sc
+                target, begin = address(y, n, 2 * r, 2 * p), address(start, n, 2 * r, 2 * p)
                 for k in range(0, o, LANES):
-                    _outward(
-                        source + 4 * k, 4 * me, me, target + 4 * k, yr, yc, begin + 4 * k, sr, sc, floor,
-                        min(LANES, o - k)
-                    )
+                    _outward(source + 4 * k, 4 * me, me, target + 4 * k, y[2], y[3], begin + 4 * k, start[2],
+                             start[3], floor, min(LANES, o - k))
 
 
 @kernel
-def convolve_weights(  # type: ignore[no-untyped-def]
-    b, height, width, chunk, c, x, xn, xr, dy, gn, gr, gc, o, v, m, zeros, g
-):
+def convolve_weights(sizes, x, c, dy, o, tiles, g):  # type: ignore[no-untyped-def]
     """``g`` (16, c, o): the gradient of the transformed filters, for `unpack_gradient`.
 
     Here ``m`` holds the transformed dy, in panels: (16, panels, tiles, PANEL).
     """
+    (b, height, width, chunk), (v, m, zeros) = sizes, tiles
     down, across = height // 2, width // 2
     room = chunk * across
     ve, me = room * c * 4, (o + PANEL - 1) // PANEL * PANEL * room * 4
@@ -115,20 +111,20 @@ def convolve_weights(  # type: ignore[no-untyped-def]
             n, r = q // down, q % down
             for p in range(across):
                 t = (q - first) * across + p
-                source, target = x + n * xn + 2 * r * xr + 2 * p * c * 4, v + t * c * 4
+                source, target = address(x, n, 2 * r, 2 * p), v + t * c * 4
                 for k in range(0, c, LANES):
-                    _inward(source + 4 * k, xr, c * 4, target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR,
+                    _inward(source + 4 * k, x[2], x[3], target + 4 * k, 4 * ve, ve, 0, 0, 0, _NO_FLOOR,
                             min(LANES, c - k))
-                source = dy + n * gn + 2 * r * gr + 2 * p * gc
+                source = address(dy, n, 2 * r, 2 * p)
                 for k in range(0, o, LANES):
                     target = m + (k // PANEL * room + t) * PANEL * 4 + k % PANEL * 4
-                    _gradient(source + 4 * k, gr, gc, target, 4 * me, me, 0, 0, 0, _NO_FLOOR,
+                    _gradient(source + 4 * k, dy[2], dy[3], target, 4 * me, me, 0, 0, 0, _NO_FLOOR,
                               min(LANES, o - k))
-        tiles = (last - first) * across
+        count = (last - first) * across
         for e in range(16):
             mine = g + e * c * o * 4
             start, stride = (mine, o * 4) if first else (zeros, 0)
             call_product(
-                c, o, v + e * ve, FLOAT, 1, 0, tiles, c * 4, m + e * me, 0, PANEL * 4, room * 4,
+                c, o, v + e * ve, FLOAT, 1, 0, count, c * 4, m + e * me, 0, PANEL * 4, room * 4,
                 mine, o * 4, start, stride, _NO_FLOOR,
             )  # fmt: skip
