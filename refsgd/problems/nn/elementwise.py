@@ -136,7 +136,8 @@ def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):  # 
 
 @kernel
 def normalise(b, rows, columns, c, x, norm, y, floor):  # type: ignore[no-untyped-def]
-    """``y = max(scale * x + shift, floor)``, scale and shift by channel, as in ``norm``."""
+    """``y = max(scale * x + shift, floor)``, scale and shift by channel, from the rows of ``norm`` that
+    `scale_and_shift` has set."""
     at = norm.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -151,8 +152,8 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):  # t
     """Add sums of e and ``e * (x - mean)`` of each channel to ``sums``; e is dy where the output exceeds the
     floor, else 0.
 
-    ``partial`` and ``sums`` as for `moments`. The output ``scale * x + shift`` is computed again: that takes
-    less time than reading it.
+    ``partial`` and ``sums`` as for `moments`, ``norm`` as for `normalise`. The output ``scale * x + shift``
+    is computed again: that takes less time than reading it.
     """
     s, q = partial[0], partial[1]
     by, to = norm.ctypes.data, partial.ctypes.data
@@ -171,7 +172,8 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):  # t
 
 @kernel
 def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):  # type: ignore[no-untyped-def]
-    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e as in `normalise_sums`."""
+    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e and ``norm`` as in
+    `normalise_sums`."""
     by, factors_at = norm.ctypes.data, factors.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -193,8 +195,8 @@ def _inside(place, stride, pad, size, length):  # type: ignore[no-untyped-def]
 
 @kernel
 def max_pool(sizes, c, x, image, window, y, winner):  # type: ignore[no-untyped-def]
-    """Max-pooling of images of (height, width, c) by a ``window`` of size, stride and pad; ``winner`` (uint8,
-    flat) is the place within the window, row * size + column."""
+    """Max-pooling by a ``window`` of size, stride and pad; ``image`` is the shape of one, and ``winner``
+    (uint8, flat) the place within the window, row * size + column."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
@@ -219,7 +221,8 @@ def max_pool(sizes, c, x, image, window, y, winner):  # type: ignore[no-untyped-
 
 @kernel
 def max_pool_backward(sizes, c, dy, image, window, winner, dx):  # type: ignore[no-untyped-def]
-    """Add each dy to the dx of its window's winner; the other arguments are those of `max_pool`."""
+    """Add each dy to the dx of its window's winner; ``image``, ``window`` and ``winner`` are those of
+    `max_pool`."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):

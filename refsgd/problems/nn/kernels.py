@@ -115,14 +115,14 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
 
 @numba.njit(inline="always")
 def address(place, n, r, c):  # type: ignore[no-untyped-def]
-    """Where pixel (r, c) of image n lies."""
+    """Where pixel ``(r, c)`` of image ``n`` lies, by the ``place`` of the first."""
     first, image, row, column = place
     return first + n * image + r * row + c * column
 
 
 @numba.njit(inline="always")
 def pixel(place, n, r, c, count):  # type: ignore[no-untyped-def]
-    """So many floats from pixel (r, c) of image n on."""
+    """The ``count`` floats that begin at pixel ``(r, c)`` of image ``n``, by the ``place`` of the first."""
     return carray(floats(address(place, n, r, c)), (count,))
 
 
@@ -350,7 +350,7 @@ def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):  # type: i
 
 @kernel
 def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):  # type: ignore[no-untyped-def]
-    """`convolve_weights` for images of few pixels; see `convolve_by_pixel`."""
+    """`convolve_weights` for images of few pixels; ``image`` and ``patch`` as in `convolve_by_pixel`."""
     (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
     for i in range(taps):
         for j in range(taps):
