@@ -39,7 +39,6 @@ from refsgd.problems.nn.vector import (
     VECTORS,
     call_product,
     floats,
-    make_dots,
     make_sparse_rows,
     make_tile,
     sparse,
@@ -102,7 +101,6 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 _HALF = ROWS // 2
 _tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)
 _tile_tall = make_tile(2 * ROWS, widths=(1,))  # fewer sums than that would wait for one another
-_dots_wide, _dots_one = make_dots(4, 4), make_dots(1, 1)
 _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_rows(r) for r in (1, 3, 5))
 
 PANEL = LANES * VECTORS
@@ -291,22 +289,6 @@ def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no
 
 
 @kernel
-def linear_inputs(b, inputs, outputs, dy, w, dx):  # type: ignore[no-untyped-def]
-    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, as scalar products along the rows of w."""
-    for k in range(0, inputs, 4):
-        n = 0
-        while n < b:
-            p, q, t = dy + n * outputs * 4, w + k * outputs * 4, dx + (n * inputs + k) * 4
-            if b - n >= 4 and inputs - k >= 4:
-                _dots_wide(p, outputs * 4, q, outputs * 4, outputs, t, inputs * 4)
-                n += 4
-            else:
-                for i in range(min(inputs - k, 4)):
-                    _dots_one(p, 0, q + i * outputs * 4, 0, outputs, t + 4 * i, 0)
-                n += 1
-
-
-@kernel
 def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
     """``t = a.T``, or to ``accumulate`` ``t += a.T``, for ``a`` of shape (rows, columns)."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
@@ -322,6 +304,19 @@ def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
                 target[c, r] += source[r, c]
             else:
                 target[c, r] = source[r, c]
+
+
+@kernel
+def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):  # type: ignore[no-untyped-def]
+    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, of which ``turned`` holds one panel
+    transposed at a time; at ``zeros`` lie as many as a panel has columns."""
+    for first in range(0, inputs, PANEL):
+        width = min(PANEL, inputs - first)
+        transpose(width, outputs, w + first * outputs * 4, turned, False)
+        call_product(
+            b, width, dy, outputs * 4, 1, 0, outputs, FLOAT, turned, 0, width * 4, FLOAT,
+            dx + first * 4, inputs * 4, zeros, 0, _NO_FLOOR,
+        )  # fmt: skip
 
 
 @kernel

@@ -306,22 +306,12 @@ class ConvPoolStep(Step):
 class LinearStep(Step):
     """Linear layer, with the relu that follows it if there is one."""
 
-    _SMALL = 1 << 15  # below, transposing the weights costs less than the scalar products along their rows
-
     def __init__(self, layer: Linear, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
         super().__init__(source, target)
         self.at, self.masks, self.floor = at, relu, RELU if relu else NO_FLOOR
         self.inputs, self.outputs = source.size, layer.features
-        self.zeros = zeros(self.inputs)
-        self.zeros_at = self.zeros.ctypes.data
-        small = self.inputs * self.outputs <= self._SMALL and source.wanted
-        self.transposed = zeros(self.outputs, self.inputs) if small else None
-        self.transposed_at = 0 if self.transposed is None else self.transposed.ctypes.data
-
-    def prepare(self, frame: Frame) -> None:
-        if self.transposed is not None:
-            weight = frame.x + self.at["weight"]
-            kernels.transpose(self.inputs, self.outputs, weight, self.transposed_at, False)
+        self.zeros, self.turned = zeros(kernels.PANEL), zeros(self.outputs, kernels.PANEL)
+        self.zeros_at, self.turned_at = self.zeros.ctypes.data, self.turned.ctypes.data
 
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
@@ -334,14 +324,9 @@ class LinearStep(Step):
                                     frame.g + self.at["bias"])
         kernels.convolve_weights((1, 1, b), s.as_columns, (1, 0, self.inputs), t.as_columns, self.outputs,
                                  frame.g + self.at["weight"])
-        if not self.source.wanted:
-            return
-        if self.transposed is not None:
-            kernels.convolve((1, 1, b), t.as_columns, (1, 0, self.outputs), self.transposed_at, self.inputs,
-                             (self.zeros_at, 0, 0, 0), d.as_columns, NO_FLOOR)
-        else:
+        if self.source.wanted:
             kernels.linear_inputs(b, self.inputs, self.outputs, t.place[0], frame.x + self.at["weight"],
-                                  d.place[0])
+                                  self.turned_at, self.zeros_at, d.place[0])
 
 
 def _panelled(columns: int) -> int:

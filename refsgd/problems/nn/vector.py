@@ -201,43 +201,6 @@ def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
     return tile
 
 
-def make_dots(rows: int, columns: int) -> Any:
-    """An intrinsic for a tile of scalar products: ``c[m, n] = sum_{k < count} a[m*am + k] * w[n*wn + k]``.
-
-    ``dots(a, am, w, wn, count, c, cm)``. It multiplies by a transposed matrix without transposing it.
-    """
-
-    @emitted
-    def dots(b, a, am, w, wn, count, c, cm):  # type: ignore[no-untyped-def]
-        sums = [variables(b, columns) for _ in range(rows)]
-        for row in sums:
-            for total in row:
-                b.store(ZERO, total)
-
-        def add(offset: Any, mask: Any) -> None:
-            left = [load(b, b.add(b.add(a, b.mul(am, I64(m))), offset), mask) for m in range(rows)]
-            right = [load(b, b.add(b.add(w, b.mul(wn, I64(n))), offset), mask) for n in range(columns)]
-            for m in range(rows):
-                for n in range(columns):
-                    b.store(multiply_add(b, left[m], right[n], b.load(sums[m][n])), sums[m][n])
-
-        whole = b.udiv(count, I64(LANES))
-        with cgutils.for_range(b, whole) as loop:
-            add(b.mul(loop.index, I64(4 * LANES)), None)
-        rest = b.urem(count, I64(LANES))
-        with b.if_then(b.icmp_unsigned(">", rest, I64(0))):
-            add(b.mul(whole, I64(4 * LANES)), mask_of(b, rest))
-        kind = ir.FunctionType(_f32, [_f32, _vector])
-        reduce = cgutils.get_or_insert_function(b.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
-        for m in range(rows):
-            for n in range(columns):
-                total = b.call(reduce, [_f32(0.0), b.load(sums[m][n])], fastmath=("reassoc",))
-                address = b.add(b.add(c, b.mul(cm, I64(m))), I64(4 * n))
-                b.store(total, _pointer(b, address, _f32), align=4)
-
-    return dots
-
-
 def above(b: Any, value: Any, least: Any) -> Any:
     """The larger of two vectors; a NaN passes through instead of becoming the floor."""
     return b.select(b.fcmp_ordered("<", value, least), least, value)
