@@ -106,6 +106,8 @@ _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_rows(r) for r in (
 PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
 FLOAT = 4  # bytes
+# For `transpose`; numba takes a plain 0 for a type of its own, and would compile the kernel twice.
+OVERWRITE, ACCUMULATE = np.int64(0), np.int64(1)
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
@@ -290,13 +292,12 @@ def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no
 
 @kernel
 def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
-    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for ``a`` of shape (rows, columns)."""
+    """``t = a.T``, or if ``accumulate`` is 1 ``t += a.T``, for ``a`` of shape (rows, columns)."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
     for c in range(0, whole_columns, LANES):
         for r in range(0, whole_rows, LANES):
-            transpose_block(
-                a + (r * columns + c) * 4, columns * 4, t + (c * rows + r) * 4, rows * 4, np.int64(accumulate)
-            )
+            source_at, target_at = a + (r * columns + c) * 4, t + (c * rows + r) * 4
+            transpose_block(source_at, columns * 4, target_at, rows * 4, accumulate)
     source, target = carray(floats(a), (rows, columns)), carray(floats(t), (columns, rows))
     for r in range(rows):
         for c in range(whole_columns if r < whole_rows else 0, columns):
@@ -312,7 +313,7 @@ def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):  # type: ignore
     transposed at a time; at ``zeros`` lie as many as a panel has columns."""
     for first in range(0, inputs, PANEL):
         width = min(PANEL, inputs - first)
-        transpose(width, outputs, w + first * outputs * 4, turned, False)
+        transpose(width, outputs, w + first * outputs * 4, turned, OVERWRITE)
         call_product(
             b, width, dy, outputs * 4, 1, 0, outputs, FLOAT, turned, 0, width * 4, FLOAT,
             dx + first * 4, inputs * 4, zeros, 0, _NO_FLOOR,

@@ -89,7 +89,7 @@ class ConvStep(Step):
             for i in rows.taps:
                 for j in columns.taps:
                     tap = frame.x + self.at["weight"] + (i * self.conv.kernel + j) * size
-                    kernels.transpose(self.c, self.o, tap, to, False)
+                    kernels.transpose(self.c, self.o, tap, to, kernels.OVERWRITE)
                     to += size
         return turned
 
@@ -273,7 +273,7 @@ class ConvPoolStep(Step):
 
     def prepare(self, frame: Frame) -> None:
         o, size = self.w.shape
-        kernels.transpose(size, o, frame.x + self.at["weight"], self.w_at, False)
+        kernels.transpose(size, o, frame.x + self.at["weight"], self.w_at, kernels.OVERWRITE)
         self.dw.fill(0)
 
     def forward(self, b: int, frame: Frame) -> None:
@@ -300,7 +300,7 @@ class ConvPoolStep(Step):
 
     def finish(self, frame: Frame) -> None:
         o, size = self.dw.shape
-        kernels.transpose(o, size, self.dw_at, frame.g + self.at["weight"], True)
+        kernels.transpose(o, size, self.dw_at, frame.g + self.at["weight"], kernels.ACCUMULATE)
 
 
 class LinearStep(Step):

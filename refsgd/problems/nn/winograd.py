@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refsgd.problems.nn.kernels import FLOAT, PANEL, address, kernel, transpose
+from refsgd.problems.nn.kernels import FLOAT, OVERWRITE, PANEL, address, kernel, transpose
 from refsgd.problems.nn.vector import LANES, call_product, make_transform
 
 _inward = make_transform(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), added=False)
@@ -48,7 +48,7 @@ def pack_turned_filters(c, o, w, turned, u, ue):  # type: ignore[no-untyped-def]
     for first in range(0, c, PANEL):
         width = min(PANEL, c - first)
         for tap in range(9):
-            transpose(width, o, w + ((8 - tap) * c + first) * o * 4, turned + tap * o * width * 4, False)
+            transpose(width, o, w + ((8 - tap) * c + first) * o * 4, turned + tap * o * width * 4, OVERWRITE)
         pack_filters(o, width, turned, u + first * o * 4, ue)
 
 
