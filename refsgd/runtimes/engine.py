@@ -156,7 +156,7 @@ class Engine:
             self.mark(task, effect)
         elif kind is Choose:
             option = self.choose(task, effect)
-            self.record(Chosen(self.now, task.node, task.index, option))
+            self.record(_new(Chosen, (self.now, task.node, task.index, option)))
             self.ready = task, option
         elif kind is Load:
             part, ticket = self.load(task, effect)
@@ -332,11 +332,11 @@ class Engine:
         hit = self.take(task, effect)
         if hit is not None:
             (src, _, _, number, arrival, nbytes), body = hit
-            self.record(Polled(self.now, task.node, task.index, src, type(body).__name__, number, nbytes,
-                               arrival))
+            self.record(_new(Polled, (self.now, task.node, task.index, src, type(body).__name__, number,
+                                      nbytes, arrival)))
             self.ready = task, (src, body)
             return
-        self.record(Polled(self.now, task.node, task.index))
+        self.record(_new(Polled, (self.now, task.node, task.index, None, "", 0, 0, 0.0)))
         self.ready = task, None
         task.idle += 1
         if task.idle >= self.patience:
