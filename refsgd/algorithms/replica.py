@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Mark, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
 def peers(workers: int) -> list[str]:
@@ -42,3 +45,29 @@ class Replica:
         """Update x and tell observers."""
         yield from self.step(g, t)
         yield from self.mark(t, self.x)
+
+
+def deploy(problem: Objective, workers: int, sgd: SGD, program: Callable[[Replica, Sequence[str]], Program[Any]],
+           handler: Callable[[Replica], Program[None]] | None = None, survives: bool = False) -> Deployment:
+    """A deployment of peers with a replica each.
+
+    Parameters
+    ----------
+    problem : Objective
+    workers : int
+        n, at least 1.
+    sgd : SGD
+        The update rule of each replica.
+    program : callable
+        The main program of a replica, which is also given the names of all peers, by rank.
+    handler : callable, optional
+        The program of the same replica that serves the others.
+    survives : bool
+        Whether the peers handle the death of another one.
+    """
+    names, nodes = peers(workers), {}
+    for rank, name in enumerate(names):
+        replica = Replica(rank, problem.x0, sgd)
+        handlers = [handler(replica)] if handler else []
+        nodes[name] = Node(program(replica, names), handlers, rank=rank, survives=survives)
+    return nodes

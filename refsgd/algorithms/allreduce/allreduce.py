@@ -38,10 +38,10 @@ from typing import Literal
 import numpy as np
 
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ALLREDUCE
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
                      "pscpu", "hierarchical", "torus"]
@@ -66,12 +66,8 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     collective : str
         How gradients are summed: a key of `refsgd.collectives.ALLREDUCE`.
 
@@ -81,7 +77,5 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     """
     if collective not in ALLREDUCE:
         raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
-    group = peers(workers)
-    reduce = ALLREDUCE[collective]
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), group, problem, steps, reduce), rank=rank)
-            for rank, me in enumerate(group)}
+    return deploy(problem, workers, sgd,
+                  lambda replica, group: peer(replica, group, problem, steps, ALLREDUCE[collective]))

@@ -46,9 +46,9 @@ import numpy as np
 
 from refsgd.algorithms.compression import Residual, Sparse, deep_gradient, sum_of_sparse
 from refsgd.algorithms.parts import Objective, rotate
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 
 def all_gather(rank: int, group: Sequence[str], mine: Sparse) -> Program[list[Sparse]]:
@@ -83,12 +83,8 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     ratio : float
         Share of the entries that is sent, in (0, 1]; the paper's sparsity is 1 - ratio.
     masking : bool
@@ -100,8 +96,6 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio {ratio}; expected a share of the entries in (0, 1]")
-    group = peers(workers)
     plain = replace(sgd, momentum=0.0, weight_decay=0.0)  # both act before compression
-    options = (sgd, ratio, masking)
-    return {me: Node(peer(Replica(rank, problem.x0, plain), group, problem, steps, *options), rank=rank)
-            for rank, me in enumerate(group)}
+    return deploy(problem, workers, plain,
+                  lambda replica, group: peer(replica, group, problem, steps, sgd, ratio, masking))

@@ -33,9 +33,9 @@ from typing import Any
 
 from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 
 def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float) -> tuple[Array, Array]:
@@ -69,13 +69,8 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
-        The inner optimiser.
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`; `sgd` is the inner optimiser.
     period : int
         H, steps of a round, at least 1.
     outer_lr : float
@@ -88,6 +83,5 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         raise ValueError(f"outer_lr {outer_lr}; expected a finite number > 0")
     if not 0 <= outer_momentum < 1:
         raise ValueError(f"outer_momentum {outer_momentum}; expected a number in [0, 1)")
-    names, options = peers(workers), (period, outer_lr, outer_momentum)
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, *options), rank=rank)
-            for rank, me in enumerate(names)}
+    return deploy(problem, workers, sgd, lambda replica, names: peer(
+        replica, names, problem, steps, period, outer_lr, outer_momentum))

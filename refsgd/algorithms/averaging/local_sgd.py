@@ -33,10 +33,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ring_allreduce
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 
 def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
@@ -79,12 +79,8 @@ def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period:
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     period : int
         H, steps between two averages, at least 1; 0: average only once, at the end.
     """
@@ -93,6 +89,5 @@ def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period:
     def averages(t: int) -> bool:
         return period > 0 and (t + 1) % period == 0
 
-    names = peers(workers)
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, averages), rank=rank)
-            for rank, me in enumerate(names)}
+    return deploy(problem, workers, sgd,
+                  lambda replica, names: peer(replica, names, problem, steps, averages))

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from refsgd.algorithms.averaging.local_sgd import check_period, peer
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Deployment, Node
+from refsgd.effects import Deployment
 
 
 def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
@@ -48,12 +48,8 @@ def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     period : int
         H, steps between two averages after the switch, at least 1.
     switch : int
@@ -66,6 +62,5 @@ def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period
     def averages(t: int) -> bool:
         return t < switch or (t + 1 - switch) % period == 0
 
-    names = peers(workers)
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, averages), rank=rank)
-            for rank, me in enumerate(names)}
+    return deploy(problem, workers, sgd,
+                  lambda replica, names: peer(replica, names, problem, steps, averages))

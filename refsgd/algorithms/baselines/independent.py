@@ -33,9 +33,9 @@ mean is worth.
 from __future__ import annotations
 
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 
 def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
@@ -52,12 +52,7 @@ def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deplo
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     """
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), problem, steps), rank=rank, survives=True)
-            for rank, me in enumerate(peers(workers))}
+    return deploy(problem, workers, sgd, lambda replica, names: peer(replica, problem, steps), survives=True)

@@ -86,12 +86,8 @@ def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         A bipartite one of `refsgd.algorithms.gossip.graphs.GRAPHS`: "bipartite" (every even rank with every
         odd one, any n), "star" (any n), "ring" or "bipartite-ring" (even n), "torus" (even sides).  The side

@@ -40,9 +40,9 @@ from typing import Literal, NamedTuple
 
 from refsgd.algorithms.gossip.graphs import graph_of, metropolis
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 Order = Literal["cta", "atc"]
 
@@ -101,12 +101,8 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         A key of `refsgd.algorithms.gossip.graphs.GRAPHS`.
     order : {"cta", "atc"}
@@ -114,11 +110,11 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
     """
     if order not in ("cta", "atc"):
         raise ValueError(f"order {order!r}; expected cta or atc")
-    names, near = peers(workers), graph_of(graph, workers)
-    program = combine_then_adapt if order == "cta" else adapt_then_combine
-    W, deployment = metropolis(near), {}
-    for rank, me in enumerate(names):
-        weights = {j: float(W[rank, j]) for j in [rank, *near[rank]]}
-        replica = Replica(rank, problem.x0, sgd)
-        deployment[me] = Node(program(replica, names, weights, problem, steps), rank=rank)
-    return deployment
+    near = graph_of(graph, workers)
+    W, program = metropolis(near), combine_then_adapt if order == "cta" else adapt_then_combine
+
+    def main(replica: Replica, names: Sequence[str]) -> Program[Array]:
+        weights = {j: float(W[replica.rank, j]) for j in [replica.rank, *near[replica.rank]]}
+        return program(replica, names, weights, problem, steps)
+
+    return deploy(problem, workers, sgd, main)

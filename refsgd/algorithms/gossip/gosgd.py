@@ -102,12 +102,8 @@ def gosgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, p: float = 
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     p : float
         Probability in [0, 1] that a peer pushes after an iteration; 0 is independent SGD.
     """

@@ -250,14 +250,14 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
 }
 
 
-def graph_of(name: str, n: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
-    """The graph of this name; a single node has no neighbours in any graph.
+def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
+    """The graph of this name; a single worker has no neighbours in any graph.
 
     Parameters
     ----------
     name : str
         A key of `GRAPHS`.
-    n : int
+    workers : int
         Number of nodes, at least 1.
     known : sequence of str
         The names that the error message for another name lists.
@@ -268,7 +268,9 @@ def graph_of(name: str, n: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
     """
     if name not in GRAPHS:
         raise ValueError(f"graph {name!r}; expected one of {', '.join(known)}")
-    return [[]] if n == 1 else GRAPHS[name](n)
+    if workers < 1:
+        raise ValueError(f"workers {workers}; expected at least 1")
+    return [[]] if workers == 1 else GRAPHS[name](workers)
 
 
 def sides(graph: Graph) -> list[int] | None:

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Program, Recv, Send
 
 
 class Pull(NamedTuple):
@@ -78,16 +78,10 @@ def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> De
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     """
-    names, deployment = peers(workers), {}
-    for rank, me in enumerate(names):
-        replica, others = Replica(rank, problem.x0, sgd), [name for name in names if name != me]
-        deployment[me] = Node(train(replica, others, problem, steps), [respond(replica)], rank=rank,
-                              survives=True)
-    return deployment
+    def main(replica: Replica, names: Sequence[str]) -> Program[Array]:
+        return train(replica, [name for j, name in enumerate(names) if j != replica.rank], problem, steps)
+
+    return deploy(problem, workers, sgd, main, respond, survives=True)

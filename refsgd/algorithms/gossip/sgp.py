@@ -38,9 +38,9 @@ import numpy as np
 
 from refsgd.algorithms.gossip.graphs import GRAPHS, Graph, graph_of, one_peer_exponential
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 
 class Part(NamedTuple):
@@ -84,22 +84,16 @@ def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each peer, >= 0.
-    sgd : SGD
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         "one-peer-exponential", or a key of `refsgd.algorithms.gossip.graphs.GRAPHS`, where everybody sends to
         all neighbours in every step; weights differ from 1 where degrees do ("star").
     """
-    names = peers(workers)
     if graph != "one-peer-exponential":
         fixed = graph_of(graph, workers, ("one-peer-exponential", *GRAPHS))
 
     def out(t: int) -> Graph:
         return one_peer_exponential(workers, t) if graph == "one-peer-exponential" else fixed
 
-    return {me: Node(peer(Replica(rank, problem.x0, sgd), names, problem, steps, out), rank=rank)
-            for rank, me in enumerate(names)}
+    return deploy(problem, workers, sgd, lambda replica, names: peer(replica, names, problem, steps, out))

@@ -60,13 +60,8 @@ def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: b
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    steps : int
-        Iterations of each worker, >= 0.
-    sgd : SGD
-        Without momentum.
+    problem, workers, steps, sgd
+        As for `refsgd.algorithms.parts.deploy`; without momentum.
     atomic : bool
         Whether an addition is one indivisible step.
     parts : int
