@@ -1,19 +1,17 @@
-"""Runs the programs of an experiment in one of the runtimes, with another attempt if a death halts them."""
+"""Runs the programs of an experiment in one of the runtimes, again after a death that halts them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import count
 
-from refsgd.effects import Deployment
-from refsgd.effects import roles as roles_of
+from refsgd.effects import Deployment, roles
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.elastic import Life, go_on
+from refsgd.experiment.elastic import Attempt, Attempts
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.resume import Records, halted, standing
 from refsgd.problems.shapes import NoContents
-from refsgd.runtimes.faults import POLICIES, Fault, parse, survives_workers
+from refsgd.runtimes.faults import POLICIES, Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
@@ -32,14 +30,12 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
     plan = planned(experiment, faults)
     _check_policy(experiment, runtime, deployment, on_death, bool(plan))
     records = Records({}, runtime) if records is None else records
-    attempts = count()
-
-    def live(life: Life) -> Run:
-        return _attempt(experiment, runtime, life, on_death, records, next(attempts), on_start)
-
-    if on_death in ("shrink", "restart"):
-        return go_on(experiment, plan, on_death, live)
-    return live(Life(experiment.deploy, experiment.machine, experiment.seed, plan, {}))
+    attempts = Attempts(experiment, plan, on_death, deployment)
+    while True:
+        try:
+            return attempts.joined(_attempt(experiment, runtime, attempts.next, on_death, records, on_start))
+        except Halted as halted:
+            attempts.halted(halted)
 
 
 def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault]:
@@ -72,45 +68,43 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
         replace(experiment, workers=experiment.workers - 1).deploy()
 
 
-def _attempt(experiment: Experiment, runtime: str, life: Life, on_death: str, records: Records, number: int,
+def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: str, records: Records,
              on_start: OnStart | None) -> Run:
     """One attempt of the run, in one of `RUNTIMES`."""
     if runtime == "simulator":
-        return _simulated(experiment, life, on_death, records, number)
+        return _simulated(experiment, attempt, on_death, records)
     if experiment.problem.describe.get("shape_only"):
         raise Usage(
             f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: there is "
             "nothing to send")
-    beginning, roles, steps = None, roles_of(life.deploy()), records.steps(number)
-    if steps is not None and on_death in ("shrink", "restart") and records.has_ended(number):
-        records.begin(number, roles, steps)
-        with records.blamed(number):
-            raise halted(life.deploy, steps)
+    number, deploy, machine, seed, faults, _ = attempt
+    beginning, role, steps = None, roles(deploy()), records.steps(number)
     if steps is not None:
         with records.blamed(number):
-            beginning, steps = standing(life.deploy, steps)
-    journal = records.begin(number, roles, steps or {})
+            if on_death in ("shrink", "restart") and records.has_ended(number):
+                records.begin(number, role, steps)
+                raise halted(deploy, steps)
+            beginning, steps = standing(deploy, steps)
+    journal = records.begin(number, role, steps or {})
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi
 
-        found = mpi.run(life.deploy, life.machine, life.seed, everywhere=True, journal=journal,
-                        beginning=beginning, largest=experiment.largest_message)
+        found = mpi.run(deploy, machine, seed, everywhere=True, journal=journal, beginning=beginning,
+                        largest=experiment.largest_message)
         assert found is not None
         return found
-    from refsgd.runtimes.processes import local as processes
+    from refsgd.runtimes.processes import local
 
-    return processes.run(life.deploy, life.machine, life.seed, transport="shm" if runtime == "processes"
-                         else runtime, journal=journal, faults=life.faults, on_death=on_death,
-                         on_start=on_start, beginning=beginning, largest=experiment.largest_message)
+    return local.run(deploy, machine, seed, transport="shm" if runtime == "processes" else runtime,
+                     journal=journal, faults=faults, on_death=on_death, on_start=on_start,
+                     beginning=beginning, largest=experiment.largest_message)
 
 
-def _simulated(experiment: Experiment, life: Life, on_death: str, records: Records, number: int) -> Run:
+def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records) -> Run:
     """One attempt of the run, in virtual time."""
-    if life.faults:
-        simulator: Simulator = Faulty(life.deploy, life.machine, life.seed, faults=life.faults,
-                                      on_death=on_death)
-    else:
-        simulator = Simulator(life.deploy, life.machine, life.seed)
+    number, deploy, machine, seed, faults, _ = attempt
+    simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
+        deploy, machine, seed)
     simulator.journal, ended = records.again(number, simulator.roles)
     try:
         run = simulator.run()

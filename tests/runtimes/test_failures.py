@@ -406,7 +406,7 @@ def test_all_workers_die_at_once(runtime):
 
     for workers in (1, 2):
         assert lives("bsp", "restart", workers).trace.updates["server0"] >= 6
-    with pytest.raises(RunFailed, match="no worker is left to go on"):
+    with pytest.raises(RunFailed, match="no worker is left to continue"):
         lives("bsp", "shrink")
     with pytest.raises(RunFailed, match="peer[01]"):  # whoever is seen to be dead last
         lives("allreduce", "restart")

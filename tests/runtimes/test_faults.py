@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
@@ -18,10 +19,10 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Mark, Node
-from refsgd.experiment import elastic as lives
 from refsgd.experiment.perform import perform
 from refsgd.experiment.prepare import Usage, has_servers, prepare
 from refsgd.experiment.result import final_parameters
+from refsgd.problems import quadratic
 from refsgd.runtimes import faults
 from refsgd.runtimes.faults import Fault, Plan, draw, parse, survives_workers
 from refsgd.runtimes.processes.local import run as run_processes
@@ -32,6 +33,7 @@ from refsgd.trace import Computed, Crashed, Marked, Received, Sent
 from refsgd.trace.waiting import waiting_by_cause
 from tests.runtimes import outcomes
 from tests.runtimes.deployments import exchange
+from tests.test_mistakes import three_roles
 
 LINK = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e7)
 REAL = ["processes", "tcp"]
@@ -226,7 +228,7 @@ def test_shrinking_is_the_same_algorithm_with_fewer_workers_from_there_on(algori
     first = run(algorithm, steps=6, workers=4, machine=LINK)
     problem = prepare(algorithm, data="quadratic", steps=1, workers=4).problem
     kept = [0, 2, 3]
-    later = lives.replace(problem, x0=first.parameters,
+    later = replace(problem, x0=first.parameters,
                           gradient=lambda x, rank, t: problem.gradient(x, kept[rank], t + 6),
                           images=lambda rank, t: problem.images(kept[rank], t + 6))
     expected = refsgd.run(algorithm, later, steps=9, workers=3, lr=0.1, machine=LINK)
@@ -265,6 +267,14 @@ def test_the_lives_of_a_run_are_one_trace():
         waiting_by_cause(found).values()) >= 0
 
 
+def test_a_server_without_a_part_takes_no_part_of_the_parameters():
+    """Racks forward gradients to one server; a death leaves that server's parameters, not a cut of them."""
+    problem = quadratic(d=6, workers=4)
+    found = refsgd.run(three_roles("rack"), problem, workers=4, steps=12, lr=0.1, machine=LINK,
+                       faults=["kill worker 1 at step 5"], on_death="restart")
+    assert found.parameters.shape == (6,) and found.loss < problem.loss(problem.x0)
+
+
 def test_a_run_that_dies_again_at_once_is_not_restarted_for_ever():
     problem = prepare("bsp", data="quadratic", steps=1, workers=2).problem
 
@@ -276,7 +286,7 @@ def test_a_run_that_dies_again_at_once_is_not_restarted_for_ever():
     with pytest.raises(RunFailed,
                        match=r"worker1 .*NaN in layer 3.*; it died again before all had completed an "
                              r"iteration"):
-        refsgd.run("bsp", lives.replace(problem, gradient=gradient), steps=8, workers=2, machine=LINK,
+        refsgd.run("bsp", replace(problem, gradient=gradient), steps=8, workers=2, machine=LINK,
                    runtime="processes", on_death="restart")
 
 
@@ -437,12 +447,12 @@ def test_a_record_has_what_was_sent_by_who_was_killed_right_after(monkeypatch, t
     assert refsgd.replay(tmp_path / "record").parameters_sha256 == found.parameters_sha256
 
 
-def test_the_log_says_what_died_and_how_the_run_goes_on(caplog):
+def test_the_log_says_what_died_and_how_the_run_continues(caplog):
     with caplog.at_level(logging.WARNING):
         run("allreduce", steps=8, workers=3, machine=LINK, faults=["kill peer 0 at step 4"],
             on_death="shrink")
-    (line,) = [r.getMessage() for r in caplog.records if "goes on" in r.getMessage()]
-    assert line == "peer0 was killed as planned at step 4; the run goes on from iteration 4 with peer0 (was peer1), peer1 (was peer2)"
+    (line,) = [r.getMessage() for r in caplog.records if "continues" in r.getMessage()]
+    assert line == "peer0 was killed as planned at step 4; the run continues from iteration 4 with peer0 (was peer1), peer1 (was peer2)"
 
 
 # -- the table of outcomes -------------------------------------------------------------------------------------
