@@ -169,8 +169,8 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
     """As after `refsgd calibrate`: gradients last as long as their computing, and there are more workers
     than cores."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("refsgd.experiment.run.usable_cores", lambda: 2)
-    monkeypatch.setattr("refsgd.experiment.run.gradient_seconds", lambda problem: (0.0006, 0.0006))
+    monkeypatch.setattr("refsgd.experiment.limits.usable_cores", lambda: 2)
+    monkeypatch.setattr("refsgd.experiment.limits.gradient_seconds", lambda problem: (0.0006, 0.0006))
     machine = Machine(compute="lognormal(0.6ms,0.1)", latency="50us")
     (tmp_path / "machine.json").write_text(json.dumps({"machine": machine.to_json()}))
     expected = ("a gradient takes 0.6 ms here with 4 workers on 2 cores; the machine asks for 0.6 ms, "

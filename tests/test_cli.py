@@ -154,7 +154,7 @@ def test_help_and_list_name_every_law(capsys):
                                      ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator",
                                       "--data", "quadratic"]])
 def test_a_long_run_is_announced_in_a_pipe_too_and_a_short_one_is_not(capsys, tmp_path, monkeypatch, command):
-    monkeypatch.setattr("refsgd.experiment.run.gradient_seconds", lambda problem: (0.5, 0.5))
+    monkeypatch.setattr("refsgd.experiment.limits.gradient_seconds", lambda problem: (0.5, 0.5))
     monkeypatch.chdir(tmp_path)
     for steps, announced in ((2, False), (40, True)):
         for quiet in ([], ["--quiet"]):

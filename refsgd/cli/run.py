@@ -10,10 +10,9 @@ from typing import Any
 
 from refsgd.cli.options import arguments_of, common, each_algorithm, player_file
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
-from refsgd.experiment.options import RunOptions
 from refsgd.experiment.prepare import Usage, deployment_function, has_servers
 from refsgd.experiment.result import Result
-from refsgd.experiment.run import carry_out
+from refsgd.experiment.run import RunOptions, carry_out
 from refsgd.runtimes.faults import POLICIES
 
 

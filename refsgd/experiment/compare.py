@@ -13,10 +13,10 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.evaluation import evaluate
+from refsgd.experiment.limits import announce, check_pace, check_processes
 from refsgd.experiment.perform import LOCAL_RUNTIMES, perform
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment_function, prepare
 from refsgd.experiment.result import Result, predicted_to_json
-from refsgd.experiment.run import announce, check_pace, check_processes
 from refsgd.runtimes.fork import runtime_here
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]

@@ -5,7 +5,10 @@ An algorithm never computes a loss; it marks its updates, and a runtime keeps so
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from math import nan
+from operator import itemgetter
 
 import numpy as np
 
@@ -27,86 +30,77 @@ from refsgd.trace import Run, Trace
 EVALUATIONS = 20  #: rows of a history, besides its end
 
 
+def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:
+    """How many parameters along the way are evaluated: fewer where each evaluation takes many images."""
+    return min(most, max(4, 60_000 // int(problem.describe.get("evaluated", 1))))
+
+
 def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = EVALUATIONS) -> Result:
-    """Metrics, history and hashes of a finished run."""
-    problem = experiment.problem
-    if problem.describe.get("shape_only"):
-        return _timed(experiment, runtime, run)
-    x = final_parameters(run)
-    servers, workers = replicas(run)
-    trace = run.trace
-    accuracy = {}
-    if problem.accuracy is not None:
-        accuracy = {part: problem.accuracy(x, part) for part in ("train", "test")}
-    spread = average(workers) if workers else x
-    distance = float(
-        np.mean(
-            [np.sum((w - spread) ** 2, dtype=float) for w in workers])) if not servers and workers else 0.0
-    loss = problem.loss(x)
-    rank = ranks(experiment.deploy())
-    points = history(trace, problem, rank, evaluations) if evaluations else []
-    if not evaluations or (points and trace.seconds > points[-1][0]):
-        every = sum(trace.updates.values()) if not servers else max(trace.updates.values(), default=0)
-        images = sum(problem.images(rank[w], t) for w in trace.workers for t in range(trace.iterations[w]))
-        points.append([trace.seconds, every, images, loss, accuracy.get("test", float("nan"))])
-    described = problem.describe or {"parameters": int(x.size), "bytes": 4 * int(x.size),
-                                     "batch": experiment.batch}
+    """Metrics, history and hashes of a finished run; of a net in shape only, no more than times, bytes and
+    staleness."""
+    problem, trace = experiment.problem, run.trace
+    x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
+    if not problem.describe.get("shape_only"):
+        x = final_parameters(run)
+        servers, workers = replicas(run)
+        if problem.accuracy is not None:
+            accuracy = {part: problem.accuracy(x, part) for part in ("train", "test")}
+        loss, distance = problem.loss(x), 0.0
+        if workers and not servers:
+            mean = average(workers)
+            distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
+        rank = ranks(experiment.deploy())
+        rows = history(trace, problem, rank, evaluations_of(problem, evaluations)) if evaluations else []
+        if not evaluations or (rows and trace.seconds > rows[-1][0]):
+            updates = trace.updates.values()
+            rows.append([trace.seconds, max(updates, default=0) if servers else sum(updates),
+                         sum(images for _, images in _images(trace, problem, rank)), loss,
+                         accuracy.get("test", nan)])
     return Result(
-        experiment.name, experiment.options, described, experiment.machine, runtime, experiment.workers,
-        sum(not trace.is_worker(node) for node in trace.nodes), experiment.steps, experiment.seed,
-        measure(trace, experiment.batch), predicted_to_json(experiment.predictions()),
-        points, accuracy, loss, distance,
-        parameters_sha256(x), schedule_sha256(trace), trace, x, experiment.deploy)
+        experiment.name, experiment.options, problem.describe, experiment.machine, runtime,
+        experiment.workers, sum(not trace.is_worker(node) for node in trace.nodes), experiment.steps,
+        experiment.seed, measure(trace, experiment.batch), predicted_to_json(experiment.predictions()), rows,
+        accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace), trace, x,
+        experiment.deploy)
 
 
-def _timed(experiment: Experiment, runtime: str, run: Run) -> Result:
-    """The result of a run without contents: times, bytes, staleness."""
-    return Result(
-        experiment.name, experiment.options, experiment.problem.describe, experiment.machine, runtime,
-        experiment.workers,
-        sum(not run.trace.is_worker(node) for node in run.trace.nodes), experiment.steps, experiment.seed,
-        measure(run.trace, experiment.batch),
-        predicted_to_json(experiment.predictions()), [], {}, float("nan"), float("nan"), "",
-        schedule_sha256(run.trace), run.trace,
-        deploy=experiment.deploy)
+def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tuple[float, int]]:
+    """When each gradient was ready, and of how many images it is; in order of time."""
+    steps = Counter[str]()
+    found = []
+    for gradient in trace.gradients:
+        found.append((gradient.time, problem.images(rank[gradient.node], steps[gradient.node])))
+        steps[gradient.node] += 1
+    return sorted(found, key=itemgetter(0))
 
 
-def history(trace: Trace, problem: Problem, rank: Mapping[str, int],
-            points: int = EVALUATIONS) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] at some updates, evaluated after the run.
+def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int) -> list[list[float]]:
+    """[seconds, updates, images, loss, test accuracy] at about so many updates, evaluated after the run.
 
-    Fewer than `points` where an evaluation looks at many images.
-    Slices of one version are joined; replicas of one iteration are averaged, after a death those of the
+    Parts of one version are joined; replicas of one iteration are averaged, after a death those of the
     living.
     """
-    points = min(points, max(4, 60_000 // problem.describe.get("evaluated", 1)))
-    versions: dict[int, dict[str, tuple[float, Array]]] = {}
+    versions: dict[int, dict[str, tuple[float, Array]]] = defaultdict(dict)
     for e in trace.marks("update"):
         if "x" in e.values:
-            versions.setdefault(e.values.get("t", e.values["version"]), {})[e.node] = (e.time, e.values["x"])
+            versions[e.values.get("t", e.values["version"])][e.node] = e.time, e.values["x"]
     emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
     last = {n: max(v for v, found in versions.items() if n in found) for n in emitters if n in trace.dead}
     whole = [(v, found) for v, found in sorted(versions.items())
              if all(n in found or v > last.get(n, v) for n in emitters)]
-    picked = whole[:: max(1, -(-len(whole) // points))] if whole else []
-    counts = dict.fromkeys(trace.workers, 0)
-    ends, images = [], []
-    for gradient in trace.gradients:
-        ends.append(gradient.time)
-        images.append(problem.images(rank[gradient.node], counts[gradient.node]))
-        counts[gradient.node] += 1
-    order = np.argsort(ends, kind="stable")
-    times, total = np.asarray(ends)[order], np.cumsum(np.asarray(images)[order]) if images else np.zeros(0)
+    gradients = _images(trace, problem, rank)
     rows = []
-    for version, found in picked:
+    for version, found in whole[:: max(1, -(-len(whole) // points))]:
         when = max(t for t, _ in found.values())
         parts = [found[n][1] for n in emitters if n in found]
-        x = average(parts) if trace.is_worker(emitters[0]) else np.concatenate(parts)
-        done = int(np.searchsorted(times, when, side="right"))
         updates = version + 1
         if trace.is_worker(emitters[0]):
+            x = average(parts)
             updates *= sum(n not in trace.dead for n in emitters)
             updates += sum(min(version + 1, trace.updates.get(n, 0)) for n in trace.dead)
-        test = problem.accuracy(x, "test") if problem.accuracy is not None else float("nan")
-        rows.append([when, updates, int(total[done - 1]) if done else 0, problem.loss(x), test])
+        else:
+            x = np.concatenate(parts)
+        images = sum(images for ready, images in gradients if ready <= when)
+        test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
+        rows.append([when, updates, images, problem.loss(x), test])
     return rows

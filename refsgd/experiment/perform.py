@@ -11,7 +11,7 @@ from refsgd.experiment.elastic import Attempt, Attempts
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.resume import Records, halted, standing
 from refsgd.problems.shapes import NoContents
-from refsgd.runtimes.faults import POLICIES, Fault, Halted, parse, survives_workers
+from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
@@ -49,8 +49,6 @@ def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault
 def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, on_death: str,
                   planned: bool) -> None:
     """Refuse before anything runs what this algorithm or runtime cannot do about a death."""
-    if on_death not in POLICIES:
-        raise Usage(f"on_death {on_death!r}; expected one of {', '.join(POLICIES)}")
     if runtime == "mpi" and (planned or on_death != "stop"):
         raise Usage(
             "faults and on_death over mpi, where mpiexec ends all if one dies; expected simulator, processes "

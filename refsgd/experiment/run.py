@@ -3,52 +3,84 @@ record."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from refsgd import __version__
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
+from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
-from refsgd.experiment.options import RunOptions
-from refsgd.experiment.perform import perform, planned
-from refsgd.experiment.prepare import (
-    Algorithm,
-    Experiment,
-    Say,
-    Usage,
-    deployment_function,
-    has_servers,
-    prepare,
-)
+from refsgd.experiment.limits import announce, check_pace, check_processes
+from refsgd.experiment.perform import RUNTIMES, perform, planned
+from refsgd.experiment.prepare import Algorithm, Experiment, Say, deployment_function, has_servers, prepare
 from refsgd.experiment.result import Result
-from refsgd.experiment.resume import (
-    NAME,
-    Records,
-    first_file,
-    on_request,
-    ready,
-    still_planned,
-    stored,
-)
+from refsgd.experiment.resume import NAME, Records, first_file, on_request, ready, still_planned, stored
 from refsgd.problems import Problem
 from refsgd.runtimes import replay as replaying
-from refsgd.runtimes.faults import Fault
+from refsgd.runtimes.faults import POLICIES, Fault, listed
+from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Record, read
 from refsgd.trace import Run
 
 __all__ = ["replay", "run"]
 
-#: each takes about 0.1 s of a core to start
-PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
-#: seconds of the effects of one iteration in virtual time; seconds of a run that is announced
-STEP, LONG = 2e-4, 30.0
+#: names of earlier versions
+RENAMED = {"looks": "evaluations"}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is run, where, and what is written; `run` explains each option.
+
+    `arguments` say what is trained and on which machine: what `refsgd.experiment.prepare.prepare` takes.
+    """
+
+    algorithm: Algorithm
+    problem: Problem | None = None
+    runtime: str = "simulator"
+    record: str | Path | None = None
+    faults: Iterable[str | Fault] = ()
+    on_death: str = "stop"
+    checkpoint: str | Path | None = None
+    checkpoint_every: float = 1.0
+    resume: str | Path | None = None
+    monitor: bool = False
+    evaluations: int = EVALUATIONS
+    say: Say | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (("runtime", RUNTIMES), ("on_death", POLICIES)):
+            if getattr(self, name) not in known:
+                raise Usage(f"{name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        check_whole(0, evaluations=self.evaluations)
+        try:
+            object.__setattr__(self, "faults", tuple(listed(self.faults)))
+        except ValueError as error:
+            raise Usage(str(error)) from None
+        object.__setattr__(self, "runtime", runtime_here(self.runtime))
+        if not 0 <= self.checkpoint_every < float("inf"):
+            raise Usage(f"checkpoint_every {self.checkpoint_every}; expected a number of epochs >= 0")
+        if self.monitor and self.runtime not in ("processes", "tcp"):
+            raise Usage(f"a monitor of runtime {self.runtime}; expected processes or tcp, which have "
+                        "processes of this machine")
+        if self.record is not None and self.on_death in ("shrink", "restart"):
+            raise Usage(f"a record of a run with on_death {self.on_death}; expected stop or continue: a "
+                        "record is of one attempt, and after a death this run begins another")
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, problem: Problem | None, given: Mapping[str, Any]) -> RunOptions:
+        """The options among keyword arguments; all others say what is trained."""
+        for old in RENAMED.keys() & given.keys():
+            warnings.warn(f"{old} is now called {RENAMED[old]}; the old name goes with the next release",
+                          FutureWarning, stacklevel=3)
+        named = {RENAMED.get(name, name): value for name, value in given.items()}
+        own = {f.name for f in fields(cls)} & named.keys()
+        return cls(algorithm, problem, **{name: named.pop(name) for name in own}, arguments=named)
 
 
 def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) -> Result:
@@ -137,10 +169,9 @@ def carry_out(options: RunOptions) -> Result:
     if options.resume is None:
         experiment = prepare(options.algorithm, options.problem, **options.arguments)
     else:
-        start, experiment = resumed(options, options.resume)
-        options = as_recorded(options, experiment, start)
-    check_here(options, experiment)
+        options, experiment, start = resumed(options, options.resume)
     if options.runtime != "simulator":
+        check_processes(experiment, options.runtime)
         check_pace(experiment)
     if options.say and not start:
         announce([experiment], [options.runtime], options.say)
@@ -159,33 +190,9 @@ def carry_out(options: RunOptions) -> Result:
     return replace(result, measured=result.measured | {"resources": used}) if watch else result
 
 
-def check_here(options: RunOptions, experiment: Experiment) -> None:
-    """Refuse what cannot be had in one run, or not on this machine."""
-    if options.record is not None and options.on_death in ("shrink", "restart"):
-        raise Usage(
-            f"a record of a run with on_death {options.on_death}; expected stop or continue: a record is of "
-            "one attempt, and after a death this run begins another")
-    if options.runtime == "mpi":
-        check_ranks(experiment)
-    if options.runtime in PROCESS_BYTES:
-        check_processes(experiment, options.runtime)
-
-
-def check_ranks(experiment: Experiment) -> None:
-    """Refuse to run over another number of MPI ranks than the experiment has processes."""
-    from refsgd.runtimes.processes import mpi
-
-    needed, found = len(set(experiment.machine.hosts(experiment.deploy()).values())), mpi.world().size
-    if needed > found:
-        raise Usage(
-            f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} ranks and MPI "
-            f"has started {found}; "
-                    f"use mpiexec -n {needed}, or another --workers")
-
-
-def resumed(options: RunOptions, place: str | Path) -> tuple[list[Record], Experiment]:
-    """The records at `place` and the experiment that they are of; refuses arguments that say something
-    else."""
+def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:
+    """The run that the records at `place` began: options with the faults that are still to come, the
+    experiment, the records.  Refuses options that say something else."""
     start = stored(place)
     name, header = deployment_function(options.algorithm)[0], start[0].header
     if header["algorithm"] not in (name, options.algorithm):
@@ -202,26 +209,20 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[list[Record], Exper
         if "epochs" in options.arguments:
             told.pop("steps")
         experiment = prepare(options.algorithm, **{**told, **options.arguments})
-    for key, value in header["arguments"].items():
-        asked = (experiment.arguments or {}).get(key)
-        if asked != value:
-            raise Usage(
-                f"the record at {place} was made with {key} {value}, and {asked} is asked for; expected "
-                "the same, or nothing")
-    return start, experiment
-
-
-def as_recorded(options: RunOptions, experiment: Experiment, start: Sequence[Record]) -> RunOptions:
-    """The options of a resumed run: with the faults that are still to come, and the record's policy."""
-    header, place = start[0].header, options.resume
-    recorded = [Fault(*fault) for fault in header["faults"]]
-    if options.faults and planned(experiment, options.faults) != recorded:
-        raise Usage(f"the record at {place} was made with {'; '.join(map(str, recorded)) or 'no faults'}; "
+    faults = [Fault(*fault) for fault in header["faults"]]
+    if options.faults and planned(experiment, options.faults) != faults:
+        raise Usage(f"the record at {place} was made with {'; '.join(map(str, faults)) or 'no faults'}; "
                     "expected the same faults, or nothing")
-    if options.on_death not in ("stop", header["on_death"]):
-        raise Usage(f"the record at {place} was made with on_death {header['on_death']}, and "
-                    f"{options.on_death} is asked for; expected the same, or nothing")
-    return replace(options, faults=still_planned(recorded, start), on_death=header["on_death"])
+    recorded = header["arguments"] | {"on_death": header["on_death"]}
+    asked = (experiment.arguments or {}) | {"on_death": options.on_death}
+    if options.on_death == "stop":  # the default says nothing
+        asked["on_death"] = header["on_death"]
+    for key, value in recorded.items():
+        if asked.get(key) != value:
+            raise Usage(f"the record at {place} was made with {key} {value}, and {asked.get(key)} is asked "
+                        "for; expected the same, or nothing")
+    return (replace(options, faults=still_planned(faults, start), on_death=header["on_death"]), experiment,
+            start)
 
 
 def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Record]) -> Records:
@@ -323,87 +324,3 @@ def with_parameters(run: Run, problem: Problem) -> Run:
     if all(node in run.values for node in holders):
         return run
     return Run(run.trace, {holders[0]: problem.x0})
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than this machine starts within about half a minute, or has memory for."""
-    import psutil
-
-    processes = len(set(experiment.machine.hosts(experiment.deploy()).values()))
-    cores, free = usable_cores(), psutil.virtual_memory().available
-    most = min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime])
-    if processes > most:
-        raise Usage(
-            f"{processes} processes on {cores} cores and {free / 1e9:.1f} GB of free memory; expected at "
-            f"most {most} here: "
-                    "use fewer workers, or the simulator")
-
-
-def gradient_seconds(problem: Problem) -> tuple[float, float]:
-    """Mean and least seconds of one gradient on one core of this machine, but for a first one, which may
-    be compiled."""
-    problem.gradient(problem.x0, 0, 0)
-    found: list[float] = []
-    while len(found) < 5 and sum(found) < 0.5:
-        started = time.perf_counter()
-        problem.gradient(problem.x0, 0, len(found))
-        found.append(time.perf_counter() - started)
-    return sum(found) / len(found), min(found)
-
-
-def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
-    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced
-    processes, and the evaluation."""
-    problem, total = experiments[0].problem, 0.0
-    real, _ = gradient_seconds(problem)
-    evaluating = 0.0
-    if images := problem.describe.get("evaluated"):  # forwards, a third of a gradient
-        times = 2 + min(EVALUATIONS, max(4, 60_000 // images))
-        evaluating = times * images * real / (3 * problem.describe["batch"])
-    for e in experiments:
-        at_once = min(usable_cores(), e.workers)
-        law, slowest = e.machine.compute, min(e.machine.speeds, default=1.0)
-        paced = law.mean / slowest + 2 * (e.machine.latency + 4 * problem.x0.size
-                                          / e.machine.bandwidth) if law else 0.0
-        for runtime in runtimes:
-            virtual = e.steps * e.workers * (real + STEP)
-            total += evaluating + (virtual if runtime == "simulator"
-                              else e.steps * max(paced, e.workers * real / at_once))
-    if total > LONG:
-        about, what = (f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min",
-                       f"{len(experiments)} runs" if len(experiments) > 1 else "the run")
-        say(f"{what} will take about {about}: a gradient takes {real * 1e3:.3g} ms here")
-
-
-def check_pace(experiment: Experiment) -> None:
-    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near,
-    or durations are drawn too short."""
-    law = experiment.machine.compute
-    if law is None or not experiment.steps or not law.mean:
-        return
-    usual, least = gradient_seconds(experiment.problem)
-    cores, least_mean = usable_cores(), 0.002
-    share = experiment.workers / (cores * law.mean)
-    longer = math.ceil(max(least * share / 0.8, least_mean / law.mean))
-    found = (
-        f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on "
-        f"{counted(cores, 'core')}; "
-             f"the machine asks for {law.mean * 1e3:.3g} ms, which leaves room for {0.8 / share * 1e3:.3g} "
-             "ms of real work")
-    if least * share > 1:
-        raise Usage(
-            f"{found}: use --slow-motion {longer} (a machine {longer} times as slow in everything), the "
-            "simulator, "
-                    "or no pacing (--compute none)")
-    if usual * share > 0.8:
-        warnings.warn(f"{found}: use a longer --compute, fewer workers or the simulator", stacklevel=4)
-    if law.mean < least_mean:
-        warnings.warn(
-            f"mean compute time {law.mean * 1e3:.3g} ms: below 2 ms real processes are late by a few "
-            "percent; "
-                      f"use --slow-motion {longer} or the simulator", stacklevel=4)

@@ -1,0 +1,106 @@
+"""What this computer can run: its cores and memory against the processes, the pace and the length of runs."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Sequence
+
+from refsgd.cluster.units import counted
+from refsgd.experiment.evaluation import evaluations_of
+from refsgd.experiment.prepare import Experiment, Say, Usage
+from refsgd.problems import Problem
+
+#: each takes about 0.1 s of a core to start
+PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
+#: seconds of the effects of one iteration in virtual time; seconds of a run that is announced
+STEP, LONG = 2e-4, 30.0
+#: share of a core's time that real computing may take; the least compute time that pacing keeps well [s]
+BUSY, SHORT = 0.8, 0.002
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gradient_seconds(problem: Problem) -> tuple[float, float]:
+    """Mean and least seconds of one gradient on one core of this computer, but for a first one, which may
+    be compiled."""
+    problem.gradient(problem.x0, 0, 0)
+    found: list[float] = []
+    while len(found) < 5 and sum(found) < 0.5:
+        started = time.perf_counter()
+        problem.gradient(problem.x0, 0, len(found))
+        found.append(time.perf_counter() - started)
+    return sum(found) / len(found), min(found)
+
+
+def check_processes(experiment: Experiment, runtime: str) -> None:
+    """Refuse more processes than this computer starts within about half a minute, or has memory for; over
+    MPI another number than that of the ranks."""
+    needed = len(set(experiment.machine.hosts(experiment.deploy()).values()))
+    if runtime == "mpi":
+        from refsgd.runtimes.processes import mpi
+
+        if needed > (found := mpi.world().size):
+            raise Usage(f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} "
+                        f"ranks and MPI has started {found}; use mpiexec -n {needed}, or another --workers")
+    else:
+        import psutil
+
+        cores, free = usable_cores(), psutil.virtual_memory().available
+        most = min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime])
+        if needed > most:
+            raise Usage(f"{needed} processes on {cores} cores and {free / 1e9:.1f} GB of free memory; "
+                        f"expected at most {most} here: use fewer workers, or the simulator")
+
+
+def check_pace(experiment: Experiment) -> None:
+    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near,
+    or durations are drawn too short."""
+    compute = experiment.machine.compute
+    if compute is None or not experiment.steps or not compute.mean:
+        return
+    usual, least = gradient_seconds(experiment.problem)
+    cores = usable_cores()
+    room = cores * compute.mean / experiment.workers  # seconds of real computing for each gradient
+    slower = math.ceil(max(least / (BUSY * room), SHORT / compute.mean))
+    found = (f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on "
+             f"{counted(cores, 'core')}; the machine asks for {compute.mean * 1e3:.3g} ms, which leaves room "
+             f"for {BUSY * room * 1e3:.3g} ms of real work")
+    if least > room:
+        raise Usage(f"{found}: use --slow-motion {slower} (a machine {slower} times as slow in everything), "
+                    "the simulator, or no pacing (--compute none)")
+    if usual > BUSY * room:
+        warnings.warn(f"{found}: use a longer --compute, fewer workers or the simulator", stacklevel=4)
+    if compute.mean < SHORT:
+        warnings.warn(f"mean compute time {compute.mean * 1e3:.3g} ms: below 2 ms real processes are late by "
+                      f"a few percent; use --slow-motion {slower} or the simulator", stacklevel=4)
+
+
+def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
+    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced
+    processes, and the evaluation."""
+    problem = experiments[0].problem
+    real, _ = gradient_seconds(problem)
+    evaluating = 0.0
+    if images := problem.describe.get("evaluated"):  # forward passes, a third of a gradient
+        evaluating = (2 + evaluations_of(problem)) * images * real / (3 * problem.describe["batch"])
+    total = 0.0
+    for e in experiments:
+        machine, gradients = e.machine, e.workers * real
+        iteration = gradients / min(usable_cores(), e.workers)
+        if machine.compute:
+            transfers = 2 * (machine.latency + 4 * problem.x0.size / machine.bandwidth)
+            iteration = max(iteration,
+                            machine.compute.mean / min(machine.speeds, default=1.0) + transfers)
+        for runtime in runtimes:
+            virtual = gradients + e.workers * STEP
+            total += evaluating + e.steps * (virtual if runtime == "simulator" else iteration)
+    if total > LONG:
+        about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min"
+        what = f"{len(experiments)} runs" if len(experiments) > 1 else "the run"
+        say(f"{what} will take about {about}: a gradient takes {real * 1e3:.3g} ms here")
