@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from refsgd.experiment.stepper import Stepper
 
 __all__ = ["Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict",
-           "replay",
-           "run"]
+           "replay", "run"]
 
 
 def __getattr__(name: str) -> Any:

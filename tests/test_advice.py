@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def quick_command(monkeypatch, remembered):
         return remembered[key]
 
     monkeypatch.setattr("refsgd.experiment.advise.advise", answer)
+
+
+@pytest.fixture
+def ring_only(monkeypatch):
+    """The command line considers a ring only."""
+    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=FAST[3:4]))
 
 
 def test_a_kind_is_ranked_by_the_formulas():
@@ -467,7 +474,7 @@ def test_the_table_has_a_section_for_each_kind(capsys, quick_command):
      "Overlap is not applied (--no-overlap)"),
     (["--parameters", "9930", "--compute", "0.1"],
      "Overlap is not applied, since only --net says how large each layer is")])
-def test_it_says_whether_overlap_is_applied_and_why_not(flags, said, capsys, quick_command):
+def test_it_says_whether_overlap_is_applied_and_why_not(flags, said, capsys, ring_only):
     assert main(["advise", *flags, "--workers", "2", "--bandwidth", "1e7"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
 
@@ -511,7 +518,7 @@ def test_a_line_says_that_it_takes_longer_but_not_beside_json(capsys, monkeypatc
         assert capsys.readouterr().err.count("\n") == expected
 
 
-def test_predict_and_advise_say_for_which_images_they_count(capsys, quick_command):
+def test_predict_and_advise_say_for_which_images_they_count(capsys, ring_only):
     """The same net for the same images has the same bytes; ResNet-50 has more parameters for 224 pixels
     and 1000 classes."""
     assert main(["predict", "allreduce", "--net", "tiny", "--workers", "4"]) == 0
@@ -526,9 +533,15 @@ def test_predict_and_advise_say_for_which_images_they_count(capsys, quick_comman
     assert "tiny for 8x8x1 images, 10 classes: 9,930 parameters, 39,720 bytes" in capsys.readouterr().out
 
 
-def test_the_command_line(capsys):
+def test_the_command_line(everything, capsys, monkeypatch):
+    """Its options describe the machine and the model that are asked about; every candidate is considered."""
+    asked = []
+    monkeypatch.setattr("refsgd.experiment.advise.advise",
+                        lambda machine, **sizes: asked.append((machine, sizes)) or everything)
     assert main(["advise", "--net", "tiny", "--image", "8,8,1", "--rate", "1e9", "--workers", "3",
                  "--bandwidth", "1e8", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["format"] == 1 and len(data["strategies"]) == len(CANDIDATES)
-    assert data["machine"]["compute"]["family"] == "lognormal"
+    (machine, sizes), = asked
+    assert (machine.compute.family, machine.bandwidth) == ("lognormal", 1e8)
+    assert (sizes["parameters"], sizes["workers"]) == (9930, 3) and "candidates" not in sizes

@@ -7,14 +7,15 @@ ranked against each other.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.arguments import Usage, check_speeds
+from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.experiment.strategies import (
+    BY_SPEED,
     CANDIDATES,
     COSTS,
     EVIDENCE,
@@ -22,16 +23,11 @@ from refsgd.experiment.strategies import (
     TRIES,
     Candidate,
     Case,
+    Plan,
     Strategy,
-    figures_of,
-    name_of,
-    piling,
-    steps_of,
-    strategy_of,
-    time_of,
 )
 
-#: pages of the documentation that explain a figure, by its name
+#: pages of the documentation that explain a column, by its name
 PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results",
          "staleness": "docs/explanation/staleness",
          "bytes": "docs/howto/results", "ranking": "tutorials/14-which-strategy"}
@@ -125,10 +121,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     >>> found.recommendation.split(":")[0]
     'Start with allreduce ring'
     """
-    for name, value in (("parameters", parameters), ("workers", workers), ("batch", batch),
-                        ("images", images), ("servers", servers)):
-        if value < 1:
-            raise Usage(f"{name} {value}; expected at least 1")
+    check_whole(1, parameters=parameters, workers=workers, batch=batch, images=images, servers=servers)
     check_speeds(machine, workers)
     if memory_limit is not None and not memory_limit > 0:
         raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
@@ -141,35 +134,36 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
                   tuple(layers))
 
     def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
-        return [_limited(s, memory_limit, staleness_limit) for c in some
-                if (s := strategy_of(c, case)) is not None]
+        return [_limited(plan.strategy(), memory_limit, staleness_limit) for c in some
+                if (plan := Plan(c, case)).metrics]
+
+    def named(names: Set[str]) -> list[Candidate]:
+        return [c for c in candidates if Plan(c, plain).name in names]
 
     found = judged(candidates, plain)
     fits = [s for s in found if not s.rejected]
     base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
     fits.sort(key=lambda s: s is not base)  # which is preferred to what ties with it
-    tries = [t for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))]
-    varied = [c for c in candidates
-              if name_of(c, plain) in {s.name for s in tries} | {base.name if base else ""}]
+    names = {t.name for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))}
+    if base:
+        names.add(base.name)
     variants = _variants(plain)
+    varied = named(names)
     found += [s for case in variants for s in judged(varied, case)]
     found = [replace(s, factor=s.seconds / base.seconds if base else 1.0) for s in found]
-    fits, names = [s for s in found if not s.rejected], {s.name for s in tries}
+    fits = [s for s in found if not s.rejected]
     base = next((s for s in fits if base and s.name == base.name), None)
     if base:
-        names |= {base.name, _recommended(fits, base).name,
-                  *(f"{base.name}, {case.variant}" for case in variants)}
+        names |= {_recommended(fits, base).name, *(f"{base.name}, {case.variant}" for case in variants)}
     order = list(GROUPS)
-    ranked = tuple(sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds)))
-    tried = tuple(sorted((s for s in ranked if s.name in names),
-                         key=lambda s: (order.index(s.group), bool(s.variant))))
+    ranked = sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds))
+    tried = sorted((s for s in ranked if s.name in names),
+                   key=lambda s: (order.index(s.group), bool(s.variant)))
     unknown = UNKNOWN if layers else (*UNKNOWN, "whether your backward pass hides its exchange: times here "
                                       "add computing and exchange")
-    return Advice(machine, ranked, base, tried, _recommendation(fits, base) if base else "",
-                  tuple(_crossings(plain,
-                                   [c for c in candidates if name_of(c, plain) in {s.name for s in fits}])),
-                  unknown)
+    return Advice(machine, tuple(ranked), base, tuple(tried), _recommendation(fits, base) if base else "",
+                  tuple(_crossings(plain, named({s.name for s in fits}))), unknown)
 
 
 def _variants(case: Case) -> list[Case]:
@@ -183,7 +177,7 @@ def _variants(case: Case) -> list[Case]:
     mean = sum(speeds) / case.workers
     without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"
     return [case._replace(variant=without, machine=case.machine.with_(speeds=kept), workers=len(kept)),
-            case._replace(variant="work by speed",
+            case._replace(variant=BY_SPEED,
                           machine=case.machine.with_(speeds=(1.0,) * case.workers,
                                                      compute=compute.scaled(1 / mean)),
                           largest=max(speeds) / mean)]
@@ -224,9 +218,10 @@ def _along(axis: str, values: Sequence[float], case: Case, candidates: Sequence[
     """Changes of the fastest candidate along one quantity: between values of a grid, then halved towards
     the change."""
 
-    def rates(x: float, some: Sequence[Candidate]) -> dict[str, float]:
-        # the fastest so far decides whether others can be
-        some = sorted(some, key=lambda c: before is None or name_of(c, case) != before[0])
+    by_name = {Plan(c, case).name: c for c in candidates}
+
+    def rates(x: float, names: Iterable[str]) -> dict[str, float]:
+        some = [by_name[name] for name in names]
         if axis == "workers":
             return _rates(some, case._replace(workers=int(x)))
         return _rates(some, case._replace(machine=case.machine.with_(**{axis: float(x)})))
@@ -234,23 +229,24 @@ def _along(axis: str, values: Sequence[float], case: Case, candidates: Sequence[
     out: list[str] = []
     before: tuple[str, float] | None = None
     for x in values:
-        found = rates(x, candidates)
+        # the fastest so far decides whether others can be
+        found = rates(x, sorted(by_name, key=lambda name: before is None or name != before[0]))
         if not found:
             continue
-        best = max(found, key=lambda name: found[name])
-        if before and found[best] > GAIN * found.get(before[0], 0.0):
-            low, high = before[1], x
-            two = [c for c in candidates if name_of(c, case) in (before[0], best)]
-            for _ in range(4):
-                middle = float(np.sqrt(low * high)) if axis != "workers" else (low + high) // 2
-                then = rates(middle, two)
-                overtaken = then.get(best, 0.0) > GAIN * then.get(before[0], 0.0)
-                low, high = (low, middle) if overtaken else (middle, high)
-            out.append(f"{before[0]} up to {_amount(axis, low)}, {best} from {_amount(axis, high)} on")
-        if not before or found[best] > GAIN * found.get(before[0], 0.0):
-            before = best, x
-        else:
-            before = before[0], x
+        best = max(found, key=found.__getitem__)
+        if before is None or found[best] <= GAIN * found.get(before[0], 0.0):
+            before = before[0] if before else best, x
+            continue
+        low, high = before[1], x
+        for _ in range(4):
+            middle = float(np.sqrt(low * high)) if axis != "workers" else (low + high) // 2
+            then = rates(middle, [name for name in by_name if name in (before[0], best)])
+            if then.get(best, 0.0) > GAIN * then.get(before[0], 0.0):
+                high = middle
+            else:
+                low = middle
+        out.append(f"{before[0]} up to {_amount(axis, low)}, {best} from {_amount(axis, high)} on")
+        before = best, x
     return out
 
 
@@ -260,14 +256,15 @@ def _rates(candidates: Sequence[Candidate], case: Case) -> dict[str, float]:
     Ends early where one is as fast as workers that never communicate: no other can be faster, unless it drops
     gradients.
     """
-    steps, out, most = steps_of(case, 20), dict[str, float](), np.inf
-    alone = Candidate("independent", {})
-    if not any("backups" in c.options for c in candidates) and (free := figures_of(alone, case, steps)):
-        most = 1 / time_of(alone, case, free, steps).seconds
+    out, most = dict[str, float](), np.inf
+    if not any("backups" in c.options for c in candidates):
+        alone = Plan(Candidate("independent", {}), case, 20)
+        most = 1 / alone.seconds if alone.metrics else np.inf
     for c in candidates:
-        if not piling(c, case) and (figures := figures_of(c, case, steps)):
-            out[name_of(c, case)] = 1 / time_of(c, case, figures, steps).seconds
-            if out[name_of(c, case)] * GAIN >= most:
+        plan = Plan(c, case, 20)
+        if plan.metrics and not plan.piling():
+            out[plan.name] = 1 / plan.seconds
+            if out[plan.name] * GAIN >= most:
                 break
     return out
 

@@ -66,21 +66,19 @@ def elsewhere(option: str) -> str:
     return f"{', '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
 
 
+def check_kind(kind: type, words: str, **values: Any) -> None:
+    """Refuse values of another kind; True and False are no numbers."""
+    for name, value in values.items():
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected {words}")
+
+
 def check_whole(least: int, **values: Any) -> None:
     """Refuse what is no whole number or too small."""
+    check_kind(Integral, f"a whole number, at least {least}", **values)
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise Usage(
-                f"{name} {value!r} of type {type(value).__name__}; expected a whole number, at least {least}")
         if value < least:
             raise Usage(f"{name} {value}; expected at least {least}")
-
-
-def check_numbers(**values: Any) -> None:
-    """Refuse what is no number."""
-    for name, value in values.items():
-        if not isinstance(value, Real):
-            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected a number")
 
 
 def check_length(steps: Any, epochs: Any) -> None:
@@ -98,9 +96,8 @@ def check_speeds(machine: Machine, workers: int) -> None:
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(i) for i in range(workers)])
-        raise Usage(
-            f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there "
-            f"{'is 1' if workers == 1 else f'are {workers}'}; "
+        there = "is 1" if workers == 1 else f"are {workers}"
+        raise Usage(f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there {there}; "
                     f"expected a speed for each, such as {wanted}, or workers {given}")
 
 
@@ -111,17 +108,19 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
     known = options_of(function)
     for option, value in options.items():
         if option not in known:
+            expected = f"some of {', '.join(known)}" if known else "none"
             other = elsewhere(option)
-            raise Usage(f"{name} has no option {option!r}; expected "
-                        + (f"some of {', '.join(known)}" if known else "none")
+            raise Usage(f"{name} has no option {option!r}; expected {expected}"
                         + (f"; {other}" if other else suggestion(option, [*known, *others])))
-        kinds = set(typing.get_args(known[option].annotation)) or {known[option].annotation}
-        wanted, words = ((Real, "a number") if float in kinds else (Integral, "a whole number")
-                         if int in kinds
-                         else (bool, "True or False") if bool in kinds else (object, ""))
-        if type(value) not in kinds and (not isinstance(value, wanted)
-                                         or (isinstance(value, bool) and wanted is not object)):
-            raise Usage(f"{option} {value!r} of type {type(value).__name__}; expected {words}")
+        kinds = typing.get_args(known[option].annotation) or (known[option].annotation,)
+        if type(value) in kinds:
+            continue
+        if float in kinds:
+            check_kind(Real, "a number", **{option: value})
+        elif int in kinds:
+            check_kind(Integral, "a whole number", **{option: value})
+        elif bool in kinds:
+            check_kind(bool, "True or False", **{option: value})
 
 
 def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:
@@ -130,60 +129,51 @@ def check_function(name: str, function: Callable[..., Deployment], given: Mappin
     try:
         signature.bind("problem", "workers", "steps", "sgd", **given)
     except TypeError as error:
-        raise Usage(
-            f"{name}{signature}: {error}; expected a deployment function f(problem, workers, steps, sgd, *, "
-            "options)") from None
+        raise Usage(f"{name}{signature}: {error}; expected a deployment function f(problem, workers, steps, "
+                    "sgd, *, options)") from None
 
 
 def check_deployment(name: str, found: Any) -> Deployment:
     """Refuse what is no deployment."""
     if not isinstance(found, Mapping):
-        raise Usage(
-            f"{name} returned a value of type {type(found).__name__}; expected a dictionary of nodes, such "
-            f"as {{'worker0': Node(program)}}")
+        raise Usage(f"{name} returned a value of type {type(found).__name__}; expected a dictionary of "
+                    "nodes, such as {'worker0': Node(program)}")
     if not found:
-        raise Usage(
-            f"{name} returned an empty dictionary; expected at least one node, such as {{'worker0': "
-            f"Node(program)}}")
+        raise Usage(f"{name} returned an empty dictionary; expected at least one node, such as "
+                    "{'worker0': Node(program)}")
     for node, programs in found.items():
+        gives = f"{name} gives {node}"
         if not isinstance(programs, Node):
-            raise Usage(
-                f"{name} gives {node} a value of type {type(programs).__name__}; expected "
-                "refsgd.effects.Node(program)")
+            raise Usage(f"{gives} a value of type {type(programs).__name__}; expected "
+                        "refsgd.effects.Node(program)")
         if not isinstance(programs.handlers, Sequence):
-            raise Usage(
-                f"{name} gives {node} handlers of type {type(programs.handlers).__name__}; expected a "
-                "list: Node(main, [handler])")
+            raise Usage(f"{gives} handlers of type {type(programs.handlers).__name__}; expected a list: "
+                        "Node(main, [handler])")
         for program in (programs.main, *programs.handlers):
             if not hasattr(program, "send"):
-                raise Usage(
-                    f"{name} gives {node} a program of type {type(program).__name__}; expected a generator: "
-                            "a function with a yield in it, called with its arguments")
+                raise Usage(f"{gives} a program of type {type(program).__name__}; expected a generator: a "
+                            "function with a yield in it, called with its arguments")
     return found
 
 
 def check_problem(problem: Any) -> None:
     """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss."""
     if not isinstance(problem, Problem):
-        raise Usage(
-            f"problem of type {type(problem).__name__}; expected a refsgd.Problem(x0, gradient, loss)")
+        raise Usage(f"problem of type {type(problem).__name__}; expected a "
+                    "refsgd.Problem(x0, gradient, loss)")
     x0 = problem.x0
     if problem.describe.get("shape_only"):
         return
     if not isinstance(x0, np.ndarray) or x0.ndim != 1 or x0.dtype.kind != "f":
-        found = f"array of {x0.dtype} and shape {x0.shape}" if isinstance(x0, np.ndarray) else type(
-            x0).__name__
-        raise Usage(
-            f"the starting point x0 is of type {found}; expected one vector of float32: np.asarray(x0, "
-            "np.float32).ravel()")
+        raise Usage(f"the starting point x0 is of type {_array(x0)}; expected one vector of float32: "
+                    "np.asarray(x0, np.float32).ravel()")
     if not np.all(np.isfinite(x0)):
         raise Usage("the starting point x0 has NaN or infinite entries; expected finite numbers")
     try:
         inspect.signature(problem.gradient).bind(x0, 0, 0)
     except TypeError as error:
-        raise Usage(
-            f"gradient{inspect.signature(problem.gradient)}: {error}; expected gradient(x, rank, t)"
-        ) from None
+        raise Usage(f"gradient{inspect.signature(problem.gradient)}: {error}; expected gradient(x, rank, t)"
+                    ) from None
     except ValueError:
         pass  # a compiled function may not say what it takes
     try:
@@ -191,9 +181,14 @@ def check_problem(problem: Any) -> None:
     except Exception:
         return  # the run will meet it too, and says where
     if not isinstance(g, np.ndarray) or (g.shape, g.dtype) != (x0.shape, x0.dtype):
-        found = f"array of {g.dtype} and shape {g.shape}" if isinstance(g, np.ndarray) else type(g).__name__
-        raise Usage(
-            f"gradient(x0, 0, 0) returned a value of type {found}; expected an array as x0 is: {x0.dtype} "
-            f"and shape {x0.shape}")
+        raise Usage(f"gradient(x0, 0, 0) returned a value of type {_array(g)}; expected an array as x0 is: "
+                    f"{x0.dtype} and shape {x0.shape}")
     if not isinstance(loss, Real) and np.ndim(loss):
         raise Usage(f"loss(x0) returned an array of shape {np.shape(loss)}; expected one number")
+
+
+def _array(value: Any) -> str:
+    """The kind of a value, for errors."""
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype} and shape {value.shape}"
+    return type(value).__name__

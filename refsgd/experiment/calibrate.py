@@ -45,8 +45,8 @@ class Calibration:
 
     @property
     def doubt(self) -> str:
-        """Why the figures are not those of a quiet machine, and what to do; empty where nothing speaks
-        against them."""
+        """Why the times may not be those of a quiet machine, and what to do; empty where nothing
+        speaks against them."""
         cores = self.describe["cores"]
         found = []
         if self.others > OTHERS * cores:
@@ -138,14 +138,14 @@ class Others:
         return max(0.0, (after - before) / (now - began))
 
 
-def _timed(act: Callable[[], Any], seconds: float, least: int = 8) -> Array:
+def _timed(act: Callable[[], Any], seconds: float) -> Array:
     """Seconds of a core that repeated calls took, for about so many seconds: without waits for a core
     that others use, where the system tells."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []
     end = time.perf_counter() + seconds
-    while len(found) < least or (time.perf_counter() < end and len(found) < 2000):
+    while len(found) < 8 or (time.perf_counter() < end and len(found) < 2000):
         started = clock()
         act()
         found.append(clock() - started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,20 @@ from refsgd import __version__
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
+from refsgd.experiment.arguments import suggestion
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.limits import announce, check_pace, check_processes
 from refsgd.experiment.perform import LOCAL_RUNTIMES, perform
-from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, Say, Usage, deployment_function, prepare
-from refsgd.experiment.result import Result, predicted_to_json
+from refsgd.experiment.prepare import (
+    DEFAULT_MACHINE,
+    Algorithm,
+    Say,
+    Usage,
+    deployment_function,
+    listed,
+    prepare,
+)
+from refsgd.experiment.result import Result, labelled, predicted_to_json
 from refsgd.runtimes.fork import runtime_here
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -39,7 +47,7 @@ class Row:
     options : dict
         The algorithm's own.
     predicted : dict
-        By figure, as in the public format: value, kind, terms, formula.
+        By metric, as in the public format: value, kind, terms, formula.
     simulated, measured : Result or None
         In virtual time; as real processes.
     failed : str
@@ -56,23 +64,21 @@ class Row:
     @property
     def label(self) -> str:
         """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
+        return labelled(self.algorithm, self.options)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; the accuracy is the measured run's."""
+        """As JSON values; the history is the measured run's."""
         best = self.measured or self.simulated
-        return {
-            "algorithm": self.algorithm, "options": self.options, "predicted": self.predicted,
-            "simulated": self.simulated.measured if self.simulated else None,
-            "measured": self.measured.measured if self.measured else None,
-            "accuracy": {"simulated": self.simulated.accuracy if self.simulated else None,
-                         "measured": self.measured.accuracy if self.measured else None},
-            "history": best.history if best else [],
-            "parameters_sha256": {"simulated": self.simulated.parameters_sha256 if self.simulated else None,
-                                  "measured": self.measured.parameters_sha256 if self.measured else None},
-            "workers": best.workers if best else 0, "servers": best.servers if best else 0,
-            "steps": best.steps if best else 0, "failed": self.failed,
-        }
+
+        def each(name: str) -> dict[str, Any]:
+            return {"simulated": getattr(self.simulated, name, None),
+                    "measured": getattr(self.measured, name, None)}
+
+        return {"algorithm": self.algorithm, "options": self.options, "predicted": self.predicted,
+                **each("measured"), "accuracy": each("accuracy"), "history": getattr(best, "history", []),
+                "parameters_sha256": each("parameters_sha256"),
+                **{name: getattr(best, name, 0) for name in ("workers", "servers", "steps")},
+                "failed": self.failed}
 
 
 @dataclass(frozen=True)
@@ -116,19 +122,9 @@ class Comparison:
         return {name: result for name, result in found.items() if result is not None}
 
 
-def _check_names(given: Iterable[str], names: Sequence[str]) -> None:
-    """Refuse options of an algorithm that there is not."""
-    for name in given:
-        if name not in names and name not in CATALOGUE:
-            near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=1)
-            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
-                        + (f"; did you mean {near[0]}?" if near else ""))
-
-
 def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str | None = None,
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None,
-            hard: bool = False,
-            say: Say | None = None, **arguments: Any) -> Comparison:
+            hard: bool = False, say: Say | None = None, **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
 
     Parameters
@@ -162,23 +158,25 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     if runtime not in (None, *LOCAL_RUNTIMES):
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
     if hard and arguments.get("problem") is not None:
-        raise Usage(
-            "hard with a problem of your own; expected data and net, which can be dealt out by label to more "
-            "workers")
+        raise Usage("hard with a problem of your own; expected data and net, which can be dealt out by label "
+                    "to more workers")
     runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
-    chosen = [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+    chosen = listed(algorithms)
     own, names = options or {}, [deployment_function(a)[0] for a in chosen]
-    _check_names(own, names)
+    for name in own:
+        if name not in (*names, *CATALOGUE):
+            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
+                        + suggestion(name, [*names, *CATALOGUE]))
     experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
     machine = arguments.get("machine") or DEFAULT_MACHINE
-    for experiment in experiments if runtime != "simulator" else ():
-        check_processes(experiment, runtime)
-    if runtime != "simulator" and experiments:
+    real = [runtime] if runtime != "simulator" and experiments else []
+    if real:
+        for experiment in experiments:
+            check_processes(experiment, runtime)
         check_pace(max(experiments, key=lambda e: e.workers))
     if say and experiments:
-        announce(experiments, ["simulator", *["simulator"] * hard, *[runtime] * (runtime != "simulator")],
-                 say)
+        announce(experiments, ["simulator", *["simulator"] * hard, *real], say)
     rows = []
     for experiment in experiments:
         step(f"{experiment.name}: simulating")
@@ -189,10 +187,9 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
             rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()),
                             None, None, str(error)))
             continue
-        if runtime != "simulator":
-            step(
-                f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
-                f"{simulated.measured['seconds']:.0f} s")
+        if real:
+            step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
+                 f"{simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
     second = None
@@ -200,5 +197,4 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
         step("the same algorithms where they part")
         second = compare(chosen, runtime="simulator", options=options,
                          **{**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])})
-    return Comparison(machine, runtime,
-                      experiments[0].seed if experiments else 0, rows, second)
+    return Comparison(machine, runtime, experiments[0].seed if experiments else 0, rows, second)

@@ -1,5 +1,4 @@
-"""Checks the machine on which real runs are to take place: each line says what was found and what to do
-about it."""
+"""Checks of the computer on which real runs are to take place: what was found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from refsgd.experiment.limits import usable_cores
 from refsgd.problems.nn import kernel_cache
 from refsgd.runtimes.fork import NO_FORK
 
@@ -33,48 +33,46 @@ class Finding(NamedTuple):
         return f"{self.verdict:<8}{self.topic:<14}{self.found}" + (f"; {self.advice}" if self.advice else "")
 
 
+def _judged(topic: str, found: str, trouble: bool, advice: str, fine: str = "",
+            verdict: str = WARNING) -> Finding:
+    """A finding that is ok, unless there is trouble, which comes with advice."""
+    return Finding(topic, verdict, found, advice) if trouble else Finding(topic, OK, found, fine)
+
+
 def cores() -> Iterator[Finding]:
     """Cores that this process may use, and other work on them."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    few = count < 2
-    yield Finding("cores", WARNING if few else OK, f"{count} for this process",
-                  "real workers share one core: pace them (--compute) with means of 20 ms and more" if few
-                  else "")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = load > 0.5 * count
-    yield Finding("load", WARNING if busy else OK, f"{load:.2g} other processes at work in the last minute",
-                  "measure when the machine is quiet" if busy else "")
+    count, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    yield _judged("cores", f"{count} for this process", count < 2,
+                  "real workers share one core: pace them (--compute) with means of 20 ms and more")
+    yield _judged("load", f"{load:.2g} other processes at work in the last minute", load > 0.5 * count,
+                  "measure when the machine is quiet")
 
 
 def memory() -> Iterator[Finding]:
     """Free memory, and what may be shared."""
     import psutil
 
-    free = psutil.virtual_memory().available
-    little = free < 1 << 30
-    yield Finding("memory", WARNING if little else OK, f"{free / 2**30:.1f} GiB free",
-                  "about 60 MB for each process: use fewer workers" if little else "")
-    shm = Path("/dev/shm")
+    free, shm = psutil.virtual_memory().available, Path("/dev/shm")
+    yield _judged("memory", f"{free / 2**30:.1f} GiB free", free < 1 << 30,
+                  "about 60 MB for each process: use fewer workers")
     if shm.is_dir():
         size = shutil.disk_usage(shm).free
-        small = size < 1 << 26
-        yield Finding("shared memory", WARNING if small else OK, f"{size / 2**20:.0f} MB free in /dev/shm",
-                      "refsgd needs none of it, an MPI does: docker run --shm-size 1g" if small
-                      else "refsgd's own is anonymous, without this limit")
+        yield _judged("shared memory", f"{size / 2**20:.0f} MB free in /dev/shm", size < 1 << 26,
+                      "refsgd needs none of it, an MPI does: docker run --shm-size 1g",
+                      "refsgd's own is anonymous, without this limit")
 
 
 def starting() -> Iterator[Finding]:
     """How processes can be started, and how many."""
     methods = mp.get_all_start_methods()
-    yield Finding("start methods", OK if "fork" in methods else MISSING, ", ".join(methods),
-                  "" if "fork" in methods else f"{NO_FORK}: use WSL, or --runtime simulator")
+    yield _judged("start methods", ", ".join(methods), "fork" not in methods,
+                  f"{NO_FORK}: use WSL, or --runtime simulator", verdict=MISSING)
     if "fork" in methods:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        few = limit != resource.RLIM_INFINITY and limit < 1024
-        yield Finding("descriptors", WARNING if few else OK, f"{limit} files may be open",
-                      "6 for each process: ulimit -n 4096" if few else "")
+        yield _judged("descriptors", f"{limit} files may be open",
+                      limit != resource.RLIM_INFINITY and limit < 1024, "6 for each process: ulimit -n 4096")
 
 
 def message_passing() -> Iterator[Finding]:
@@ -98,22 +96,22 @@ def message_passing() -> Iterator[Finding]:
         return
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     launcher = shutil.which("mpiexec", path=folders)
-    yield Finding("MPI", OK if launcher else WARNING,
-                  version.stdout.strip().split(",")[0] + (f", {launcher}" if launcher else ", no mpiexec"),
-                  "" if launcher else "put your MPI's bin folder on the path")
+    yield _judged("MPI", f"{version.stdout.strip().split(',')[0]}, {launcher or 'no mpiexec'}", not launcher,
+                  "put your MPI's bin folder on the path")
 
 
 def caches() -> Iterator[Finding]:
     """Where numba keeps compiled kernels."""
-    chosen, tried = kernel_cache.found(), " and ".join(map(str, kernel_cache.places()))
-    ours = chosen is not None and chosen.name.startswith("refsgd-kernels-")
-    verdict, found = WARNING, f"nothing can be written to {tried}"
-    if ours:
+    chosen = kernel_cache.found()
+    temporary = chosen is not None and chosen.name.startswith("refsgd-kernels-")
+    if chosen is None:
+        found = f"nothing can be written to {' and '.join(map(str, kernel_cache.places()))}"
+    elif temporary:
         found = f"{chosen}, a temporary folder, since there is no other place"
-    elif chosen:
-        verdict, found = OK, f"{chosen} is writable"
-    yield Finding("kernel cache", verdict, found,
-                  "" if verdict == OK else "set NUMBA_CACHE_DIR to a folder of yours")
+    else:
+        found = f"{chosen} is writable"
+    yield _judged("kernel cache", found, chosen is None or temporary,
+                  "set NUMBA_CACHE_DIR to a folder of yours")
 
 
 def data_sets() -> Iterator[Finding]:
@@ -128,7 +126,7 @@ def data_sets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """How late a sleeper wakes: pacing lives on it."""
+    """How late a sleeping process wakes, on which pacing depends."""
     late = []
     for _ in range(20):
         began = time.monotonic()
@@ -136,10 +134,9 @@ def clock() -> Iterator[Finding]:
         late.append(time.monotonic() - began - 0.002)
     median = sorted(late)[len(late) // 2]
     resolution = time.get_clock_info("monotonic").resolution
-    slow = median > 0.001 or resolution > 1e-4
-    yield Finding("clock", WARNING if slow else OK,
-                  f"resolution {resolution * 1e9:.0f} ns, a sleep of 2 ms ends {median * 1e3:.2f} ms late",
-                  "paced runs are late by a few percent: use means of 20 ms and more" if slow else "")
+    found = f"resolution {resolution * 1e9:.0f} ns, a sleep of 2 ms ends {median * 1e3:.2f} ms late"
+    yield _judged("clock", found, median > 0.001 or resolution > 1e-4,
+                  "paced runs are late by a few percent: use means of 20 ms and more")
 
 
 def loopback() -> Iterator[Finding]:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
 
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions that are defined in it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef):
+            yield child
+            yield from _own(child)
+
+
+def _yields(function: ast.FunctionDef) -> list[ast.Yield | ast.YieldFrom]:
+    return [n for n in _own(function) if isinstance(n, ast.Yield | ast.YieldFrom)]
+
+
 def forgotten_yields(tree: ast.AST) -> list[int]:
     """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without
     ``yield from``."""
-    generators = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
-                  and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(f))}
-    lines = []
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name not in generators:
-            continue
-        yielded = {id(n.value) for n in ast.walk(function) if isinstance(n, ast.Yield | ast.YieldFrom)}
-        inner = [n for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function
-                 for n in ast.walk(f)]
-        yields_inside = any(isinstance(n, ast.Yield | ast.YieldFrom) for n in inner)
-        nested = {id(n) for n in inner} if yields_inside else set()
-        for n in ast.walk(function):
-            if (isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in EFFECTS | generators
-                    and id(n) not in yielded | nested and not _deploys(function)):
-                lines.append(n.lineno)
-    return sorted(set(lines))
-
-
-def _deploys(function: ast.FunctionDef) -> bool:
-    """Whether a function itself, not one nested in it, has no yield: it builds programs instead of being
-    one."""
-    nested = {id(n) for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function
-              for n in ast.walk(f)}
-    return not any(isinstance(n, ast.Yield | ast.YieldFrom) and id(n) not in nested
-                   for n in ast.walk(function))
+    programs = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _yields(f)]
+    names = EFFECTS | {f.name for f in programs}
+    yielded = {id(n.value) for f in programs for n in _yields(f)}
+    return sorted({n.lineno for f in programs for n in _own(f) if isinstance(n, ast.Call)
+                   and isinstance(n.func, ast.Name) and n.func.id in names and id(n) not in yielded})
 
 
 def parts_of(tree: ast.Module, function: Any) -> ast.AST:

@@ -48,20 +48,17 @@ def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault
 
 def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, on_death: str,
                   planned: bool) -> None:
-    """Refuse before anything runs what this algorithm or runtime cannot do about a death."""
+    """Refuse what this algorithm or runtime cannot do about a death, before anything runs."""
     if runtime == "mpi" and (planned or on_death != "stop"):
-        raise Usage(
-            "faults and on_death over mpi, where mpiexec ends all if one dies; expected simulator, processes "
-            "or tcp")
+        raise Usage("faults and on_death over mpi, where mpiexec ends all if one dies; expected simulator, "
+                    "processes or tcp")
     if on_death == "continue" and not survives_workers(deployment):
-        raise Usage(
-            f"{experiment.name} waits for every worker, so on_death continue would stand still; expected "
-            "stop, shrink or restart")
+        raise Usage(f"{experiment.name} waits for every worker, so on_death continue would stand still; "
+                    "expected stop, shrink or restart")
     if on_death == "shrink":
         if experiment.workers == 1:
-            raise Usage(
-                "on_death shrink with 1 worker would leave none; expected at least 2 workers, stop or "
-                "restart")
+            raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "
+                        "or restart")
         # refuses options that do not fit fewer workers
         replace(experiment, workers=experiment.workers - 1).deploy()
 
@@ -72,9 +69,8 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
     if runtime == "simulator":
         return _simulated(experiment, attempt, on_death, records)
     if experiment.problem.describe.get("shape_only"):
-        raise Usage(
-            f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: there is "
-            "nothing to send")
+        raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: there "
+                    "is nothing to send")
     number, deploy, machine, seed, faults, _ = attempt
     beginning, role, steps = None, roles(deploy()), records.steps(number)
     if steps is not None:
@@ -107,8 +103,8 @@ def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records:
     try:
         run = simulator.run()
     except NoContents:
-        raise Usage(
-            f"{experiment.name} decides by the entries of its vectors, and net "
-            f"{experiment.problem.describe['net']} has none; expected another net, see refsgd list") from None
+        raise Usage(f"{experiment.name} decides by the entries of its vectors, and net "
+                    f"{experiment.problem.describe['net']} has none; expected another net, see refsgd "
+                    "list") from None
     ended()
     return run

@@ -1,23 +1,25 @@
-"""Puts algorithm, problem and machine together: an `Experiment`, and what formulas say of it."""
+"""Puts algorithm, problem and machine together: an `Experiment`, and its predicted metrics."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
 from refsgd.effects import Deployment
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
     check_deployment,
     check_function,
+    check_kind,
     check_length,
-    check_numbers,
     check_options,
     check_problem,
     check_speeds,
@@ -47,6 +49,11 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
     return name, CATALOGUE[name]
 
 
+def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
+    """Algorithms, of which a lone one need be in no list."""
+    return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+
+
 def has_servers(function: Callable[..., Deployment]) -> bool:
     """Whether a deployment function has parameter servers."""
     return "servers" in inspect.signature(function).parameters
@@ -61,7 +68,11 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
     if net.startswith("shapes:"):
         if data not in ("none", DEFAULT_DATA):  # which is also what not naming any gives
             raise Usage(f"data {data!r} with net {net}, which learns nothing; expected none")
-        return shape_only(_parameters(net), batch)
+        number = net.removeprefix("shapes:")
+        if not number.isdecimal() or int(number) < 1:
+            raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, e.g. "
+                        "shapes:25557032")
+        return shape_only(int(number), batch)
     if data == "quadratic":
         return quadratic(workers=workers, noise=0.1, seed=seed)
     if data == "integers":
@@ -91,119 +102,97 @@ def check_net(name: str, others: str = "") -> None:
                     + suggestion(base, NAMES))
 
 
-def _parameters(net: str) -> int:
-    """The number in ``shapes:P``."""
-    number = net.removeprefix("shapes:")
-    if not number.isdecimal() or int(number) < 1:
-        raise Usage(
-            f"net {net!r}; expected shapes: and a number of parameters, at least 1, e.g. shapes:25557032")
-    return int(number)
-
-
 def own_problem(problem: Problem, name: str, workers: int) -> Problem:
     """A reader's own problem, checked, with what its description leaves out."""
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
-        raise Usage(
-            f"problem for {made} worker{'' if made == 1 else 's'}, run with "
-            f"{workers}{' (sequential has one)' if name == 'sequential' else ''}; "
-                    f"expected the same: classification(..., workers={workers})")
-    images = problem.describe.get("batch")
-    if images is not None:
-        check_whole(0, **{'describe["batch"]': images})
+        alone = " (sequential has one)" if name == "sequential" else ""
+        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same: "
+                    f"classification(..., workers={workers})")
+    if "batch" in problem.describe:
+        source, images = 'describe["batch"]', problem.describe["batch"]
     else:
+        source = "images(0, 0)"  # of every gradient, unless the problem says its batch
         try:
-            images = problem.images(0, 0)  # of every gradient, unless the problem says its batch
+            images = problem.images(0, 0)
         except Exception as error:
-            raise Usage(
-                f"images(0, 0): {type(error).__name__}: {error}; expected images(rank, t), the number of "
-                "images of a gradient") from None
-        check_whole(0, **{"images(0, 0)": images})
+            raise Usage(f"images(0, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
+                        "number of images of a gradient") from None
+    check_whole(0, **{source: images})
     size = int(problem.x0.size)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
              **problem.describe, "batch": int(images)}
     return replace(problem, describe=known)
 
 
-def _check_texts(**values: Any) -> None:
-    """Refuse what is no text where a name is expected."""
-    for name, value in values.items():
-        if not isinstance(value, str):
-            raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected text")
+def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's own options, with the defaults of those that are not given."""
+    return {name: p.default for name, p in options_of(function).items()} | dict(options)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One algorithm with everything it needs, not yet run; `prepare` makes it.
+    """One algorithm with everything it needs, not yet run; `prepare` makes it."""
 
-    Parameters
-    ----------
-    name : str
-        Of the algorithm.
-    function : callable
-        Its deployment function.
-    options : dict
-        The algorithm's own.
-    problem : Problem
-    machine : Machine
-    workers, servers, steps, batch, seed : int
-        As `run`.
-    sgd : SGD
-        The update rule.
-    arguments : dict, optional
-        What `prepare` was told, as JSON values; None for a problem of the reader's own.
-    """
-
-    name: str
+    name: str  #: of the algorithm
     function: Callable[..., Deployment]
-    options: dict[str, Any]
+    options: dict[str, Any]  #: the algorithm's own
     problem: Problem
     machine: Machine
     workers: int
     servers: int
     steps: int
-    batch: int
     seed: int
-    sgd: SGD
-    # what `prepare` was told, as JSON values; None for a problem of the reader's own
+    sgd: SGD  #: the update rule
+    #: what `prepare` was told, as JSON values; None for a problem of the reader's own
     arguments: dict[str, Any] | None = None
+
+    @property
+    def batch(self) -> int:
+        """Images of a gradient; no share is larger than the data."""
+        return int(self.problem.describe["batch"])
 
     def deploy(self) -> Deployment:
         """A fresh deployment: generator objects that have not run yet."""
-        given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
         taken = inspect.signature(self.function).parameters
-        servers = {name: value for name, value in given.items() if name in taken}
-        check_function(self.name, self.function, {**servers, **self.options})
+        given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
+        options = {name: value for name, value in given.items() if name in taken} | self.options
+        check_function(self.name, self.function, options)
         try:
-            return check_deployment(self.name,
-                                    self.function(self.problem, self.workers, self.steps, self.sgd, **servers,
-                                                  **self.options))
+            found = self.function(self.problem, self.workers, self.steps, self.sgd, **options)
+            return check_deployment(self.name, found)
         except ValueError as error:
             raise Usage(str(error)) from None
+
+    @property
+    def has_formulas(self) -> bool:
+        """Whether formulas cover the algorithm and the machine at all."""
+        from refsgd import theory
+
+        return self.name in theory.ALGORITHMS and self.machine.paced
 
     def predictions(self) -> dict[str, Any]:
         """Closed forms for this experiment; empty for an algorithm that has none."""
         from refsgd import theory
 
-        if self.name not in theory.ALGORITHMS or not self.machine.paced:
+        if not self.has_formulas:
             return {}
-        defaults = {name: p.default for name, p in options_of(self.function).items()}
         return dict(theory.predict(
             self.name, self.machine, workers=self.workers, servers=self.servers,
-            nbytes=4 * self.problem.x0.size,
-            batch=self.batch, steps=self.steps, options={**defaults, **self.options}))
+            nbytes=4 * self.problem.x0.size, batch=self.batch, steps=self.steps,
+            options=with_defaults(self.function, self.options)))
 
     def absent(self, found: Mapping[str, Any]) -> dict[str, str]:
-        """Why figures are missing in `found`, the `predictions`; empty for an algorithm or a machine that
+        """Why metrics are missing in `found`, the `predictions`; empty for an algorithm or a machine that
         has none at all."""
         from refsgd import theory
 
-        if self.name not in theory.ALGORITHMS or not self.machine.paced:
+        if not self.has_formulas:
             return {}
-        graph = options_of(self.function).get("graph")
+        graph = with_defaults(self.function, self.options).get("graph", "")
         return theory.absent(self.name, self.machine, found, servers=self.servers, workers=self.workers,
-                             graph=str(self.options.get("graph", graph.default)) if graph else "")
+                             graph=str(graph))
 
     @property
     def largest_message(self) -> int:
@@ -232,29 +221,28 @@ class Training:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse numbers that are none, or out of range."""
+        """Refuse what is no number or no text, or out of range."""
         check_whole(1, workers=self.workers, servers=self.servers)
         check_whole(0, seed=self.seed)
         check_length(self.steps, self.epochs)
-        check_numbers(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
+                   net=self.net or "")
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
         """How many workers an algorithm has here, and the machine with a speed for each."""
         machine = DEFAULT_MACHINE if self.machine is None else self.machine
         if not isinstance(machine, Machine):
-            raise Usage(
-                f"machine {machine!r}; expected a refsgd.Machine: refsgd.cluster.presets.load_machine reads "
-                "a preset or a file")
+            raise Usage(f"machine {machine!r}; expected a refsgd.Machine: "
+                        "refsgd.cluster.presets.load_machine reads a preset or a file")
         if name != "sequential" or len(machine.speeds) != 1:
             check_speeds(machine, self.workers)
         return (1, machine.for_workers(1)) if name == "sequential" else (self.workers, machine)
 
     def problem(self, own: Problem | None, name: str, workers: int) -> Problem:
         """The problem that `data` and `net` name, or the one that was given."""
-        _check_texts(schedule=self.schedule)
         if own is not None:
             return own_problem(own, name, workers)
-        _check_texts(data=self.data, shards=self.shards, **({} if self.net is None else {"net": self.net}))
         return build_problem(self.data, self.net or default_net(self.data), workers, self.batch, self.seed,
                              self.shards)
 
@@ -290,9 +278,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     if not callable(algorithm) and not own:
         said = {key: getattr(training, key) for key in known if key != "epochs"}
         recorded = said | {"workers": workers, "steps": steps, "machine": machine.to_json()} | options
-    # not `batch`: no share is larger than the data, and a reader's own problem says so itself
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
-                            problem.describe["batch"], training.seed, training.rule(), recorded)
+                            training.seed, training.rule(), recorded)
     experiment.deploy()  # refuses wrong options now, before anything runs
     return experiment
 

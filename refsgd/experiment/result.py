@@ -1,4 +1,4 @@
-"""What a run returns: figures, a history, hashes; as text, as JSON, as rich HTML."""
+"""What a run returns: metrics, a history and hashes, as text, as JSON or as rich HTML."""
 
 from __future__ import annotations
 
@@ -33,25 +33,24 @@ PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idl
          "timeline": True, "staleness_over_time": True, "communication": True, "replica_spread": False}
 # NaN and infinity, too, as Python writes them
 _REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
-_FIGURE = Kind('a number, null, "inf" or "-inf"', lambda value: value in (None, "inf", "-inf")
-               or _REAL.fits(value))
-_REALS = Kind("an object of numbers", lambda value: isinstance(value, dict)
-              and all(map(_REAL.fits, value.values())))
+_FINITE = Kind('a number, null, "inf" or "-inf"',
+               lambda value: value in (None, "inf", "-inf") or _REAL.fits(value))
+_REALS = Kind("an object of numbers",
+              lambda value: isinstance(value, dict) and all(map(_REAL.fits, value.values())))
 _ACCURACY = Kind("an object with the numbers test and train, or an empty one",
                  lambda value: _REALS.fits(value) and set(value) in ({"test", "train"}, set()))
 #: of a result that is read: what summaries, tables and pictures rely on
 SCHEMA: dict[str, Any] = {
     "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
-    "workers": COUNT, "servers": COUNT, "steps": COUNT,
-    "seed": COUNT, "predicted": OBJECT,
-    "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FIGURE))],
-    "accuracy": _ACCURACY, "loss": _FIGURE, "consensus_distance": _FIGURE, "parameters_sha256": TEXT,
+    **dict.fromkeys(("workers", "servers", "steps", "seed"), COUNT), "predicted": OBJECT,
+    "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FINITE))],
+    "accuracy": _ACCURACY, "loss": _FINITE, "consensus_distance": _FINITE, "parameters_sha256": TEXT,
     "schedule_sha256": TEXT,
     "measured": {
         **dict.fromkeys(("seconds", "seconds_per_iteration", "images_per_second", "idle_ratio", "messages"),
-                        _REAL), "bytes_sent": _REALS,
-                 "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL},
-                 "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
+                        _REAL),
+        "bytes_sent": _REALS, "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL},
+        "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
 UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
 
 
@@ -112,7 +111,7 @@ def replicas(run: Run) -> tuple[list[Array], list[Array]]:
     """
     servers: list[Array] = []
     workers: list[Array] = []
-    for node in run.trace.nodes:  # slices are joined in server order, not in the order in which servers ended
+    for node in run.trace.nodes:  # parts are joined in server order, whichever ended first
         x = getattr(run.values.get(node), "x", run.values.get(node))
         if isinstance(x, np.ndarray):
             (workers if run.trace.is_worker(node) else servers).append(x)
@@ -139,7 +138,7 @@ def average(vectors: Sequence[Array]) -> Array:
 
 
 def final_parameters(run: Run) -> Array:
-    """The parameters that are evaluated: the servers' slices joined, else the mean of the replicas; (d,).
+    """The parameters that are evaluated: the servers' parts joined, else the mean of the replicas; (d,).
 
     Parameters
     ----------
@@ -154,13 +153,13 @@ def final_parameters(run: Run) -> Array:
     if servers:
         return np.concatenate(servers)
     if not workers:
-        raise ValueError(
-            "no main program returned parameters; expected an array (or an object with .x) from each")
+        raise ValueError("no main program returned parameters; expected an array (or an object with .x) "
+                         "from each")
     return average(workers)
 
 
 def measure(trace: Trace, batch: int) -> dict[str, Any]:
-    """The figures of a trace under the keys of the public JSON format.
+    """The metrics of a trace under the keys of the public JSON format.
 
     Parameters
     ----------
@@ -207,7 +206,7 @@ class Result:
     machine : Machine
     workers, servers, steps, seed : int
     measured : dict
-        Figures of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness,
+        Metrics of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness,
         idleness.
     predicted : dict
         The same keys where a formula exists, each with value, kind, terms and the formula.
@@ -285,28 +284,30 @@ class Result:
             raise ValueError(f"a result of which {wrong}")
         values = {name: data[name] for name in SCHEMA}
         for name in ("loss", "consensus_distance"):
-            values[name] = _figure(data[name])
+            values[name] = _number(data[name])
         values["options"] = {k: math.inf if v == "inf" else v for k, v in data["options"].items()}
-        values["history"] = [list(map(_figure, point)) for point in data["history"]]
+        values["history"] = [list(map(_number, point)) for point in data["history"]]
         values["machine"] = Machine.from_json(values["machine"])
         return cls(**values)
+
+    @property
+    def label(self) -> str:
+        """The algorithm with its options, e.g. ``ssp staleness=3``."""
+        return labelled(self.algorithm, self.options)
 
     def summary(self) -> str:
         """A few lines for people."""
         m = self.measured
-        options = "".join(f" {k}={v}" for k, v in self.options.items())
         lines = [
-            f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, "
-            f"{counted(self.servers, 'server')}, {counted(self.steps, 'step')}, "
-            f"{self.runtime}, seed {self.seed}",
+            f"{self.label}: {counted(self.workers, 'worker')}, {counted(self.servers, 'server')}, "
+            f"{counted(self.steps, 'step')}, {self.runtime}, seed {self.seed}",
             f"machine    {self.machine}",
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
             f"{self.problem.get('parameters')} parameters, batch {self.problem.get('batch')}",
         ]
         if self.accuracy:
-            lines.append(
-                f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, loss "
-                f"{self.loss:.4f}")
+            lines.append(f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, "
+                         f"loss {self.loss:.4f}")
         elif self.parameters_sha256:
             lines.append(f"loss       {self.loss:.6g}")
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
@@ -320,26 +321,22 @@ class Result:
             f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule "
             f"{self.schedule_sha256[:16]}",
         ]
-        if self.trace is not None and (deaths := list(self.trace.of(Crashed))):
+        if self.trace is not None and (deaths := self.trace.of(Crashed)):
             lines.append("deaths     " + ", ".join(f"{e.node} at {e.time:.3f} s" for e in deaths))
         if "resources" in m:
-            lines.append("resources  "
-                         + "; ".join(
-                             f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, "
-                             f"{r['written'] / 1e6:.3g} MB written"
-                                                 for node, r in m["resources"].items()))
+            used = [f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, "
+                    f"{r['written'] / 1e6:.3g} MB written" for node, r in m["resources"].items()]
+            lines.append("resources  " + "; ".join(used))
         return "\n".join(lines)
 
     def _overall(self) -> str:
         """How many images per second the whole run makes, where workers that ended long before the last
         one make that differ."""
-        each, whole = (self.trace.iteration_rate,
-                       self.trace.overall_rate) if self.trace is not None else (0.0, 0.0)
-        if each <= 1.05 * whole:
+        if self.trace is None or self.trace.iteration_rate <= 1.05 * self.trace.overall_rate:
             return ""
-        return (
-            f" (each worker until its own end; {self.measured['images_per_second'] * whole / each:.0f} "
-            "images/s over the whole run)")
+        share = self.trace.overall_rate / self.trace.iteration_rate
+        return (f" (each worker until its own end; {self.measured['images_per_second'] * share:.0f} images/s "
+                "over the whole run)")
 
     def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None,
                limit: int = 500) -> Player:
@@ -368,11 +365,9 @@ class Result:
         from refsgd.display.player import Player, player_html
 
         if self.trace is None:
-            raise ValueError(
-                "a result read from JSON has no trace; expected one that run() or replay() returned")
-        options = "".join(f" {k}={v}" for k, v in self.options.items())
-        name = (
-            f"{self.algorithm}{options}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}")
+            raise ValueError("a result read from JSON has no trace; expected one that run() or replay() "
+                             "returned")
+        name = f"{self.label}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}"
         found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
         if path is not None:
             found.save(path)
@@ -405,14 +400,18 @@ class Result:
 
         of_trace = PLOTS[kind]
         if of_trace and self.trace is None:
-            raise ValueError(
-                f"plot {kind!r} of a result read from JSON, which has no trace; expected one that run() or "
-                "replay() returned")
+            raise ValueError(f"plot {kind!r} of a result read from JSON, which has no trace; expected one "
+                             "that run() or replay() returned")
         drawn: Axes = getattr(plots, kind)(self.trace if of_trace else {self.algorithm: self}, ax, **options)
         return drawn
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def labelled(algorithm: str, options: Mapping[str, Any]) -> str:
+    """An algorithm with its options, e.g. ``ssp staleness=3``."""
+    return " ".join([algorithm, *(f"{k}={v}" for k, v in options.items())])
 
 
 def _finite(value: Any) -> Any:
@@ -426,7 +425,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _figure(value: Any) -> Any:
+def _number(value: Any) -> Any:
     """What `_finite` has made of a number, undone."""
     return math.nan if value is None else float(value) if isinstance(value, str) else value
 

@@ -118,7 +118,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         Planned faults, e.g. ``["kill worker 2 at step 10", "random 3 seed 7"]``; see
         `refsgd.runtimes.faults`.
     on_death : {"stop", "continue", "shrink", "restart"}
-        What follows when a node dies: an error that names it; the others go on, if the algorithm waits for
+        What follows when a node dies: an error that names it; the others continue, if the algorithm waits for
         nobody in particular; those that wait for the dead start again without it; all start again from the
         newest parameters.
     checkpoint : path, optional
@@ -311,8 +311,8 @@ def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
     _, function = deployment_function(header["algorithm"])
     for name in ("workers", "servers") if has_servers(function) else ("workers",):
         if arguments[name] > nodes:
-            raise ValueError(
-                f"arguments.{name} is {arguments[name]}; expected no more than the {nodes} nodes")
+            raise ValueError(f"arguments.{name} is {arguments[name]}; expected no more than the {nodes} "
+                             "nodes")
     return {**arguments, "machine": Machine.from_json(arguments["machine"])}
 
 

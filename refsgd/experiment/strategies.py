@@ -7,6 +7,7 @@ A strategy is an algorithm with its options and the place of its servers.  Its m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,7 @@ from refsgd import theory
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
-from refsgd.experiment.arguments import options_of
-from refsgd.experiment.prepare import has_servers
+from refsgd.experiment.prepare import has_servers, with_defaults
 from refsgd.theory.phenomena import memory, overlap, stability
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Prediction
@@ -106,7 +106,7 @@ EVIDENCE: dict[str, tuple[Evidence, ...]] = {
     "gosgd": (DRIFT,)}
 
 
-#: figures of a strategy by the names of their closed forms
+#: metrics of a strategy by the names of their closed forms
 SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds", "idle": "idle_ratio",
          "staleness": "staleness_mean", "bytes": "bytes_per_iteration"}
 
@@ -147,6 +147,9 @@ class Strategy:
         return self.name.split()[0]
 
 
+BY_SPEED = "work by speed"  #: the variant with batches in proportion to speed
+
+
 class Case(NamedTuple):
     """What is asked: a cluster with its division of work, and the sizes of the model and of a pass."""
 
@@ -164,195 +167,204 @@ class Case(NamedTuple):
 
     @property
     def speeds(self) -> list[float]:
-        """Of each worker."""
+        """The speed of each worker."""
         return [self.machine.speed(i) for i in range(self.workers)]
-
-
-def _servers(c: Candidate, case: Case) -> int:
-    """K; 0 without a server.  Backup workers have one, however many are asked for."""
-    if c.algorithm == "backup-workers":
-        return 1
-    if not has_servers(CATALOGUE[c.algorithm]):
-        return 0
-    return case.workers if c.colocated else case.servers
-
-
-def name_of(c: Candidate, case: Case) -> str:
-    """The algorithm with its options, servers where it has any, and how work is divided if not equally."""
-    options = "".join(f" {v}" if isinstance(v, str) else f" {k}={v:g}" for k, v in c.options.items())
-    servers = "n" if c.colocated else _servers(c, case)
-    return (f"{c.algorithm}{options}" + (f" K={servers}" if servers else "")
-            + (f", {case.variant}" if case.variant else ""))
 
 
 #: steps of a run that is predicted and printed as a command; a longer pass continues at its pace
 LONGEST = 100
 
 
-def steps_of(case: Case, most: int = LONGEST) -> int:
-    """Steps of each worker in the run that is predicted: a pass, if that is not too long."""
-    return min(max(1, round(case.images / (case.workers * case.batch))), most)
+class Plan:
+    """A candidate on a cluster: a run of at most so many steps, its predicted metrics, and the time of a
+    pass."""
 
+    def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
+        self.candidate, self.case = candidate, case
+        self.function = CATALOGUE[candidate.algorithm]
+        if candidate.algorithm == "backup-workers":
+            self.servers = 1
+        elif not has_servers(self.function):
+            self.servers = 0
+        else:
+            self.servers = case.workers if candidate.colocated else case.servers
+        backups = min(int(candidate.options.get("backups", 0)), case.workers - 1)
+        self.used = 1 - backups / case.workers  # share of the gradients that count
+        self.machine = case.machine.with_(colocated=candidate.colocated)
+        images = case.workers * case.batch
+        self.steps = min(max(1, round(case.images / images)), most)
+        self.iterations = case.images / (images * self.used)  # of a pass
 
-def figures_of(c: Candidate, case: Case, steps: int, **changes: Any) -> dict[str, Any] | None:
-    """Its closed forms; None outside their domain, or where they say nothing of speed."""
-    defaults = {name: p.default for name, p in options_of(CATALOGUE[c.algorithm]).items()}
-    given = {"machine": case.machine.with_(colocated=c.colocated), "nbytes": 4 * case.parameters, **changes}
-    try:
-        found = theory.predict(c.algorithm, workers=case.workers, servers=max(_servers(c, case), 1),
-                               batch=case.batch, steps=steps, options={**defaults, **c.options}, **given)
-    except DomainError:
-        return None
-    return dict(found) if "images_per_second" in found else None
+    @cached_property
+    def metrics(self) -> dict[str, Prediction]:
+        """Its closed forms; none outside their domain, or where they say nothing of speed."""
+        return self._predicted(self.machine, 4 * self.case.parameters, self.steps)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of a pass in equal shares."""
+        return self.value("seconds") / self.steps / self.gain * self.iterations
 
-class Time(NamedTuple):
-    """A pass, and how many times faster the exchange's overlap makes it."""
+    @property
+    def name(self) -> str:
+        """The algorithm with its options, its servers, and how work is divided if not equally."""
+        options = "".join(f" {v}" if isinstance(v, str) else f" {k}={v:g}"
+                          for k, v in self.candidate.options.items())
+        servers = f" K={'n' if self.candidate.colocated else self.servers}" if self.servers else ""
+        variant = f", {self.case.variant}" if self.case.variant else ""
+        return self.candidate.algorithm + options + servers + variant
 
-    seconds: float
-    gain: float
-    exposed: float  #: seconds of an iteration in which an overlapped exchange is waited for
+    def _predicted(self, machine: Machine, nbytes: int, steps: int) -> dict[str, Prediction]:
+        try:
+            found = theory.predict(self.candidate.algorithm, machine, workers=self.case.workers,
+                                   servers=max(self.servers, 1), nbytes=nbytes, batch=self.case.batch,
+                                   steps=steps, options=with_defaults(self.function, self.candidate.options))
+        except DomainError:
+            return {}
+        return dict(found) if "images_per_second" in found else {}
 
+    def value(self, key: str) -> float:
+        """A metric."""
+        return float(self.metrics[key].value)
 
-def time_of(c: Candidate, case: Case, figures: dict[str, Any], steps: int) -> Time:
-    """Seconds of a pass in equal shares, from a run of some steps: overlapped where the layers are known
-    and that is faster."""
-    whole, gain, exposed = case.images / (case.workers * case.batch * _used(c, case)), 1.0, 0.0
-    if case.layers and c.algorithm in OVERLAPPING and case.workers > 1:
-        serial = figures["seconds_per_iteration"]
-        still = case.machine.with_(colocated=c.colocated, compute="fixed(0)", update=None)
+    @cached_property
+    def slowest(self) -> float:
+        """Mean seconds of the slowest of the workers' gradients."""
+        drawn = [self.case.machine.distribution("gradient", speed) for speed in self.case.speeds]
+        return mean_of_maximum([d for d in drawn if d is not None])
+
+    @cached_property
+    def iteration(self) -> float:
+        """Seconds of an iteration; its exchange overlaps with the backward pass where the layers are known
+        and that is faster."""
+        case, serial = self.case, self.metrics["seconds_per_iteration"]
+        if not case.layers or self.candidate.algorithm not in OVERLAPPING or case.workers == 1:
+            return float(serial.value)
+        still = self.machine.with_(compute="fixed(0)", update=None)
 
         def exchange(nbytes: float) -> float:
-            found = figures_of(c, case, 1, machine=still, nbytes=int(nbytes))
+            found = self._predicted(still, int(nbytes), 1)
             return float(found["seconds_per_iteration"].value) if found else float("inf")
 
-        drawn = [case.machine.distribution("gradient", case.machine.speed(i)) for i in range(case.workers)]
-        slowest = mean_of_maximum([d for d in drawn if d is not None])
         parameters, flops = zip(*case.layers)
-        update = float(serial.terms.get("update", 0.0))
-        step = overlap.bucketed(parameters, flops, slowest, exchange).value + update
-        if step < serial.value:
-            gain, exposed = float(serial.value) / step, step - slowest - update
-    return Time(float(figures["seconds"].value) / steps / gain * whole, gain, exposed)
+        step = overlap.bucketed(parameters, flops, self.slowest, exchange).value
+        return min(float(serial.value), step + float(serial.terms.get("update", 0.0)))
 
+    @property
+    def gain(self) -> float:
+        """How many times faster overlap makes an iteration."""
+        return self.value("seconds_per_iteration") / self.iteration if self.iteration else 1.0
 
-def _used(c: Candidate, case: Case) -> float:
-    """Share of the gradients that count: backup workers drop those of the last."""
-    return 1 - min(int(c.options.get("backups", 0)), case.workers - 1) / case.workers
+    def binding(self) -> str:
+        """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
+        terms, whole = self.metrics["seconds_per_iteration"].terms, self.iteration
+        if self.gain > 1:
+            causes = {"transfer": whole - self.slowest - terms.get("update", 0.0),
+                      "straggling": self.slowest - terms["compute E[T]"]}
+        elif "idle_by_cause" in self.metrics:
+            causes, whole = dict(self.metrics["idle_by_cause"].terms), 1.0
+        else:
+            causes = {k: v for k, v in terms.items() if not k.startswith(("compute", "standard error"))}
+        largest = max(causes, key=causes.__getitem__, default="")
+        return largest if causes and causes[largest] > 0.02 * whole else "nothing"
 
+    def piling(self) -> str:
+        """Why a strategy that waits for nobody is out: some link gets more than it can carry, so messages
+        grow older without bound.
 
-def strategy_of(c: Candidate, case: Case) -> Strategy | None:
-    """The candidate with its metrics; None where formulas do not cover it."""
-    steps = steps_of(case)
-    figures = figures_of(c, case, steps)
-    if not figures:
-        return None
+        GoSGD: worker i sends p/T_i models a second, and hears of the others p/(n - 1) sum 1/T_j.
+        """
+        case, compute = self.case, self.case.machine.compute
+        if self.candidate.algorithm != "gosgd" or case.workers < 2 or compute is None:
+            return ""
+        own = np.asarray(case.speeds) / compute.mean
+        busiest = self.candidate.options["p"] * 4 * case.parameters / case.machine.bandwidth * max(
+            own.max(), (own.sum() - own.min()) / (case.workers - 1))
+        return (f"messages pile up: the busiest link would have to carry {busiest:.3g} times its bandwidth"
+                if busiest >= 1 else "")
 
-    def value(key: str) -> float | None:
-        return float(figures[key].value) if key in figures else None
+    def memory(self) -> float:
+        """Bytes of the fullest node: a worker with one model on its way, and the server where it is beside
+        it."""
+        case = self.case
+        worker = float(memory.worker(case.parameters, case.activations * case.largest, case.batch,
+                                     buffers=4 * case.parameters).value)
+        if not self.servers:
+            return worker
+        server = float(memory.server(case.parameters, self.servers, workers=case.workers,
+                                     collects=self.candidate.algorithm in ("bsp", "backup-workers")).value)
+        return worker + server if self.candidate.colocated else max(worker, server)
 
-    time, used = time_of(c, case, figures, steps), _used(c, case)
-    tau, run_idle = value("staleness_mean"), value("idle_ratio")
-    idle = None if run_idle is None else max(1 - (1 - run_idle) * time.gain, 0.0)
-    formulas = {name: "; ".join(filter(None, (figures[key].formula, figures[key].source)))
-                for name, key in SHOWN.items() if key in figures}
-    formulas["seconds"] += "; an iteration: " + figures["seconds_per_iteration"].formula
-    if time.gain > 1:
-        formulas["seconds"] += "; overlapped: sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j) of buckets"
-    if used < 1:
-        formulas["images_per_second"] += f"; x {used:g}: the gradients that count"
-    unwaited = group_of(c.algorithm) in ("one model", "stale gradients")
-    kind = "approximation" if time.gain > 1 else figures["seconds"].kind
-    return Strategy(name_of(c, case), group_of(c.algorithm), case.workers, case.variant,
-                    _command(c, case, steps), _note(c, case, time, figures, steps), _pytorch(c, case),
-                    f"docs/algorithms/{c.algorithm}",
-                    time.seconds, 1.0, used * time.gain * float(figures["images_per_second"].value), idle,
-                    run_idle, tau, value("bytes_per_iteration"), _memory(c, case),
-                    stability.constant_delay(round(tau)).value / 2 if unwaited and tau is not None else None,
-                    kind, _binding(figures, time), time.gain > 1,
-                    tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(c.algorithm, ())),
-                    formulas, piling(c, case))
+    def command(self) -> str:
+        """The command that runs it."""
+        c, case = self.candidate, self.case
+        options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
+        where = f" --servers {self.servers}" if has_servers(self.function) else ""
+        described = case.described or _flags(case.machine)
+        if case.described and case.machine.speeds:
+            described += f" --speeds {written(case.machine.speeds)}"
+        if case.described and case.variant == BY_SPEED:  # a later flag changes an earlier one
+            described += f" --compute '{case.machine.compute}'"
+        return (f"refsgd run {c.algorithm}{options} --net shapes:{case.parameters} --data none --workers "
+                f"{case.workers}{where} --batch {case.batch} --steps {self.steps} {described}"
+                + " --colocated" * c.colocated)
 
+    def note(self) -> str:
+        """What to expect of the command's run where that is not the strategy's pass."""
+        whole = max(1, round(self.iterations))
+        by_speed = self.case.variant == BY_SPEED
+        differs = [f"{self.case.workers} equal workers stand in for batches by speed"] if by_speed else []
+        differs += ["there is no overlap"] if self.gain > 1 else []
+        if self.steps == whole and not differs:
+            return ""
+        expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
+        expect += f", {self.value('seconds'):.4g} s"
+        if "idle_ratio" in self.metrics:
+            expect += f", idle {self.value('idle_ratio'):.0%}"
+        if differs:
+            expect += f"; differs from the row{' twice' * (len(differs) > 1)}: {', and '.join(differs)}"
+        return expect
 
-def _binding(figures: dict[str, Any], time: Time) -> str:
-    """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
-    step: Prediction = figures["seconds_per_iteration"]
-    causes = {k: v for k, v in step.terms.items() if not k.startswith(("compute", "standard error"))}
-    whole = step.value / time.gain
-    if time.gain > 1:
-        causes = {"transfer": time.exposed,
-                  "straggling": whole - time.exposed
-                  - step.terms["compute E[T]"] - step.terms.get("update", 0.0)}
-    elif "idle_by_cause" in figures:
-        causes, whole = dict(figures["idle_by_cause"].terms), 1.0
-    largest = max(causes, key=causes.__getitem__, default="")
-    return largest if causes and causes[largest] > 0.02 * whole else "nothing"
+    def pytorch(self) -> str:
+        """What PyTorch has for the algorithm and the division of work."""
+        c, variant = self.candidate, self.case.variant
+        if c.algorithm not in PYTORCH or not variant:
+            return PYTORCH.get(c.algorithm, "").format(**c.options)
+        if variant == BY_SPEED:
+            return ("the same, with a sampler of your own (DistributedSampler deals equal shares) and each "
+                    "loss weighted by its share of the images")
+        return f"the same, launched on the other {self.case.workers} nodes"
 
+    def formulas(self) -> dict[str, str]:
+        """The formula of each metric with its source."""
+        found = {name: "; ".join(filter(None, (self.metrics[key].formula, self.metrics[key].source)))
+                 for name, key in SHOWN.items() if key in self.metrics}
+        found["seconds"] += "; an iteration: " + self.metrics["seconds_per_iteration"].formula
+        if self.gain > 1:
+            found["seconds"] += "; overlapped: sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j) of buckets"
+        if self.used < 1:
+            found["images_per_second"] += f"; x {self.used:g}: the gradients that count"
+        return found
 
-def _note(c: Candidate, case: Case, time: Time, figures: dict[str, Any], steps: int) -> str:
-    """What to expect of the command's run where that is not the strategy's pass."""
-    whole = max(1, round(case.images / (case.workers * case.batch * _used(c, case))))
-    by_speed = case.variant == "work by speed"
-    differs = [f"{case.workers} equal workers stand in for batches by speed"] if by_speed else []
-    differs += ["there is no overlap"] if time.gain > 1 else []
-    if steps == whole and not differs:
-        return ""
-    expect = f"{steps} steps" if steps == whole else f"{steps} of {whole} steps"
-    expect += f", {float(figures['seconds'].value):.4g} s" + (
-        f", idle {float(figures['idle_ratio'].value):.0%}" if "idle_ratio" in figures else "")
-    return expect + (f"; differs from the row{' twice' * (len(differs) > 1)}: {', and '.join(differs)}"
-                     if differs else "")
-
-
-def _pytorch(c: Candidate, case: Case) -> str:
-    """What PyTorch has for the algorithm and the division of work."""
-    if c.algorithm not in PYTORCH or not case.variant:
-        return PYTORCH.get(c.algorithm, "").format(**c.options)
-    if case.variant == "work by speed":
-        return ("the same, with a sampler of your own (DistributedSampler deals equal shares) and each loss "
-                "weighted by its share of the images")
-    return f"the same, launched on the other {case.workers} nodes"
-
-
-def piling(c: Candidate, case: Case) -> str:
-    """Why a strategy that waits for nobody is out: some link gets more than it can carry, so messages grow
-    older without bound.
-
-    GoSGD: worker i sends p/T_i models a second, and hears of the others p/(n - 1) sum 1/T_j.
-    """
-    found = case.machine.compute
-    if c.algorithm != "gosgd" or case.workers < 2 or found is None:
-        return ""
-    own = np.asarray(case.speeds) / found.mean
-    busiest = c.options["p"] * 4 * case.parameters / case.machine.bandwidth * max(
-        own.max(), (own.sum() - own.min()) / (case.workers - 1))
-    return (f"messages pile up: the busiest link would have to carry {busiest:.3g} times its bandwidth"
-            if busiest >= 1 else "")
-
-
-def _memory(c: Candidate, case: Case) -> float:
-    """Bytes of the fullest node: a worker with one model on its way, and the server where it is beside it."""
-    worker = float(memory.worker(case.parameters, case.activations * case.largest, case.batch,
-                                 buffers=4 * case.parameters).value)
-    servers = _servers(c, case)
-    if not servers:
-        return worker
-    server = float(memory.server(case.parameters, servers, workers=case.workers,
-                                 collects=c.algorithm in ("bsp", "backup-workers")).value)
-    return worker + server if c.colocated else max(worker, server)
-
-
-def _command(c: Candidate, case: Case, steps: int) -> str:
-    options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
-    where = f" --servers {_servers(c, case)}" if has_servers(CATALOGUE[c.algorithm]) else ""
-    described = case.described or _flags(case.machine)
-    if case.described and case.machine.speeds:
-        described += f" --speeds {written(case.machine.speeds)}"
-    if case.described and case.variant == "work by speed":  # a later flag changes an earlier one
-        described += f" --compute '{case.machine.compute}'"
-    return (f"refsgd run {c.algorithm}{options} --net shapes:{case.parameters} --data none --workers "
-            f"{case.workers}{where} --batch {case.batch} --steps {steps} {described}"
-            + (" --colocated" if c.colocated else ""))
+    def strategy(self) -> Strategy:
+        """It with its metrics."""
+        algorithm, group = self.candidate.algorithm, group_of(self.candidate.algorithm)
+        known = {key: self.value(key) for key in SHOWN.values() if key in self.metrics}
+        idle, tau = known.get("idle_ratio"), known.get("staleness_mean")
+        rate = None
+        if tau is not None and group in ("one model", "stale gradients"):
+            rate = stability.constant_delay(round(tau)).value / 2
+        return Strategy(
+            name=self.name, group=group, workers=self.case.workers, variant=self.case.variant,
+            command=self.command(), note=self.note(), pytorch=self.pytorch(),
+            page=f"docs/algorithms/{algorithm}",
+            seconds=self.seconds, factor=1.0,
+            images_per_second=self.used * self.gain * known["images_per_second"],
+            idle=None if idle is None else max(1 - (1 - idle) * self.gain, 0.0), run_idle=idle,
+            staleness=tau, bytes=known.get("bytes_per_iteration"), memory=self.memory(), rate=rate,
+            kind="approximation" if self.gain > 1 else self.metrics["seconds"].kind, binding=self.binding(),
+            overlapped=self.gain > 1, formulas=self.formulas(), rejected=self.piling(),
+            evidence=tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(algorithm, ())))
 
 
 def _flags(machine: Machine) -> str:
@@ -360,8 +372,7 @@ def _flags(machine: Machine) -> str:
     said = {"compute": f"'{machine.compute}'", "latency": f"{machine.latency:g}",
             "bandwidth": f"{machine.bandwidth:g}" if np.isfinite(machine.bandwidth) else "",
             "update": f"'{machine.update}'" if machine.update else "",
-            "speeds": written(machine.speeds) if len(set(machine.speeds)) > 1 or 1.0 not in machine.speeds
-            else ""}
+            "speeds": written(machine.speeds) if set(machine.speeds) - {1.0} else ""}
     return " ".join(f"--{name} {value}" for name, value in said.items() if value)
 
 

@@ -6,15 +6,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import bytes_per_second, seconds
-from refsgd.experiment.arguments import Usage, check_numbers, check_whole, options_of
-from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, deployment_function, predict
+import numpy as np
 
-#: what can be swept, and how the value reaches `predict`
-QUANTITIES = ("workers", "servers", "batch", "bandwidth", "latency", "staleness")
+from refsgd.cluster.units import bytes_per_second, seconds
+from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, deployment_function, listed, predict
+
+#: what can be swept, and the least whole number; None for a quantity of the machine
+QUANTITIES = {"workers": 1, "servers": 1, "batch": 1, "bandwidth": None, "latency": None, "staleness": 0}
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Sweep:
         """As JSON values."""
         return {"quantity": self.quantity, "figure": self.figure, "unit": self.unit,
                 "values": list(self.values), "curves": self.curves,
-                "crossings": [list(c) for c in self.crossings]}
+                "crossings": self.crossings}
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
@@ -53,67 +55,57 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
                     "bandwidth=1Gbps,10Gbps") from None
     if high < low:
         raise Usage(f"sweep {text!r} goes down; expected the smaller end first, e.g. {name}={high:g}:{low:g}")
-    return name, _points(low, high, step[0] if step else None,
-                         name in ("workers", "servers", "batch", "staleness"))
-
-
-def _points(low: float, high: float, step: float | None, whole: bool) -> tuple[float, ...]:
-    if step is not None:
-        return tuple(low + i * step for i in range(int((high - low) / step + 1e-9) + 1))
-    if whole and high - low <= 64:
-        return tuple(low + i for i in range(int(high - low) + 1))
-    if low <= 0:
-        return tuple(low + (high - low) * i / 24 for i in range(25))
-    found = [low * (high / low) ** (i / 24) for i in range(25)]
-    return tuple(sorted({float(round(v)) for v in found})) if whole else tuple(found)
+    whole = QUANTITIES[name] is not None
+    if step or (whole and high - low <= 64):
+        by = step[0] if step else 1
+        return name, tuple(low + i * by for i in range(int((high - low) / by + 1e-9) + 1))
+    points = np.geomspace(low, high, 25) if low > 0 else np.linspace(low, high, 25)
+    return name, tuple(sorted({float(round(v)) for v in points}) if whole else points.tolist())
 
 
 def _check(quantity: str, values: Sequence[float]) -> None:
     """Refuse values that no formula can be asked about."""
     if quantity not in QUANTITIES:
         raise Usage(f"sweep over {quantity!r}; expected one of {', '.join(QUANTITIES)}")
+    least = QUANTITIES[quantity]
     for value in values:
-        check_numbers(**{quantity: value})
-        if quantity in ("latency", "bandwidth"):
+        check_kind(Real, "a number", **{quantity: value})
+        if least is None:
             try:
                 DEFAULT_MACHINE.with_(**{quantity: value})
             except ValueError as error:
                 raise Usage(str(error)) from None
-            continue
-        least = 0 if quantity == "staleness" else 1
-        if not float(value).is_integer():
+        elif not float(value).is_integer():
             raise Usage(f"{quantity} {value:g}; expected whole numbers, at least {least}")
-        check_whole(least, **{quantity: int(value)})
+        else:
+            check_whole(least, **{quantity: int(value)})
 
 
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *,
           figure: str = "images_per_second", **arguments: Any) -> Sweep:
-    """Predict one figure of several algorithms over a range."""
+    """Predict one metric of several algorithms over a range."""
     _check(quantity, values)
+    machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     curves: dict[str, list[float | None]] = {}
     unit, refused = "", None
-    for algorithm in [algorithms] if isinstance(algorithms, str) or callable(algorithms) else algorithms:
+    for algorithm in listed(algorithms):
         name, function = deployment_function(algorithm)
-        points: list[float | None] = []
+        curves[name] = []
         for value in values:
-            given = dict(arguments)
-            machine = given.get("machine") or DEFAULT_MACHINE
-            if quantity in ("latency", "bandwidth"):
+            given = {**arguments, "machine": machine}
+            if QUANTITIES[quantity] is None:
                 given["machine"] = machine.with_(**{quantity: value})
-            elif quantity == "workers":
-                given |= {"workers": int(value), "machine": machine.for_workers(int(value))
-                          if isinstance(machine, Machine) else machine}
             elif quantity != "staleness" or "staleness" in options_of(function):
                 given[quantity] = int(value)
+            if quantity == "workers":
+                given["machine"] = machine.for_workers(int(value))
             try:
                 found = predict(algorithm, **given).get(figure)
-            except ValueError as error:
-                # outside the formula's domain, or more servers than it allows
+            except ValueError as error:  # outside the formula's domain, or more servers than it allows
                 found, refused = None, refused or error
             unit = found.unit if found is not None else unit
-            points.append(float(found.value) if found is not None else None)
-        curves[name] = points
-    if not any(p is not None for points in curves.values() for p in points):
+            curves[name].append(float(found.value) if found is not None else None)
+    if all(point is None for points in curves.values() for point in points):
         if isinstance(refused, Usage):
             raise refused
         raise Usage(f"no formula gives {figure!r} for {', '.join(curves)} here; expected e.g. "
