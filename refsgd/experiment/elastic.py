@@ -145,7 +145,8 @@ def parameters(halted: Halted, x0: Array, servers: int) -> Array:
     replicas; (d,).  A server without a part of its own, such as a coordinator, marks no updates."""
     trace, kept = halted.run.trace, halted.kept
     if any(not trace.is_worker(node) for node in trace.nodes):
-        part = {e.node: e.values.get("part", 0) for e in trace.marks("update") if not trace.is_worker(e.node)}
+        part = {e.node: e.values.get("part", 0) for e in trace.marks("update")
+                if kept.get(e.node) and not trace.is_worker(e.node)}
         newest = [kept[node][-1][1] for node in sorted(part, key=part.__getitem__)]
         if sum(x.size for x in newest) == x0.size:
             return np.concatenate(newest)

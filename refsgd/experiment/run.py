@@ -279,8 +279,8 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
         cut = "the record ends early (no end line): it was cut off, or the run crashed"
         if not done:
-            raise replaying.ReplayError(
-                f"{cut}; of its {counted(data.size, 'step')} none can be replayed, expected at least one")
+            raise replaying.ReplayError(f"{cut}; of its {counted(data.size, 'step')} none can be replayed, "
+                                        "expected at least one")
         warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
         finished = with_parameters(finished, experiment.problem)
     else:
@@ -290,10 +290,9 @@ def _reproduced(record: str | Path, data: Record) -> Result:
     result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:
-        raise replaying.ReplayError(
-            f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, the record says "
-                                    f"{expected[:16]}; expected equal bits: same library version, data and "
-                                    "CPU kind?")
+        raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, "
+                                    f"the record says {expected[:16]}; expected equal bits: same library "
+                                    "version, data and CPU kind?")
     return result
 
 
