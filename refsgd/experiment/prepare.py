@@ -110,9 +110,8 @@ def own_problem(problem: Problem, name: str, workers: int) -> Problem:
         alone = " (sequential has one)" if name == "sequential" else ""
         raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same: "
                     f"classification(..., workers={workers})")
-    if "batch" in problem.describe:
-        source, images = 'describe["batch"]', problem.describe["batch"]
-    else:
+    source, images = 'describe["batch"]', problem.describe.get("batch")
+    if images is None:
         source = "images(0, 0)"  # of every gradient, unless the problem says its batch
         try:
             images = problem.images(0, 0)
