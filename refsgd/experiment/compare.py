@@ -24,7 +24,7 @@ from refsgd.experiment.prepare import (
     listed,
     prepare,
 )
-from refsgd.experiment.result import Result, labelled, predicted_to_json
+from refsgd.experiment.result import Result, predicted_to_json
 from refsgd.runtimes.fork import runtime_here
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -64,7 +64,7 @@ class Row:
     @property
     def label(self) -> str:
         """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return labelled(self.algorithm, self.options)
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; the history is the measured run's."""

@@ -293,7 +293,7 @@ class Result:
     @property
     def label(self) -> str:
         """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return labelled(self.algorithm, self.options)
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
 
     def summary(self) -> str:
         """A few lines for people."""
@@ -407,11 +407,6 @@ class Result:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
-
-
-def labelled(algorithm: str, options: Mapping[str, Any]) -> str:
-    """An algorithm with its options, e.g. ``ssp staleness=3``."""
-    return " ".join([algorithm, *(f"{k}={v}" for k, v in options.items())])
 
 
 def _finite(value: Any) -> Any:
