@@ -47,7 +47,8 @@ class Replica:
         yield from self.mark(t, self.x)
 
 
-def deploy(problem: Objective, workers: int, sgd: SGD, program: Callable[[Replica, Sequence[str]], Program[Any]],
+def deploy(problem: Objective, workers: int, sgd: SGD,
+           program: Callable[[Replica, Sequence[str]], Program[Any]],
            handler: Callable[[Replica], Program[None]] | None = None, survives: bool = False) -> Deployment:
     """A deployment of peers with a replica each.
 
