@@ -136,29 +136,29 @@ HARMLESS = (
 
 def test_a_change_that_nothing_notices_is_refused():
     with pytest.raises(ValueError, match=r"does not notice that 'waiting.add\(w\)' has been changed"):
-        experiments.compare_with_change("ssp", HARMLESS)
+        experiments.compare_with_change("ssp-gate", HARMLESS)
 
 
 def test_a_line_that_is_not_in_the_source_any_more_is_refused():
-    with pytest.raises(ValueError, match="ssp.server: 0 places read 'waiting.append"):
-        experiments.compare_with_change("ssp", HARMLESS.replace("add", "append"))
+    with pytest.raises(ValueError, match="ssp_gate.server: 0 places read 'waiting.append"):
+        experiments.compare_with_change("ssp-gate", HARMLESS.replace("add", "append"))
 
 
 def test_an_experiment_that_fails_without_the_change_is_refused():
     with pytest.raises(ValueError, match="fails without any change"):
-        experiments.compare_with_change("ssp", HARMLESS + "assert False\n")
+        experiments.compare_with_change("ssp-gate", HARMLESS + "assert False\n")
 
 
 def test_a_change_that_is_mistaken_itself_is_not_taken_for_caught():
     with pytest.raises(NameError, match="nowhere"):
-        experiments.compare_with_change("ssp", HARMLESS.replace("waiting |= {w}", "nowhere"))
+        experiments.compare_with_change("ssp-gate", HARMLESS.replace("waiting |= {w}", "nowhere"))
 
 
 def test_the_library_is_as_before_after_an_experiment():
-    before = sys.modules["refsgd.algorithms.server.ssp"], CATALOGUE["ssp"]
+    before = sys.modules["refsgd.algorithms.server.ssp_gate"], CATALOGUE["ssp"]
     with pytest.raises(ValueError, match="does not notice"):
-        experiments.compare_with_change("ssp", HARMLESS)
+        experiments.compare_with_change("ssp-gate", HARMLESS)
     import refsgd.algorithms
 
-    assert (sys.modules["refsgd.algorithms.server.ssp"], refsgd.algorithms.CATALOGUE["ssp"]) == before
+    assert (sys.modules["refsgd.algorithms.server.ssp_gate"], refsgd.algorithms.CATALOGUE["ssp"]) == before
     assert refsgd.algorithms is sys.modules["refsgd.algorithms"]

@@ -11,6 +11,7 @@ from benchmarks.mutants.__main__ import EQUIVALENT, FILES
 from benchmarks.mutants.operators import ROOT, domain, found_in
 
 SSP = "refsgd/algorithms/server/ssp.py"
+GATE = "refsgd/algorithms/server/ssp_gate.py"
 
 
 def test_a_mutant_is_one_change_that_keeps_the_lines_and_can_be_compiled():
@@ -37,9 +38,9 @@ def test_the_listed_mistakes_are_those_of_the_programs_as_they_are():
 
 @pytest.mark.slow
 def test_a_wrong_slack_is_caught_and_a_change_where_no_test_looks_survives(tmp_path):
-    near = [mutant for mutant in found_in(SSP) if "waiting and clock[w] <" in mutant.lines()[0]
+    near = [mutant for mutant in found_in(GATE) if "waiting and clock[w] <" in mutant.lines()[0]
             and mutant.operator == "comparison"]
-    far = [mutant for mutant in found_in(SSP) if "Row(x, version, slowest" in mutant.lines()[0]
+    far = [mutant for mutant in found_in(SSP) if "Row(shard.x, shard.version, slowest" in mutant.lines()[0]
            and mutant.operator == "counter"]
     assert near and far
     names = [part for mutant in near + far for part in ("--only", mutant.name)]

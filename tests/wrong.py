@@ -8,6 +8,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from refsgd.algorithms import parts, replica
+from refsgd.algorithms.server import softsync, ssp_gate
 
 
 def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
@@ -22,14 +23,16 @@ def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
 
 
 def wrong_deployment(deploy, right, wrong):
-    """A deployment function of the catalogue, from a copy of its module with that change, or of what the
-    programs share."""
+    """A deployment function of the catalogue, from a copy of its module with that change, or of what it shares
+    with others."""
     module = inspect.getmodule(deploy)
     if right in inspect.getsource(module):
         return getattr(changed(module, right, wrong), deploy.__name__)
     source = inspect.getsource(module)
-    shared = replica if replica.__name__ in source and right in inspect.getsource(replica) else parts
-    with patch.dict(sys.modules, {shared.__name__: changed(shared, right, wrong)}):
-        copy = ModuleType(module.__name__)
+    shared = next(m for m in (replica, softsync, ssp_gate, parts)
+                  if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
+    package, _, name = shared.__name__.rpartition(".")
+    copy, wrongly = ModuleType(module.__name__), changed(shared, right, wrong)
+    with patch.dict(sys.modules, {shared.__name__: wrongly}), patch.object(sys.modules[package], name, wrongly):
         exec(compile(source, module.__file__, "exec"), vars(copy))
     return getattr(copy, deploy.__name__)

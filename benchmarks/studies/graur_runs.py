@@ -11,8 +11,7 @@ from benchmarks.studies import graur_terms
 from benchmarks.studies.architectures import ARCHITECTURES
 from benchmarks.studies.graur_figures import Key
 from benchmarks.studies.lab import Lab, Seen, Trial
-from refsgd.algorithms.parts import Model, Objective, names
-from refsgd.algorithms.server.downpour import Fetch
+from refsgd.algorithms.parts import Fetch, Model, Objective, names
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
 from refsgd.experiment.result import Result

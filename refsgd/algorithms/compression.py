@@ -167,8 +167,7 @@ def two_bit_decode(message: Codes) -> Array:
 
 
 def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
-    """Random rounding of v, (d,), to s >= 1 levels of its norm, bucket by bucket; `key` is (seed, rank,
-    t)."""
+    """Random rounding of v, (d,), to s >= 1 levels of its norm, by bucket; `key` is (seed, rank, t)."""
     padded = np.pad(np.asarray(v, float), (0, -v.size % bucket)).reshape(-1, bucket)
     norms = np.linalg.norm(padded, axis=1).astype(v.dtype)
     exact = np.minimum(s, s * np.abs(padded) / np.where(norms > 0, norms, 1).astype(float)[:, None])

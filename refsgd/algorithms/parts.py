@@ -1,7 +1,9 @@
-"""What the programs with parameter servers share: messages, the cut into parts, push and pull, updates, deployment.
+"""What the programs with parameter servers share: messages, the cut into parts, push and pull, updates,
+deployment.
 
-The parameters are cut into K parts, one per server (Li et al., OSDI 2014).  Most algorithms have the same `worker`;
-their servers differ in what one update is (BSP: the mean of all; ASP, SSP: each push) and in when they answer.
+The parameters are cut into K parts, one per server (Li et al., OSDI 2014).  Most algorithms have the same
+`worker`; their servers differ in what one update is (BSP: the mean of all; ASP, SSP: each push) and in when
+they answer.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
 
 Name = TypeVar("Name")
-Layout = Callable[[int, int], list[slice]]  #: cuts range(d) into one part for each of K servers
 
 
 class Objective(Protocol):
     """What an algorithm needs to know of the problem it solves."""
 
     x0: Array  #: (d,) the common starting point
-    gradient: Callable[[Array, int, int], Array]  #: (x, rank, t) -> (d,), mean over the worker's share of step t
+    gradient: Callable[[Array, int, int], Array]  #: (x, rank, t) -> (d,), mean over the share of step t
     images: Callable[[int, int], int]  #: (rank, t) -> examples in that share, which is its weight in a mean
 
 
@@ -42,8 +43,14 @@ class Model(NamedTuple):
     version: int  # updates applied to it so far
 
 
+class Fetch(NamedTuple):
+    """worker -> server: send me your part."""
+
+    t: int  # the worker's iteration
+
+
 def equal(d: int, servers: int) -> list[slice]:
-    """The layout of contiguous parts of equal length to within one.
+    """Cut range(d) into contiguous parts, one per server, of equal length to within one.
 
     >>> equal(10, 3)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
@@ -53,7 +60,7 @@ def equal(d: int, servers: int) -> list[slice]:
 
 
 def rotate(items: Sequence[Name], first: int) -> list[Name]:
-    """The items starting with number `first`: where all servers are co-located, no two start at the same one."""
+    """The items starting with number `first`, so that no two workers begin with the same server."""
     k = first % len(items)
     return [*items[k:], *items[:k]]
 
@@ -67,22 +74,17 @@ def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
     return [f"worker{i}" for i in range(workers)], [f"server{k}" for k in range(servers)]
 
 
-# -- the worker's side -----------------------------------------------------------------------------------------
+# -- the worker's side ---------------------------------------------------------------------------------------
 
 
-@dataclass
 class Servers:
-    """The servers as one worker sees them: the part of each, the order in which it talks to them, the versions read."""
+    """The servers as one worker sees them: their parts of d parameters, the order in which it talks to them
+    (server number `first` is the first), and the version of each part that it has read."""
 
-    part: dict[str, slice]
-    order: list[str]
-    version: dict[str, int]
-
-
-def connect(servers: Sequence[str], d: int, first: int = 0, layout: Layout = equal) -> Servers:
-    """The servers of d parameters, for a worker that begins with number `first`."""
-    part = dict(zip(servers, layout(d, len(servers)), strict=True))
-    return Servers(part, rotate(servers, first), dict.fromkeys(servers, 0))
+    def __init__(self, servers: Sequence[str], d: int, first: int = 0) -> None:
+        self.part = dict(zip(servers, equal(d, len(servers)), strict=True))
+        self.order = rotate(servers, first)
+        self.version = dict.fromkeys(servers, 0)
 
 
 def push(servers: Servers, g: Array, examples: int) -> Program[None]:
@@ -99,13 +101,22 @@ def pull(servers: Servers) -> Program[Array]:
     return np.concatenate([parts[s] for s in servers.part])
 
 
-def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, rotated: bool = False) -> Program[Array]:
-    """Compute a gradient, push it part by part, wait for every part of the new model; returns the last model, (d,).
+def fetch(servers: Servers, t: int) -> Program[Array]:
+    """Ask each server for its part in iteration t; the whole model, (d,)."""
+    for s in servers.order:
+        yield Send(s, Fetch(t))
+    return (yield from pull(servers))
+
+
+def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
+           rotated: bool = False) -> Program[Array]:
+    """Compute a gradient, push it part by part, wait for every part of the new model; returns the last model,
+    (d,).
 
     A `rotated` worker begins with the server of its own number.
     """
     x = problem.x0
-    there = connect(servers, x.size, rank if rotated else 0)
+    there = Servers(servers, x.size, rank if rotated else 0)
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, x, rank, t)
         yield from push(there, g, problem.images(rank, t))
@@ -114,7 +125,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, ro
     return x
 
 
-# -- the server's side -----------------------------------------------------------------------------------------
+# -- the server's side ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -137,47 +148,54 @@ class Shard:
     version: int = 0  #: updates applied so far
 
     def __post_init__(self) -> None:
-        self.v = self.sgd.start(self.x)  #: velocity
+        self.state: Any = self.sgd.start(self.x)  #: what the rule keeps from update to update: the velocity
 
     def apply(self, w: str, push: Push) -> Program[None]:
         """One update with the gradient of one worker."""
-        yield from self.update([(w, push)], SGD.step, push.grad)
+        yield from self.update([(w, push)], SGD.step, push.grad, self.version)
 
-    def update(self, pushes: Iterable[tuple[str, Push]], rule: Callable[..., Any], *given: Any) -> Program[None]:
-        """One update with gradients of some workers: ``x, v = rule(sgd, x, v, given[0], version, *given[1:])``."""
+    def update(self, pushes: Iterable[tuple[str, Push]], rule: Callable[..., Any],
+               *given: Any) -> Program[None]:
+        """One update with gradients of some workers: ``x, state = rule(sgd, x, state, *given)``."""
         reads = tuple((w, push.version) for w, push in pushes)
-        self.x, self.v = yield Compute(rule, self.sgd, self.x, self.v, given[0], self.version, *given[1:],
-                                       kind="update")
+        self.x, self.state = yield Compute(rule, self.sgd, self.x, self.state, *given, kind="update")
         yield from self.mark(reads)
 
     def mark(self, reads: tuple[tuple[str, int], ...]) -> Program[None]:
-        """Tell observers of an update that read these versions, and count it."""
+        """Tell observers of an update whose gradients were computed at these versions, and count it."""
         yield Mark("update", part=self.part, version=self.version, reads=reads, x=self.x)
         self.version += 1
 
 
-def deploy(problem: Objective, workers: int, servers: int, sgd: SGD, worker: Callable[[int, list[str]], Program[Any]],
-           server: Callable[[Shard, list[str]], Program[Array]], survives: bool = True,
-           layout: Layout = equal) -> Deployment:
-    """A deployment of workers and of servers with a part each.
+def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int, rotated: bool,
+           server: Callable[[Shard, list[str]], Program[Array]],
+           client: Callable[[int, list[str]], Program[Array]] | None = None,
+           survives: bool = True) -> Deployment:
+    """A deployment of workers, and of servers with a part each.
 
     Parameters
     ----------
     problem : Objective
+        What is minimised.
     workers, servers : int
         n and K, at least 1.
+    steps : int
+        Iterations of each worker, which SSP calls clocks, >= 0.
     sgd : SGD
         The update rule of each shard.
-    worker, server : callable
-        Their programs, of the rank and the names of the servers, and of the shard and the names of the workers.
+    rotated : bool
+        Worker i begins with server i: where every worker's node has a server.
+    server : callable
+        A server's program, of its shard and the names of the workers.
+    client : callable, optional
+        A worker's program, of its rank and the names of the servers; by default `worker`.
     survives : bool
         Whether the servers handle the death of a worker.
-    layout : callable
-        The cut of the parameters.
     """
     ws, ss = names(workers, servers)
-    nodes = {w: Node(worker(i, ss), rank=i) for i, w in enumerate(ws)}
-    for k, (s, part) in enumerate(zip(ss, layout(problem.x0.size, servers), strict=True)):
+    nodes = {w: Node(client(i, ss) if client else worker(i, ss, problem, steps, rotated), rank=i)
+             for i, w in enumerate(ws)}
+    for k, (s, part) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
         shard = Shard(k, problem.x0[part], sgd)
         nodes[s] = Node(server(shard, ws), role="server", rank=k, survives=survives)
     return nodes

@@ -71,12 +71,12 @@ def test_each_worker_has_its_own_backup_the_model_that_it_read(machine, seed, wo
 def shared_backup_server(x, pushes, sgd, compensation):
     """WRONG, yet in use: one backup, overwritten at every update, so the drift is that of the last update
     alone."""
-    v, previous = sgd.start(x), x
+    state, previous = (sgd.start(x), np.zeros_like(x)), x
     for version in range(pushes):
         w, push = yield Recv(Push)
         old = x
-        x, v, _ = yield Compute(dc_asgd.update, sgd, x, v, v, push.grad, previous, version, compensation,
-                                False, kind="update")
+        x, state = yield Compute(dc_asgd.update, sgd, x, state, push.grad, previous, version, compensation,
+                                 False, kind="update")
         yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
         previous = old
         yield Send(w, Model(x, version + 1))

@@ -205,7 +205,7 @@ def test_every_answer_is_that_of_the_page(lower, upper):
     ("if not granted[w] and clock[w] > slowest + lower", "if clock[w] > slowest + lower"),
     # before it is needed, for other intervals than then
     ("if not granted[w] and clock[w] > slowest + lower", "if not granted[w]"),
-    ("pushed[w] = pushed[w][1], version", "pushed[w] = 0, version"),  # intervals from the start
+    ("pushed[w] = pushed[w][1], shard.version", "pushed[w] = 0, shard.version"),  # intervals from the start
     ("interval = max(last - previous, now - last)", "interval = last - previous"),
     ("next_push[max(next_push)]", "next_push[min(next_push)]"),
     ("for it no more\n            slowest = min(clock.values(), default=steps)",

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms.parts import Model
+from refsgd.algorithms.parts import Fetch, Model
+from refsgd.algorithms.server import portions as handed_out
 from refsgd.algorithms.server import sandblaster, vector_shards
-from refsgd.algorithms.server.vector_shards import Begin, Fetch, G, P, Portion
+from refsgd.algorithms.server.portions import Begin, Portion
+from refsgd.algorithms.server.vector_shards import G, P
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Recv, Send
 from refsgd.experiment.result import final_parameters
@@ -74,7 +76,7 @@ def run(workers=3, steps=6, servers=2, portions=7, history=3, machine=FAST, seed
 
 
 def test_an_evaluation_begins_on_every_shard_in_order_before_a_portion_is_given_away():
-    program = sandblaster.evaluate(["server0", "server1"], ["worker0"], 3, 1)
+    program = handed_out.evaluate(["server0", "server1"], ["worker0"], 3, 1)
     assert [program.send(None) for _ in range(2)] == [Send("server0", Begin(3)), Send("server1", Begin(3))]
     assert program.send(None) == Recv(Begin, src="server0")
     assert program.send(("server0", Begin(3))) == Recv(Begin, src="server1")
@@ -82,7 +84,7 @@ def test_an_evaluation_begins_on_every_shard_in_order_before_a_portion_is_given_
 
 
 def test_a_worker_fetches_the_vector_of_its_evaluation_once():
-    program = vector_shards.worker("coordinator", ["server0"], logistic(7))
+    program = handed_out.worker("coordinator", ["server0"], logistic(7))
     program.send(None)
     assert program.send(("coordinator", Portion(3, 5))) == Send("server0", Fetch(3))
     program.send(None)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from refsgd.algorithms.server import schedules
-from refsgd.algorithms.server.schedules import chances, independent, lasso, round_robin, soft
+from refsgd.algorithms.server.blocks import chances, independent, round_robin
+from refsgd.algorithms.server.schedules import lasso, soft
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose
 from refsgd.experiment.result import final_parameters
@@ -225,7 +226,7 @@ def test_draws_follow_these_chances():
     """A chi-squared test with 4,000 first draws of one step: rejected by chance in one of 10,000 seeds."""
     program = schedules.scheduler(["worker0"], np.eye(4), 0.1, 1, "random", 1, 1.0, 1e-3)
     assert program.send(None).p == pytest.approx([0.25] * 4)
-    choose = schedules.Choose(list(range(4)), chances(np.array([0.0, 1.0, 2.0, 0.1]), 0.1))
+    choose = Choose(list(range(4)), chances(np.array([0.0, 1.0, 2.0, 0.1]), 0.1))
 
     def draws():
         seen = Counter()

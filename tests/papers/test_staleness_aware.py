@@ -97,14 +97,14 @@ def test_one_over_tau_plus_one_is_caught(monkeypatch):
 def test_one_rate_for_a_whole_update_is_caught():
     """WRONG: divides the mean by the mean staleness."""
     pushes = [Push(ONES, 1, 10), Push(5 * ONES, 1, 6)]
-    right = staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0]
+    right = staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang")[0]
     assert np.allclose(right, -(1 + 5 / 4) / 2)
     assert not np.allclose(right, -3 / np.mean([1, 4]))
 
 
 def test_a_mean_over_images_weighs_the_divided_gradients():
     pushes = [Push(ONES, 3, 10), Push(4 * ONES, 1, 8)]
-    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, 0 * ONES, EMPTY, pushes, 10, "zhang")[0],
+    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang")[0],
                        -(3 * 1 + 1 * 2) / 4)
 
 

@@ -168,7 +168,7 @@ def test_the_lines_of_every_program_are_lit_down_to_its_sub_program(browser, tmp
     browser.execute_script("player.go(0)")
     line = browser.execute_script(
         "return [...document.querySelectorAll('.line.lit')].find(l => l.querySelector('.cs')).textContent")
-    assert "w, message = yield Recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp.py")
+    assert "w, message = yield Recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp_gate.py")
 
 
 def accessible(browser, selector):

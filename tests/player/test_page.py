@@ -49,7 +49,7 @@ def test_every_algorithm_has_a_page_whose_programs_stand_at_yields(name):
 def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
     found = page("ssp", staleness=0)
     server = len(found.data["programs"]) - 1
-    assert line_at(found, server, 0)[0] == "refsgd/algorithms/server/ssp.py"
+    assert line_at(found, server, 0)[0] == "refsgd/algorithms/server/ssp_gate.py"
     assert text_at(found, server, 0) == "w, message = yield Recv(Push, Died)"
     blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark"
                    and e.name == "block")
@@ -83,7 +83,7 @@ def test_waiting_is_explained_by_cause_and_by_whom():
         row = re.search(rf'id="f{file}l{line}">.*?<code>(.*?)</code>', found.html, re.S).group(1)
         assert "ready = [w for w in clock if w in waiting" in re.sub("<[^>]*>", "",
                                                                      row) and said.endswith(
-                                                                         f"; ssp.py:{line}")
+                                                                         f"; ssp_gate.py:{line}")
     spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
     busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
@@ -164,7 +164,7 @@ def test_runs_of_processes_have_lines_too():
     html = result.player().html
     data = data_of(html)
     assert data["note"] == "" and len(data["events"]) == len(result.trace.events)
-    assert {"refsgd/algorithms/server/ssp.py",
+    assert {"refsgd/algorithms/server/ssp_gate.py",
             "refsgd/algorithms/parts.py"} == set(data["files"])
     for p, program in enumerate(data["programs"]):
         assert len(program["stands"]) > 5 and program["stands"][-1][1] == -1, p

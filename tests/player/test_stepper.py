@@ -13,7 +13,7 @@ import refsgd
 from refsgd import Stepper
 from refsgd.algorithms import parts
 from refsgd.algorithms.parts import Model, Push, names, worker
-from refsgd.algorithms.server import ssp
+from refsgd.algorithms.server import ssp_gate
 from refsgd.cli.step import KEYS, converse
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.runtimes.explorer import Counterexample, explore
@@ -110,7 +110,7 @@ def test_where_says_line_wait_and_locals():
     server = s.where()[-1]
     assert server.node == "server0" and server.locals["shard"].version == 1 and server.locals["clock"] == {
         "worker0": 1, "worker1": 0}
-    assert "ssp.py:" in repr(s.where()) and "yield Send(w, Model(shard.x, shard.version))" in repr(s.where())
+    assert "ssp_gate.py:" in repr(s.where()) and "yield Send(w, Model(shard.x, shard.version))" in repr(s.where())
     assert "next:" in repr(s) and "worker0" in s.diagram()
 
 
@@ -189,14 +189,14 @@ def test_a_wait_is_explained_at_each_of_its_stages():
     assert why() == "worker0 waits: its Push#0 is on the wire to server0"
     assert why(
         then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 lies in the inbox of server0, which takes it next"
-    update = line_of("self.x, self.v = yield Compute", parts)
+    update = line_of("self.x, self.state = yield Compute", parts)
     assert why(
         then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; parts.py:{update}"
     s.run_until("block")
     gate = line_of("ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]")
     assert why() == (
         "worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, "
-                     f"staleness 0), while Push#0 of worker1 is on the wire; ssp.py:{gate}")
+                     f"staleness 0), while Push#0 of worker1 is on the wire; ssp_gate.py:{gate}")
     while "server0 sends Model to worker0" not in s.actions():
         s.step()
     why(then="server0 sends Model to worker0")
@@ -206,7 +206,7 @@ def test_a_wait_is_explained_at_each_of_its_stages():
     assert s.where()[0].why == "worker0 is about to mark clock"
 
 
-def line_of(text, module=ssp):
+def line_of(text, module=ssp_gate):
     """The first line of a module that has this text."""
     return next(n for n, line in enumerate(inspect.getsource(module).splitlines(), 1) if text in line)
 

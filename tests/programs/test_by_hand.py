@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms.parts import Model, Push, Shard, equal, worker
-from refsgd.algorithms.server import asp, bsp, ssp
+from refsgd.algorithms.server import asp, bsp, ssp_gate
 from refsgd.algorithms.sgd import SGD, StepDecay, mean_gradient, parse_schedule
 from refsgd.effects import Compute, Mark, Recv, Send, payload_bytes
 from refsgd.problems import quadratic
@@ -52,7 +52,7 @@ def test_asp_server_answers_each_push_at_once():
 
 
 def test_ssp_server_withholds_the_answer_to_whom_is_too_far_ahead():
-    program = ssp.server(Shard(0, np.zeros(2, np.float32), SGD(1.0)), ["worker0", "worker1"], 3, staleness=1)
+    program = ssp_gate.server(Shard(0, np.zeros(2, np.float32), SGD(1.0)), ["worker0", "worker1"], 3, staleness=1)
     answer(program)
     assert answer(program, ("worker0", Push(ONE, 1, 0))).to == "worker0"  # one clock ahead: allowed
     answer(program)

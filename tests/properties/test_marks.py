@@ -75,11 +75,11 @@ def test_marks_tell_the_slice_the_iteration_and_the_parameters(name, options):
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("backup-workers", ', reason="late")', ")"),
-    ("asp", "Model(shard.x, shard.version)", "Model(shard.v, shard.version)"),
-    ("sequential", 'g, t, kind="update"', "g, t"), ("asp", '*given[1:],\n                                       kind="update")', "*given[1:])"),
+    ("asp", "Model(shard.x, shard.version)", "Model(shard.state, shard.version)"),
+    ("sequential", 'g, t, kind="update"', "g, t"), ("asp", '*given, kind="update")', "*given)"),
     ("asp", "part=self.part", "part=0"),
     ("independent", "t=t, x=x", "x=x"),
-    ("ssp", "x=self.x)", "x=self.v)"),
+    ("ssp", "x=self.x)", "x=self.state)"),
     ("sgp", "replica.mark(t, replica.x / weight)", "replica.mark(t, part.x)"),
 ])
 def test_wrong_marks_are_caught(name, right, wrong):

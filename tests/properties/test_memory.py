@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.parts import Servers, Shard
 from refsgd.algorithms.replica import Replica
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
@@ -30,7 +31,7 @@ def items(value):
         return sum(map(items, value.values()))
     if isinstance(value, (list, tuple, set)):
         return sum(map(items, value))
-    return items(vars(value)) if isinstance(value, Replica) else 1
+    return items(vars(value)) if isinstance(value, Replica | Shard | Servers) else 1
 
 
 def hold_memory(deployment):
@@ -53,7 +54,7 @@ def test_programs_forget(name, options):
 @pytest.mark.parametrize(("name", "right", "wrong", "options"), [
     ("ssp", "mine = {t: step for t, step in mine.items() if t >= min(r.own for r in row.values())}", "pass",
      OPTIONS[1]),
-    ("dynsgd", "mean = {c: m for c, m in mean.items() if c >= slowest}", "pass", {"staleness": 2}),
+    ("dynsgd", "shard.state = v, {c: m for c, m in means.items() if c >= slowest}", "pass", {"staleness": 2}),
     ("dynsgd", "images = {c: b for c, b in images.items() if c >= slowest}", "pass", {"staleness": 2}),
     ("gosgd", "replica.queue = []", "pass", {"p": 0.5}),
     ("downpour", "accrued, reads = np.zeros_like(x), []", "accrued = np.zeros_like(x)", {}),

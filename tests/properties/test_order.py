@@ -14,7 +14,7 @@ from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Sent
 from tests.ledger import with_bodies
 from tests.properties.coordinates import Marked
-from tests.wrong import changed, wrong_deployment
+from tests.wrong import wrong_deployment
 
 SLICED = [name for name, deploy in CATALOGUE.items() if "rotated" in inspect.signature(deploy).parameters]
 OPTIONS = {"easgd": {"period": 2}, "downpour": {"push_every": 2}}
@@ -71,8 +71,6 @@ def test_another_order_is_caught(right, wrong):
             hold_order(deploy, rotated)
 
 
-def test_an_order_of_the_workers_alone_is_caught(monkeypatch):
-    monkeypatch.setattr(bsp, "worker",
-                        changed(parts, "rank if rotated else 0", "rank").worker)
+def test_an_order_of_the_workers_alone_is_caught():
     with pytest.raises(AssertionError):
-        hold_order(bsp.bsp, False)
+        hold_order(wrong_deployment(bsp.bsp, "rank if rotated else 0", "rank"), False)

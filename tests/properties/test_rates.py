@@ -192,16 +192,15 @@ def test_a_stage_counts_its_updates(deploy):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("bsp", "given[0], self.version", "given[0], 0"),  # stuck
-    ("bsp", "given[0], self.version", "given[0], self.version + 1"),  # early
-    ("asp", "given[0], self.version", "given[0], max(0, self.version - 1)"),  # late
+    ("bsp", "ordered], shard.version", "ordered], 0"),  # stuck
+    ("bsp", "ordered], shard.version", "ordered], shard.version + 1"),  # early
+    ("asp", "push.grad, self.version", "push.grad, max(0, self.version - 1)"),  # late
     ("ssp", "yield from shard.apply(w, message)\n            clock[w] += 1\n            waiting",  # by the worker's clock
-     "yield from shard.update([(w, message)], lambda sgd, x, v, g, t: sgd.step(x, v, g, clock[w]), message.grad)\n"
+     "yield from shard.update([(w, message)], lambda sgd, x, v, g: sgd.step(x, v, g, clock[w]), message.grad)\n"
      "            clock[w] += 1\n            waiting"),
-    ("downpour", "adagrad_step, sgd, x, v, message.grad, version",
-     "adagrad_step, sgd, x, v, message.grad, 0"),
+    ("downpour", "message.grad,\n                                                     shard.version", "message.grad, 0"),
     ("approximate", "message.grad, done", "message.grad, version"),
-    ("dynsgd", "message.grad, share, c,", "message.grad, share, version,"),
+    ("dynsgd", "message.grad, share, c)", "message.grad, share, shard.version)"),
     ("allreduce", "np.float32(whole), t)", "np.float32(whole), t + 1)"),
     ("dgc", "sum_of_sparse(messages, replica.x), t)", "sum_of_sparse(messages, replica.x), 0)"),
     *[("sequential", "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {t},")
@@ -233,8 +232,8 @@ def test_wrong_rates_of_own_steps_are_caught():
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("asp", "self.sgd, self.x, self.v, given", "self.sgd, self.x, self.x, given"),
-    ("bsp", "self.x, self.v = yield", "self.x, _ = yield"),
+    ("asp", "self.sgd, self.x, self.state, *given", "self.sgd, self.x, self.x, *given"),
+    ("bsp", "self.x, self.state = yield", "self.x, _ = yield"),
     ("independent", "self.x, self.v = yield", "self.x, _ = yield"),
 ])
 def test_a_wrong_velocity_is_caught(name, right, wrong):

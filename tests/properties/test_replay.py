@@ -187,16 +187,16 @@ def test_a_data_centre_that_lacks_something_is_caught(right, wrong):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("asp", "self.x, self.v = yield", "self.x, _ = yield"),
-    ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change)", "mean)"),
+    ("asp", "self.x, self.state = yield", "self.x, _ = yield"),
+    ("dynsgd", "weight_decay) * x - mean)", "weight_decay) * x)"), ("dynsgd", "mean + change})", "mean})"),
     ("dynsgd", "replace(sgd, weight_decay=0.0)", "sgd"),
-    ("dc-asgd", "backup[w] = x\n", "pass\n"),
-    ("dc-asgd", "dict.fromkeys(workers, x)", "dict.fromkeys(workers, v)"),
+    ("dc-asgd", "backup[w] = shard.x\n", "pass\n"),
+    ("dc-asgd", "dict.fromkeys(workers, shard.x)", "dict.fromkeys(workers, 0 * shard.x)"),
     ("dc-asgd", "sgd.step(x, v, g, t)", "sgd.step(x, v, g, t + 1)"),
     ("downpour", "squares = squares + a * a", "squares = a * a"),
     ("downpour", "np.where(squares > 0,", "np.where(x > 0,"),
     ("staleness-aware", "grad=g / tau", "grad=g"),
-    ("softsync", "version, kept = version + 1, []", "version, kept = version + 1, kept[1:]"),
+    ("softsync", "            kept = []\n", "            kept = kept[1:]\n"),
 ])
 def test_another_rule_is_caught(name, right, wrong):
     deploy = wrong_deployment(CATALOGUE[name], right, wrong)

@@ -186,12 +186,12 @@ def test_clocks_are_those_of_the_gradients(name):
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("bsp", "(w, push.version) for w, push in pushes", "(w, 0) for w, push in pushes"),
-    ("downpour", "[*reads, version]", "[*reads, {s: v + 1 for s, v in version.items()}]"),
+    ("downpour", "[*reads, dict(there.version)]", "[*reads, {s: v + 1 for s, v in there.version.items()}]"),
     ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
-    ("downpour", "yield Recv(Model, src=server)", "yield Recv(Model)"),  # slices in order of arrival
+    ("downpour", "yield Recv(Model, src=s)", "yield Recv(Model)"),  # slices in order of arrival
     ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
     ("asp", "(w, push.version) for", "(w, self.version) for"),
-    ("backup-workers", "tuple((w, t) for w in first)", "tuple((w, t - 1) for w in first)"),
+    ("backup-workers", "(w, pushes[w]) for", "(w, pushes[w]._replace(version=shard.version - 1)) for"),
     ("approximate", "version=version, reads=((w, message.version),)",
      "version=done, reads=((w, message.version),)"),
 ])

@@ -37,8 +37,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, Shard, connect, deploy, pull
-from refsgd.algorithms.server.downpour import Fetch
+from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy, fetch
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import add
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
@@ -64,13 +63,11 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sg
            alpha: float, rotated: bool) -> Program[Array]:
     """Algorithm 2, which is algorithm 1 if there is no momentum; returns the replica, (d,)."""
     x, v = problem.x0, sgd.start(problem.x0)
-    center = connect(servers, x.size, rank if rotated else 0)
+    center = Servers(servers, x.size, rank if rotated else 0)
     for t in range(steps):
         z = x + np.float32(sgd.momentum) * v  # from before the exchange
         if t % period == 0:
-            for s in center.order:
-                yield Send(s, Fetch(t))
-            e = np.float32(alpha) * (x - (yield from pull(center)))
+            e = np.float32(alpha) * (x - (yield from fetch(center, t)))
             for s in center.order:
                 yield Send(s, Elastic(e[center.part[s]], center.version[s]))  # b) center = center + e
             x = x - e  # a)
@@ -108,14 +105,8 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`.
     period : int
         Iterations between two exchanges of a worker, at least 1 (the paper's tau).
     alpha : float, optional
@@ -130,8 +121,8 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
         raise ValueError(f"mode {mode!r}; expected async or sync")
     together = workers if mode == "sync" else 1
     updates = -(-steps // period) * (1 if mode == "sync" else workers)
-    return deploy(problem, workers, servers, sgd,
+    return deploy(problem, workers, steps, sgd, servers, rotated,
+                  lambda center, workers: server(center, workers, updates, together),
                   lambda rank, servers: worker(rank, servers, problem, steps, sgd, period,
                                                0.9 / workers if alpha is None else alpha, rotated),
-                  lambda center, workers: server(center, workers, updates, together),
                   survives=mode == "async")

@@ -1,15 +1,5 @@
 """Asynchronous parallel SGD (ASP, async-SGD): nobody waits for anybody, gradients are old when they arrive.
 
-Worker i::
-
-    g = gradient at x on its share
-    push g to the server;  take the model that answers this push
-
-Server, on each push::
-
-    x = update(x, g);  version = version + 1
-    answer with (x, version)
-
 The gradient was computed at an older version; the difference is its *staleness*, n - 1 in the mean at any
 speeds of the workers.
 
@@ -22,10 +12,10 @@ alone, n updates where BSP has one | deterministic: given the order of arrival
 
 What differs from the papers
 ----------------------------
-Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every worker
-reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M is 1, see
-softsync for more.  Slices have versions of their own: a model of several servers can be torn.  The learning rate is
-not divided by n; that is the caller's choice.
+Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every
+worker reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M
+is 1, see softsync for more.  Slices have versions of their own: a model of several servers can be torn.  The
+learning rate is not divided by n; that is the caller's choice.
 
 References
 ----------
@@ -38,7 +28,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, worker
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
 
@@ -53,20 +43,14 @@ def server(shard: Shard, pushes: int) -> Program[Array]:
     return shard.x
 
 
-def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False) -> Deployment:
+def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+        rotated: bool = False) -> Deployment:
     """Deploy ASP.
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`.
     """
-    return deploy(problem, workers, servers, sgd,
-                  lambda rank, servers: worker(rank, servers, problem, steps, rotated),
+    return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, len(workers) * steps))

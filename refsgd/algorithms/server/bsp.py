@@ -1,17 +1,6 @@
 """Bulk-synchronous parallel SGD (BSP, sync-SGD): all workers step together, at the pace of the slowest.
 
-Worker i, step t::
-
-    g_i = gradient at x on its share of b_i images
-    push g_i to the server;  wait for the new x
-
-Server, step t::
-
-    collect the n gradients of step t
-    x = update(x, sum_i b_i g_i / sum_i b_i)        # or the sum: aggregation="sum"
-    send x to every worker
-
-It is sequential SGD with a batch of n*b images, computed by n workers; what differs is the order of
+It is sequential SGD with a batch of n*b examples, computed by n workers; what differs is the order of
 floating-point additions.
 
 Quick facts
@@ -23,8 +12,8 @@ deterministic: yes, whatever the order of arrival
 
 What differs from the papers
 ----------------------------
-Valiant's model has no servers; here it has that of Li et al., who sum the gradients of all examples:
-the mean leaves the rate the same for any n.  A server answers a push when all have arrived and been applied, as
+Valiant's model has no servers; here it has that of Li et al., who sum the gradients of all examples: the mean
+leaves the rate the same for any n.  A server answers a push when all have arrived and been applied, as
 MXNet's does, so the wait for the slowest worker is part of the push.
 
 References
@@ -38,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, rotate, worker
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, rotate
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Deployment, Program, Recv, Send
 
@@ -58,14 +47,14 @@ def update(sgd: SGD, x: Array, v: Array, pushes: Sequence[Push], t: int,
 def server(shard: Shard, workers: Sequence[str], steps: int, aggregation: Aggregation = "mean",
            rotated: bool = False) -> Program[Array]:
     """Aggregate one gradient per worker and step, update the shard, answer all; returns its part."""
-    for _ in range(steps):
+    for _ in range(steps):  # Li et al., algorithm 1, servers
         pushes = {}
         for _ in workers:
             w, push = yield Recv(Push)
             pushes[w] = push
-        # In worker order: floating-point addition must not depend on the network.
+        # Lines 2 and 3, in worker order: floating-point addition must not depend on the network.
         ordered = [(w, pushes[w]) for w in workers]
-        yield from shard.update(ordered, update, [push for _, push in ordered], aggregation)
+        yield from shard.update(ordered, update, [push for _, push in ordered], shard.version, aggregation)
         for w in rotate(workers, shard.part) if rotated else workers:
             yield Send(w, Model(shard.x, shard.version))
     return shard.x
@@ -77,19 +66,12 @@ def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i, server k with worker k: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`; server k answers worker k first where they are `rotated`.
     aggregation : {"mean", "sum"}
         Mean over examples, or the sum of the workers' means (then the effective rate is n times as large).
     """
     if aggregation not in ("mean", "sum"):
         raise ValueError(f"aggregation {aggregation!r}; expected mean or sum")
-    return deploy(problem, workers, servers, sgd,
-                  lambda rank, servers: worker(rank, servers, problem, steps, rotated),
+    return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, workers, steps, aggregation, rotated), survives=False)

@@ -1,36 +1,26 @@
 """Downpour SGD: push and fetch at their own periods, and step on a local copy in between.
 
-Asynchronous SGD that saves messages: gradients are accrued for `push_every` iterations before they are pushed,
-and a fetched model serves for `fetch_every` of them, moved by the worker's own steps meanwhile.
-
-Worker, iteration t::
-
-    if t mod fetch_every = 0:  x = the servers' model
-    g = gradient at x
-    accrued = accrued + g;  x = x - lr g
-    if t mod push_every = 0, or t is the last:  push accrued;  accrued = 0
-
-Server: answer a fetch with (x, version);  x = update(x, a) on a push of a.  With `adagrad`, entry by entry::
-
-    squares = squares + a^2;  x = x - lr a / sqrt(squares)
+Asynchronous SGD that saves messages: gradients are accrued for `push_every` iterations before they are
+pushed, and a fetched model serves for `fetch_every` of them, moved by the worker's own steps meanwhile.
 
 The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes at once.
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and iteration:
-K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and iteration: M /
-push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2 updates where push_every
-= 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at the server | aggregation: sum of a
-window's gradients, each push applied alone | deterministic: given the order of arrival
+synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and
+iteration: M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2
+updates where push_every = 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at
+the server | aggregation: sum of a window's gradients, each push applied alone | deterministic: given the
+order of arrival
 
 What differs from the paper
 ---------------------------
-A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every = fetch_every = 1 is
-ASP where messages take no time (else another push can come between a push and its fetch).  The paper's loop is
-endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad leaves an entry alone while its
-squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A replica is one worker, not several
-machines, and there is no warm start with a single one.
+A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every =
+fetch_every = 1 is ASP where messages take no time (else another push can come between a push and its fetch).
+The paper's loop is endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad leaves
+an entry alone while its squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A
+replica is one worker, not several machines, and there is no warm start with a single one.
 
 References
 ----------
@@ -46,32 +36,37 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, deploy, equal, rotate
+from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy, fetch
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
 
 class Accrued(NamedTuple):
-    """worker -> server: the sum of a window's gradients, of the server's slice."""
+    """worker -> server: the sum of a window's gradients, of the server's part."""
 
-    grad: Array  # (slice,)
-    versions: tuple[int, ...]  # of the slice, at which each of them was computed
-
-
-class Fetch(NamedTuple):
-    """worker -> server: send me your slice."""
-
-    t: int  # the worker's iteration
+    grad: Array  # (part,)
+    versions: tuple[int, ...]  # of the part, at which each of them was computed
 
 
-def fetch(order: Sequence[str], servers: Sequence[str], t: int) -> Program[tuple[Array, dict[str, int]]]:
-    """Ask servers, in `order`, for their slices; the whole model, and the version of each slice."""
-    part, version = {}, {}
-    for server in order:
-        yield Send(server, Fetch(t))
-    for server in order:
-        _, (part[server], version[server]) = yield Recv(Model, src=server)
-    return np.concatenate([part[server] for server in servers]), version
+def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD,
+           push_every: int, fetch_every: int, rotated: bool) -> Program[Array]:
+    """The client of the appendix: accrue gradients while stepping locally; returns the local copy, (d,)."""
+    x = problem.x0
+    there = Servers(servers, x.size, rank if rotated else 0)
+    accrued, reads = np.zeros_like(x), list[dict[str, int]]()
+    for t in range(steps):
+        if t % fetch_every == 0:  # step mod n_fetch = 0
+            x = yield from fetch(there, t)
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        accrued, reads = accrued + g, [*reads, dict(there.version)]
+        # g is in push ceil(t / push_every); all workers' earlier pushes are updates
+        x = x - sgd.rate(workers * -(-t // push_every)) * g
+        if pushes_at(t, steps, push_every):  # step mod n_push = 0
+            for s in there.order:
+                yield Send(s, Accrued(accrued[there.part[s]], tuple(read[s] for read in reads)))
+            accrued, reads = np.zeros_like(x), []
+        yield Mark("clock", t=t)
+    return x
 
 
 def pushes_at(t: int, steps: int, push_every: int) -> bool:
@@ -79,25 +74,19 @@ def pushes_at(t: int, steps: int, push_every: int) -> bool:
     return t % push_every == 0 or t == steps - 1
 
 
-def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD, push_every: int,
-           fetch_every: int, rotated: bool) -> Program[Array]:
-    """Accrue gradients while stepping locally; returns the local copy, shape (d,)."""
-    x = problem.x0
-    cut = dict(zip(servers, equal(x.size, len(servers)), strict=True))
-    order = rotate(servers, rank) if rotated else servers
-    accrued, reads = np.zeros_like(x), list[dict[str, int]]()
-    for t in range(steps):
-        if t % fetch_every == 0:
-            x, version = yield from fetch(order, servers, t)
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        accrued, reads = accrued + g, [*reads, version]
-        x = x - sgd.rate(workers * -(-t // push_every)) * g  # g is in push ceil(t / push_every); all workers' earlier pushes are updates
-        if pushes_at(t, steps, push_every):
-            for server in order:
-                yield Send(server, Accrued(accrued[cut[server]], tuple(read[server] for read in reads)))
-            accrued, reads = np.zeros_like(x), []
-        yield Mark("clock", t=t)
-    return x
+def server(shard: Shard, messages: int, adagrad: bool) -> Program[Array]:
+    """Apply pushes and answer fetches, `messages` of both together; returns the shard's part."""
+    rule = adagrad_step if adagrad else SGD.step
+    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+        for _ in range(messages):
+            w, message = yield Recv(Accrued, Fetch)
+            if isinstance(message, Fetch):
+                yield Send(w, Model(shard.x, shard.version))
+            else:
+                shard.x, shard.state = yield Compute(rule, shard.sgd, shard.x, shard.state, message.grad,
+                                                     shard.version, kind="update")
+                yield from shard.mark(tuple((w, read) for read in message.versions))
+    return shard.x
 
 
 def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[Array, Array]:
@@ -108,38 +97,15 @@ def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[
     return x - sgd.rate(t) * a / root, squares
 
 
-def server(k: int, x: Array, messages: int, sgd: SGD, adagrad: bool) -> Program[Array]:
-    """Apply pushes to slice k and answer fetches, `messages` of both together; returns the slice."""
-    v, version = sgd.start(x), 0  # velocity, or AdaGrad's squares
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
-        for _ in range(messages):
-            w, message = yield Recv(Accrued, Fetch)
-            if isinstance(message, Fetch):
-                yield Send(w, Model(x, version))
-                continue
-            if adagrad:
-                x, v = yield Compute(adagrad_step, sgd, x, v, message.grad, version, kind="update")
-            else:
-                x, v = yield Compute(sgd.step, x, v, message.grad, version, kind="update")
-            yield Mark("update", part=k, version=version, reads=tuple((w, read) for read in message.versions), x=x)
-            version += 1
-    return x
-
-
-def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
-             push_every: int = 1, fetch_every: int = 1, adagrad: bool = False) -> Deployment:
+def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+             rotated: bool = False, *, push_every: int = 1, fetch_every: int = 1,
+             adagrad: bool = False) -> Deployment:
     """Deploy Downpour SGD.
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`.
     push_every, fetch_every : int
         Iterations between two pushes and between two fetches, at least 1.
     adagrad : bool
@@ -150,6 +116,7 @@ def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: in
     if adagrad and sgd.momentum:
         raise ValueError(f"momentum {sgd.momentum} with adagrad; expected 0")
     messages = sum(pushes_at(t, steps, push_every) + (t % fetch_every == 0) for t in range(steps))
-    return deploy(problem, workers, servers, sgd,
-                  lambda rank, servers: worker(rank, workers, servers, problem, steps, sgd, push_every, fetch_every, rotated),
-                  lambda shard, workers: server(shard.part, shard.x, messages * len(workers), sgd, adagrad))
+    return deploy(problem, workers, steps, sgd, servers, rotated,
+                  lambda shard, workers: server(shard, messages * len(workers), adagrad),
+                  lambda rank, servers: worker(rank, workers, servers, problem, steps, sgd, push_every,
+                                               fetch_every, rotated))

@@ -1,73 +1,44 @@
 """Dynamic SSP (DSSP): the slack of a worker is chosen at run time, anywhere from `lower` to `upper`.
 
-A worker that hits SSP's bound waits for the slowest one's next push.  If that is far off it had better work on, and
-stop where the wait will be short.  The server predicts both workers' next pushes from their last intervals and
-grants as many more iterations as make the wait shortest.
-
-Server, on push from w::
-
-    x = update(x, g);  clock[w] = clock[w] + 1;  ahead = clock[w] - min(clock)
-    if w has no grant and ahead > lower:
-        grant w the r in 0 ... upper + 1 - ahead whose predicted wait is the shortest
-    if w has a grant:  use one clock of it, answer
-    else:              answer when ahead <= lower, or once the slowest clock has advanced
+A worker that hits SSP's bound waits for the slowest one's next push.  If that is far off it had better work
+on, and stop where the wait will be short.  The server predicts both workers' next pushes from their last
+intervals and grants as many more iterations as make the wait shortest.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
-iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most `upper`
-started, upper + 1 completed | staleness: at most (2 upper + 1)(n - 1) updates | momentum: at the server |
-aggregation: sum, as SSP | deterministic: given the order of arrival
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most
+`upper` started, upper + 1 completed | staleness: at most (2 upper + 1)(n - 1) updates | momentum: at the
+server | aggregation: sum, as SSP | deterministic: given the order of arrival
 
 lower = upper is SSP.  A grant is never taken back, and the bound holds whatever the speeds do after it.
 
 What differs from the paper
 ---------------------------
-A program reads no clock: intervals are counted in pushes that the server received meanwhile, which is time as long
-as the workers together keep their pace.  Where lower = 0 makes all alternate, all look equally fast and little is
-granted.  The paper grants only to the fastest worker, here to any that hits the bound; one push of the slowest
-ends the wait that follows a grant, as its controller assumes.  Elsewhere the controller takes the push that is nearest
-in time to one of the slowest's, before or after it; here the wait counts, which is long after a push just missed.
+A program reads no clock: intervals are counted in pushes that the server received meanwhile, which is time as
+long as the workers together keep their pace.  Where lower = 0 makes all alternate, all look equally fast and
+little is granted.  The paper grants only to the fastest worker, here to any that hits the bound; one push of
+the slowest ends the wait that follows a grant, as its controller assumes.  Elsewhere the controller takes the
+push that is nearest in time to one of the slowest's, before or after it; here the wait counts, which is long
+after a push just missed.
 
 References
 ----------
-Zhao, An, Liu and Chen, "Dynamic stale synchronous parallel distributed training for deep learning", ICDCS 2019,
-arXiv:1908.11848: the server, and the controller that simulates the next pushes.
+Zhao, An, Liu and Chen, "Dynamic stale synchronous parallel distributed training for deep learning", ICDCS
+2019, arXiv:1908.11848: the server, and the controller that simulates the next pushes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, worker
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
 
-def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> int:
-    """The r in 0 ... `most` after which a push meets the slowest worker's next push soonest; the least of equals.
-
-    The one pushes at now + r * interval, the other at slow + k * slow_interval, k = 1, 2, ...
-
-    >>> extra(now=10, interval=2, slow=9, slow_interval=7, most=4)  # 10, 12, 14, 16, 18 and 16, 23
-    3
-    """
-    return min(range(most + 1), key=lambda r: (slow - now - r * interval) % slow_interval)
-
-
-def grant(w: str, clock: dict[str, int], pushed: dict[str, tuple[int, int]], upper: int) -> int:
-    """Iterations that w, which pushed just now, may start before the slowest worker's clock is looked at again."""
-    slowest, (before, now) = min(clock.values()), pushed[w]
-    next_push = {}  # of those that hold the slowest clock back, with the interval
-    for other, (previous, last) in pushed.items():
-        if clock.get(other) == slowest:
-            interval = max(last - previous, now - last)
-            next_push[last + interval] = last, interval
-    return extra(now, now - before, *next_push[max(next_push)], upper + 1 - clock[w] + slowest)
-
-
 def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: int) -> Program[Array]:
-    """Answer a worker within its bound, which grants move between `lower` and `upper`; returns the slice."""
+    """Answer a worker within its bound, which grants move between `lower` and `upper`; returns its part."""
     clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
     pushed = dict.fromkeys(workers, (0, 0))  # when the last two of each came, counted in pushes
     granted, bound = dict.fromkeys(workers, 0), dict.fromkeys(workers, lower)
@@ -85,8 +56,8 @@ def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: 
             if not granted[w] and clock[w] > slowest + lower:
                 granted[w] = grant(w, clock, pushed, upper)
             ahead = clock[w] - slowest
-            bound[w] = max(lower, ahead if granted[w] else ahead - 1)  # no grant: once the slowest has advanced
-            granted[w] = max(0, granted[w] - 1)
+            bound[w] = max(lower, ahead if granted[w] else ahead - 1)  # no grant: once the slowest advances
+            granted[w] = max(0, granted[w] - 1)  # one clock of the grant is used
             if clock[w] > slowest + bound[w]:
                 yield Mark("block", worker=w)
         ready = [w for w in clock if w in waiting and clock[w] <= slowest + bound[w]]
@@ -96,25 +67,40 @@ def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: 
     return shard.x
 
 
-def dssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
-         lower: int = 3, upper: int = 15) -> Deployment:
+def grant(w: str, clock: dict[str, int], pushed: dict[str, tuple[int, int]], upper: int) -> int:
+    """The controller: how many more iterations w, which has just pushed, may start without being held."""
+    slowest, (before, now) = min(clock.values()), pushed[w]
+    next_push = {}  # of those that hold the slowest clock back, with the interval
+    for other, (previous, last) in pushed.items():
+        if clock.get(other) == slowest:
+            interval = max(last - previous, now - last)
+            next_push[last + interval] = last, interval
+    return extra(now, now - before, *next_push[max(next_push)], upper + 1 - clock[w] + slowest)
+
+
+def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> int:
+    """The least r in 0 ... `most` after which the wait for the slowest worker's next push is the shortest.
+
+    The one pushes at now + r * interval, the other at slow + k * slow_interval, k = 1, 2, ...
+
+    >>> extra(now=10, interval=2, slow=9, slow_interval=7, most=4)  # 10, 12, 14, 16, 18 and 16, 23
+    3
+    """
+    return min(range(most + 1), key=lambda r: (slow - now - r * interval) % slow_interval)
+
+
+def dssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+         rotated: bool = False, *, lower: int = 3, upper: int = 15) -> Deployment:
     """Deploy DSSP.
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations (clocks) of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`.
     lower, upper : int
         Slack in clocks, 0 <= lower <= upper.
     """
     if not 0 <= lower <= upper or upper == float("inf"):
         raise ValueError(f"lower {lower}, upper {upper}; expected finite clocks, 0 <= lower <= upper")
-    return deploy(problem, workers, servers, sgd,
-                  lambda rank, servers: worker(rank, servers, problem, steps, rotated),
+    return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, workers, steps, lower, upper))

@@ -1,33 +1,27 @@
 """DYNSGD: stale synchronous SGD in which the updates of one clock count as their mean so far.
 
-The gradients of clock c come one by one, late ones long after the first.  The model holds, for every clock, the
-mean of those that have come: the first counts in full, the d-th takes a share 1/d and shrinks the others to theirs.
-So a late update never adds to a step that has been taken; it corrects it.
-
-Server, on push of g from w, its clock being c::
-
-    images[c] = images[c] + those of g;  share = those of g / images[c]        # 1/d for the d-th of equal shares
-    change = share (g - mean[c]);  mean[c] = mean[c] + change;  x = update(x, change)
-    clock[w] = clock[w] + 1
-    answer every waiting w with clock[w] <= min(clock) + staleness
+The gradients of clock c come one by one, late ones long after the first.  The model holds, for every clock,
+the mean of those that have come: the first counts in full, the d-th takes a share 1/d and shrinks the others
+to theirs. So a late update never adds to a step that has been taken; it corrects it.  Who waits for whom is
+SSP's.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
-iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s started,
-s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | memory: a mean per unfinished clock, at most s + 1 |
-momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has come (without momentum) |
-deterministic: given the order of arrival
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s
+started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | memory: a mean per unfinished clock,
+at most s + 1 | momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has
+come (without momentum) | deterministic: given the order of arrival
 
 Without momentum and weight decay a clock that all n have pushed counts as in BSP, whatever their order.  With
-momentum the velocity decays at every push, n times a clock: the way and the order matter.  CONSGD gives each of them
-1/n from the start.
+momentum the velocity decays at every push, n times a clock: the way and the order matter.  CONSGD gives each
+of them 1/n from the start.
 
 What differs from the paper
 ---------------------------
-A clock is one mini-batch, where the paper's worker takes several local steps before it pushes their sum.  Shares
-weigh by images, so 1/d for equal shares.  The schedule counts clocks.  A rule r / (tau + 1) on each push, elsewhere
-called DynSGD too, is another algorithm.
+A clock is one mini-batch, where the paper's worker takes several local steps before it pushes their sum.
+Shares weigh by examples, so 1/d for equal shares.  The schedule counts clocks.  A rule r / (tau + 1) on each
+push, elsewhere called DynSGD too, is another algorithm.
 
 References
 ----------
@@ -42,22 +36,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, Push, deploy, worker
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
+from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
+
+Means = dict[int, Array]  # the mean gradient of each clock
 
 
-def revise(sgd: SGD, x: Array, v: Array, mean: Array, g: Array, share: float, c: int) -> tuple[Array, Array, Array]:
+def revise(sgd: SGD, x: Array, state: tuple[Array, Means], g: Array, share: float,
+           c: int) -> tuple[Array, tuple[Array, Means]]:
     """Move the mean gradient of clock c towards g by `share`, and the parameters by that change."""
+    v, means = state
+    mean = means.get(c, np.zeros_like(x))
     change = x.dtype.type(share) * (g + np.float32(sgd.weight_decay) * x - mean)
-    return (*replace(sgd, weight_decay=0.0).step(x, v, change, c), mean + change)
+    x, v = replace(sgd, weight_decay=0.0).step(x, v, change, c)
+    return x, (v, {**means, c: mean + change})
 
 
-def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, staleness: float) -> Program[Array]:
-    """Keep slice k at the sum of the clocks' means; answer a worker within the bound, as SSP; returns the slice."""
-    v, clock = sgd.start(x), dict.fromkeys(workers, 0)  # gradients received from each worker
-    waiting, version = set(), 0
-    mean, images = dict[int, Array](), dict[int, int]()  # of each clock that some have pushed
+def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -> Program[Array]:
+    """Keep x at the sum of the clocks' means; answer a worker within the bound, as SSP; returns its part."""
+    clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
+    shard.state = shard.state, {}  # the velocity, and the mean of each clock that some have pushed
+    images: dict[int, int] = {}  # of each of these clocks
     while min(clock.values(), default=steps) < steps:
         w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
@@ -65,42 +66,35 @@ def server(k: int, workers: Sequence[str], x: Array, steps: int, sgd: SGD, stale
         else:
             c = clock[w]
             images[c] = images.get(c, 0) + message.examples
+            # 1/d for the d-th of equal shares
             share = message.examples / max(1, images[c])
-            x, v, mean[c] = yield Compute(revise, sgd, x, v, mean.get(c, np.zeros_like(x)), message.grad, share, c, kind="update")
-            yield Mark("update", part=k, version=version, reads=((w, message.version),), x=x)
-            clock[w], version = c + 1, version + 1
+            yield from shard.update([(w, message)], revise, message.grad, share, c)
+            clock[w] += 1
             waiting.add(w)
         slowest = min(clock.values(), default=steps)
-        mean = {c: m for c, m in mean.items() if c >= slowest}
+        v, means = shard.state
+        shard.state = v, {c: m for c, m in means.items() if c >= slowest}
         images = {c: b for c, b in images.items() if c >= slowest}
         if clock.get(w, 0) > slowest + staleness:
             yield Mark("block", worker=w)
         ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]
         for w in ready:
             waiting.remove(w)
-            yield Send(w, Model(x, version))
-    return x
+            yield Send(w, Model(shard.x, shard.version))
+    return shard.x
 
 
-def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
-           staleness: float = 3) -> Deployment:
+def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+           rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy DYNSGD.
 
     Parameters
     ----------
-    problem : Objective
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations (clocks) of each worker, >= 0.
-    sgd : SGD
-    rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+    problem, workers, steps, sgd, servers, rotated
+        As for `refsgd.algorithms.parts.deploy`.
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     """
-    if not staleness >= 0 or staleness % 1 > 0:  # inf % 1 is NaN
-        raise ValueError(f"staleness {staleness}; expected a whole number of clocks >= 0, or inf")
-    return deploy(problem, workers, servers, sgd,
-                  lambda rank, servers: worker(rank, servers, problem, steps, rotated),
-                  lambda shard, workers: server(shard.part, workers, shard.x, steps, sgd, staleness))
+    ssp_gate.check(staleness)
+    return deploy(problem, workers, steps, sgd, servers, rotated,
+                  lambda shard, workers: server(shard, workers, steps, staleness))

@@ -1,38 +1,31 @@
 """Sandblaster L-BFGS: a full-batch method whose coordinator never sees a parameter.
 
-The shards hold slices of all vectors and obey small commands; the coordinator holds the algorithm and sees scalars.
-A gradient of the whole batch is cut into many more portions than workers, handed out on demand: fast workers take
-more, and who finds none left repeats a portion that somebody else has not finished.  The first answer counts.
-
-Coordinator, iteration t (vectors live on the shards; <., .> asks all of them and adds their answers)::
-
-    p = -g;  for pairs, newest first:  alpha_i = <s_i, p> / <s_i, y_i>;  p = p - alpha_i y_i
-    p = p <s, y> / <y, y> of the newest pair
-    for pairs, oldest first:  beta = <y_i, p> / <s_i, y_i>;  p = p + (alpha_i - beta) s_i
-    a = 1;  until <p, gradient at x + a p> <= |<p, g>| / 2:  a = a / 2      # each trial evaluates all portions
-    s = a p;  y = new gradient - old;  keep the pair if <s, y> > 0, and at most m of them
-
-Worker: fetch x once per evaluation; gradient of a portion to the shards, word of it to the coordinator; ask for more.
+The shards hold their parts of all vectors and obey small commands (`vector_shards`); the coordinator holds
+the algorithm and sees scalars.  The gradient of the whole batch is cut into many more portions than workers,
+and nobody waits for a straggler (`portions`).
 
 Quick facts
 -----------
-synchronous: yes, without waiting for stragglers | centralised: yes | roles: a coordinator, K shards (servers), n workers
-| messages per evaluation: 2 K per worker for x, K + 2 per portion | bytes per evaluation: M per worker down, M per
-portion and duplicate up | coordinator: about 4 m + 12 commands to each shard per iteration, scalars, whatever d is |
-staleness: 0 | aggregation: mean over images, in portion order | deterministic: yes, whatever the schedule
+synchronous: yes, without waiting for stragglers | centralised: yes | roles: a coordinator, K shards
+(servers), n workers | messages per evaluation: 2 K per worker for x, K + 2 per portion | bytes per
+evaluation: M per worker down, M per portion and duplicate up | coordinator: about 4 m + 12 commands to each
+shard per iteration, scalars, whatever d is | staleness: 0 | aggregation: mean over images, in portion order |
+deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------
-Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate; it adds them in
-portion order, and the result does not depend on who computed what.  Which line search is left open there: this one
-looks at slopes only, so a step may overshoot the minimum along p, and even raise a convex loss, but it ends where the
-slope uphill is at most half of the slope downhill that it began with.  Portion i is `problem.gradient(x, i, 0)`:
-batches do not change.
+Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate; it adds
+them in portion order, and the result does not depend on who computed what.  Which line search is left open
+there: this one looks at slopes only, so a step may overshoot the minimum along p, and even raise a convex
+loss, but it ends where the slope uphill is at most half of the slope downhill that it began with.  Portion i
+is `problem.gradient(x, i, 0)`: batches do not change.
 
 References
 ----------
-Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2, and the coordinator in its appendix.
-Nocedal and Wright, "Numerical optimization", 2nd edition, algorithm 7.4: the two loops; equation 7.20: the scaling.
+Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2, and the coordinator in its
+appendix.
+Nocedal and Wright, "Numerical optimization", 2nd edition, algorithm 7.4: the two loops; equation 7.20: the
+scaling.
 """
 
 from __future__ import annotations
@@ -40,56 +33,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refsgd.algorithms.parts import Objective, equal, names
-from refsgd.algorithms.server.vector_shards import (
-    OLD_G,
-    OLD_X,
-    PAIRS,
-    Begin,
-    G,
-    P,
-    Portion,
-    Stop,
-    X,
-    combine,
-    dot,
-    parameter_shard,
-    worker,
-)
-from refsgd.effects import Deployment, Node, Program, Recv, Send
+from refsgd.algorithms.server.portions import dismiss, evaluate, worker
+from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
+from refsgd.effects import Deployment, Node, Program
 
 
-def evaluate(shards: Sequence[str], idle: list[str], number: int, portions: int) -> Program[None]:
-    """Have the gradient at X computed into G; hands out portions, and near the end a second copy of each that is not done."""
-    for shard in shards:
-        yield Send(shard, Begin(number))
-    for shard in shards:
-        yield Recv(Begin, src=shard)
-    ahead, done = list(range(portions)) * 2, set[int]()
-    while len(done) < portions:
-        while idle and (left := [p for p in ahead if p not in done]):
-            ahead = left[1:]
-            yield Send(idle.pop(0), Portion(number, left[0]))
-        w, (evaluation, portion) = yield Recv(Portion)
-        idle.append(w)
-        if evaluation == number:
-            done.add(portion)
-
-
-def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]]) -> Program[None]:
-    """P = -H G by the two loops; a pair is its first register, <s, y> and <y, y>."""
-    yield from combine(shards, P, -1, G)
-    alpha = {}
-    for s, sy, _ in reversed(pairs):
-        alpha[s] = (yield from dot(shards, s, P)) / sy
-        yield from combine(shards, P, 1, P, -alpha[s], s + 1)
-    if pairs:
-        yield from combine(shards, P, pairs[-1][1] / pairs[-1][2], P)
-    for s, sy, _ in pairs:
-        beta = (yield from dot(shards, s + 1, P)) / sy
-        yield from combine(shards, P, 1, P, alpha[s] - beta, s)
-
-
-def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, portions: int, history: int) -> Program[int]:
+def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, portions: int,
+                history: int) -> Program[int]:
     """L-BFGS in scalars; returns the number of evaluations."""
     pairs, idle, number = list[tuple[int, float, float]](), list(workers), 0
     yield from evaluate(shards, idle, number, portions)
@@ -100,27 +50,38 @@ def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, porti
             break
         yield from combine(shards, OLD_X, 1, X)
         yield from combine(shards, OLD_G, 1, G)
-        for halvings in range(30):
+        for halvings in range(30):  # x_old + p, x_old + p / 2, ... until it is at most half as steep, uphill
             yield from combine(shards, X, 1, OLD_X, 0.5**halvings, P)
             number += 1
             yield from evaluate(shards, idle, number, portions)
             if (yield from dot(shards, P, G)) <= -slope / 2:
                 break
         s = min({PAIRS + 2 * i for i in range(history + 1)} - {pair[0] for pair in pairs})
-        yield from combine(shards, s, 1, X, -1, OLD_X)
-        yield from combine(shards, s + 1, 1, G, -1, OLD_G)
+        yield from combine(shards, s, 1, X, -1, OLD_X)  # s = x - x_old
+        yield from combine(shards, s + 1, 1, G, -1, OLD_G)  # y = g - g_old
         sy, yy = (yield from dot(shards, s, s + 1)), (yield from dot(shards, s + 1, s + 1))
         if sy > 1e-10 * yy:
             pairs = [*pairs, (s, sy, yy)][max(0, len(pairs) + 1 - history):]
-    while len(idle) < len(workers):  # stragglers' copies, which count no more
-        idle.append((yield Recv(Portion))[0])
-    for w in workers:
-        yield Send(w, Stop(number + 1))
+    yield from dismiss(workers, idle, number + 1)
     return number + 1
 
 
-def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, *, portions: int | None = None,
-                history: int = 5) -> Deployment:
+def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]]) -> Program[None]:
+    """P = -H G by algorithm 7.4; a pair is its first register, <s, y> and <y, y>."""
+    yield from combine(shards, P, -1, G)
+    alpha = {}
+    for s, sy, _ in reversed(pairs):
+        alpha[s] = (yield from dot(shards, s, P)) / sy  # alpha_i = <s_i, p> / <s_i, y_i>
+        yield from combine(shards, P, 1, P, -alpha[s], s + 1)  # p = p - alpha_i y_i
+    if pairs:
+        yield from combine(shards, P, pairs[-1][1] / pairs[-1][2], P)  # p = p <s, y> / <y, y>, equation 7.20
+    for s, sy, _ in pairs:
+        beta = (yield from dot(shards, s + 1, P)) / sy  # beta = <y_i, p> / <s_i, y_i>
+        yield from combine(shards, P, 1, P, alpha[s] - beta, s)  # p = p + (alpha_i - beta) s_i
+
+
+def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, *,
+                portions: int | None = None, history: int = 5) -> Deployment:
     """Deploy L-BFGS; not a stochastic method, so it takes no learning rate and is not in the catalogue.
 
     Parameters
@@ -139,10 +100,11 @@ def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, 
     ws, ss = names(workers, servers)
     count = 4 * workers if portions is None else portions
     if count < 1 or history < 0:
-        raise ValueError(f"portions {count}, history {history}; expected at least 1 portion and a history >= 0")
-    deployment = {"coordinator": Node(coordinator(ws, ss, steps, count, history), role="server", rank=len(ss))}
-    deployment |= {w: Node(worker("coordinator", ss, problem)) for w in ws}
+        raise ValueError(
+            f"portions {count}, history {history}; expected at least 1 portion and a history >= 0")
+    nodes = {"coordinator": Node(coordinator(ws, ss, steps, count, history), role="server", rank=len(ss))}
+    nodes |= {w: Node(worker("coordinator", ss, problem)) for w in ws}
     images = [problem.images(i, 0) for i in range(count)]
-    for k, (s, cut) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
-        deployment[s] = Node(parameter_shard(k, problem.x0[cut], workers, images), role="server", rank=k)
-    return deployment
+    for k, (s, part) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
+        nodes[s] = Node(parameter_shard(k, problem.x0[part], workers, images), role="server", rank=k)
+    return nodes

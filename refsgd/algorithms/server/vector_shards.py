@@ -1,23 +1,19 @@
-"""Vectors that live on shards: what the coordinator of `sandblaster` commands, and the workers that fill them.
+"""Vectors that live on shards: what the coordinator of `sandblaster` commands.
 
-A shard holds its slice of every vector in registers and knows two operations, an inner product and a combination of
-two registers, besides collecting the portions of a gradient.
-
-Shard::
-
-    begin:            forget the portions; answer
-    piece:            keep it, unless its portion is there already or its evaluation is over; with the last one, G = mean
-    fetch:            answer X
-    dot, combine:     obey, but not while portions of G are missing
+A shard holds its part of every vector in registers and knows two operations, an inner product and a
+combination of two registers, besides collecting the portions of a gradient.  Commands wait while portions are
+missing.
 
 Quick facts
 -----------
-messages: a dot is one scalar up from each shard, a combination none | bytes: 8 per scalar | duplicates: each portion
-counts once | order of additions: portions, never arrival | what commands wait for: the gradient, by selective receive
+messages: a dot is one scalar up from each shard, a combination none | bytes: 8 per scalar | duplicates: each
+portion counts once | order of additions: portions, never arrival | what commands wait for: the gradient, by
+selective receive
 
 References
 ----------
-Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2: parameters and history on the shards.
+Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2: parameters and history on the
+shards.
 """
 
 from __future__ import annotations
@@ -27,22 +23,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, equal
+from refsgd.algorithms.parts import Fetch, Model
+from refsgd.algorithms.server.portions import Begin, Piece, Stop
 from refsgd.algorithms.sgd import mean_gradient
 from refsgd.effects import Array, Compute, Mark, Program, Recv, Send
 
-X, G, P, OLD_X, OLD_G, PAIRS = range(6)  #: registers of a shard; pair i is in PAIRS + 2 i (s) and PAIRS + 2 i + 1 (y)
+#: registers of a shard; pair i is in PAIRS + 2 i (s) and PAIRS + 2 i + 1 (y)
+X, G, P, OLD_X, OLD_G, PAIRS = range(6)
 
 
 class Dot(NamedTuple):
-    """coordinator -> shard: the inner product of two registers, please."""
+    """coordinator -> shard: send me the inner product of two registers."""
 
     a: int
     b: int
 
 
 class Scalar(NamedTuple):
-    """shard -> coordinator: the inner product of the shard's slices."""
+    """shard -> coordinator: the inner product of the shard's parts."""
 
     value: np.float64
 
@@ -57,39 +55,6 @@ class Combine(NamedTuple):
     b: int
 
 
-class Begin(NamedTuple):
-    """coordinator -> shard, and back as an answer: an evaluation at register X begins."""
-
-    evaluation: int
-
-
-class Portion(NamedTuple):
-    """coordinator -> worker: compute this portion; and back as an answer: done."""
-
-    evaluation: int
-    portion: int
-
-
-class Fetch(NamedTuple):
-    """worker -> shard: send me your slice of x."""
-
-    evaluation: int
-
-
-class Stop(NamedTuple):
-    """coordinator -> worker, and on to every shard: nothing comes after this."""
-
-    evaluations: int
-
-
-class Piece(NamedTuple):
-    """worker -> shard: the shard's slice of a portion's gradient."""
-
-    grad: Array  # (slice,)
-    portion: int
-    evaluation: int
-
-
 def dot(shards: Sequence[str], a: int, b: int) -> Program[float]:
     """The inner product of two vectors; once it is known, all shards have obeyed all earlier commands."""
     for shard in shards:
@@ -101,36 +66,15 @@ def dot(shards: Sequence[str], a: int, b: int) -> Program[float]:
     return total
 
 
-def combine(shards: Sequence[str], to: int, alpha: float, a: int, beta: float = 0.0, b: int = X) -> Program[None]:
+def combine(shards: Sequence[str], to: int, alpha: float, a: int, beta: float = 0.0,
+            b: int = X) -> Program[None]:
     """Vector `to` becomes alpha a + beta b."""
     for shard in shards:
         yield Send(shard, Combine(to, np.float64(alpha), a, np.float64(beta), b))
 
 
-def worker(coordinator: str, shards: Sequence[str], problem: Objective) -> Program[None]:
-    """Compute what one is given, at an x fetched once per evaluation."""
-    fetched, cut = -1, equal(problem.x0.size, len(shards))
-    while True:
-        _, message = yield Recv(Portion, Stop)
-        if isinstance(message, Stop):
-            break
-        if message.evaluation != fetched:
-            part, fetched = [], message.evaluation
-            for shard in shards:
-                yield Send(shard, Fetch(fetched))
-            for shard in shards:
-                part.append((yield Recv(Model, src=shard))[1].x)
-            x = np.concatenate(part)
-        g: Array = yield Compute(problem.gradient, x, message.portion, 0)
-        for shard, mine in zip(shards, cut, strict=True):
-            yield Send(shard, Piece(g[mine], message.portion, fetched))
-        yield Send(coordinator, message)
-    for shard in shards:
-        yield Send(shard, message)
-
-
 def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Program[Array]:
-    """Obey until every worker has stopped; returns slice k of X.  `images` of each portion weigh its gradient."""
+    """Obey until every worker has stopped; returns part k of X.  `images` are the weights of the portions."""
     register, pieces, evaluation, stopped = {X: x}, dict[int, Array](), -1, 0
     collecting = False
     while stopped < workers:

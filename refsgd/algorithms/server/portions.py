@@ -1,0 +1,88 @@
+"""Load balancing of `sandblaster`: a batch cut into many more portions than workers, handed out on demand.
+
+Fast workers take more portions, and a worker that finds none left repeats one that another has not finished.
+The first answer counts: the shards drop the second (see `vector_shards`), the coordinator learns who is idle.
+
+References
+----------
+Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2: load balancing with backup
+tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from refsgd.algorithms.parts import Objective, Servers, fetch
+from refsgd.effects import Array, Compute, Program, Recv, Send
+
+
+class Begin(NamedTuple):
+    """coordinator -> shard, and back as an answer: an evaluation at register X begins."""
+
+    evaluation: int
+
+
+class Portion(NamedTuple):
+    """coordinator -> worker: compute this portion; and back as an answer: done."""
+
+    evaluation: int
+    portion: int
+
+
+class Piece(NamedTuple):
+    """worker -> shard: the shard's part of a portion's gradient."""
+
+    grad: Array  # (part,)
+    portion: int
+    evaluation: int
+
+
+class Stop(NamedTuple):
+    """coordinator -> worker, and on to every shard: nothing comes after this."""
+
+    evaluations: int
+
+
+def evaluate(shards: Sequence[str], idle: list[str], number: int, portions: int) -> Program[None]:
+    """Have the gradient at X computed into G; near the end unfinished portions are handed out once more."""
+    for shard in shards:
+        yield Send(shard, Begin(number))
+    for shard in shards:
+        yield Recv(Begin, src=shard)
+    ahead, done = list(range(portions)) * 2, set[int]()
+    while len(done) < portions:
+        while idle and (left := [p for p in ahead if p not in done]):
+            ahead = left[1:]
+            yield Send(idle.pop(0), Portion(number, left[0]))
+        w, (evaluation, portion) = yield Recv(Portion)
+        idle.append(w)
+        if evaluation == number:
+            done.add(portion)
+
+
+def dismiss(workers: Sequence[str], idle: list[str], evaluations: int) -> Program[None]:
+    """Wait for stragglers' copies, which count no more, and stop everybody."""
+    while len(idle) < len(workers):
+        idle.append((yield Recv(Portion))[0])
+    for w in workers:
+        yield Send(w, Stop(evaluations))
+
+
+def worker(coordinator: str, shards: Sequence[str], problem: Objective) -> Program[None]:
+    """Compute the gradient of each portion that comes, at an x fetched once per evaluation."""
+    fetched, there = -1, Servers(shards, problem.x0.size)
+    while True:
+        _, message = yield Recv(Portion, Stop)
+        if isinstance(message, Stop):
+            break
+        if message.evaluation != fetched:
+            fetched = message.evaluation
+            x = yield from fetch(there, fetched)
+        g: Array = yield Compute(problem.gradient, x, message.portion, 0)
+        for shard in shards:
+            yield Send(shard, Piece(g[there.part[shard]], message.portion, fetched))
+        yield Send(coordinator, message)
+    for shard in shards:
+        yield Send(shard, message)
