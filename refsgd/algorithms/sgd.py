@@ -31,29 +31,12 @@ from refsgd.effects import Array
 Schedule = Callable[[int], float]
 
 
-def constant(t: int) -> float:
-    """The learning rate never changes.
-
-    Parameters
-    ----------
-    t : int
-        Updates of these parameters so far, >= 0.
-
-    Returns
-    -------
-    float
-        1.
-    """
-    return 1.0
-
-
 @dataclass(frozen=True)
 class StepDecay:
     """Multiply the learning rate by `factor` after each `every` updates (of the server that applies them).
 
     Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
-    synchronous one.  Source: the adaptive rate "based on the number of weight updates" of Jia et al., IPCCC
-    2020.
+    synchronous one.  Jia et al., IPCCC 2020, adapt the rate so, "based on the number of weight updates".
 
     Parameters
     ----------
@@ -73,6 +56,9 @@ class StepDecay:
 
     def __call__(self, t: int) -> float:
         return float(self.factor ** (t // self.every))
+
+
+constant = StepDecay(1, 1.0)  #: the learning rate never changes
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -166,16 +152,12 @@ class SGD:
         return np.zeros_like(x)
 
     def step(self, x: Array, v: Array, g: Array, t: int) -> tuple[Array, Array]:
-        """Parameters and velocity after update t with gradient g; all of shape (d,).
+        """Parameters and velocity after update t with gradient g.
 
         Parameters
         ----------
-        x : ndarray, (d,)
-            Parameters.
-        v : ndarray, (d,)
-            Velocity.
-        g : ndarray, (d,)
-            Gradient.
+        x, v, g : ndarray, (d,)
+            Parameters, velocity, gradient.
         t : int
             Updates of these parameters so far, >= 0.
 
@@ -225,9 +207,8 @@ def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
     Parameters
     ----------
     gradients : sequence of ndarray, (d,)
-        One of each share, in the order of workers.
     images : sequence of int
-        Of each share.
+        Of each share, in the order of workers.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """The choice of a block of coordinates that `schedules` updates together.
 
-A coordinate that still moves is drawn more often, and one that is correlated with another of the block is left
-out, because both would correct the same error in full.
+A coordinate that still moves is drawn more often, and one that is correlated with another of the block is
+left out, because both would correct the same error in full.
 
 References
 ----------
@@ -62,5 +62,4 @@ def check(policy: Policy, width: int, rho: float, eps: float, d: int) -> None:
     if policy not in ("round-robin", "random", "priority"):
         raise ValueError(f"policy {policy!r}; expected round-robin, random or priority")
     if not (1 <= width <= d and rho >= 0 and eps > 0):
-        raise ValueError(f"width {width}, rho {rho}, eps {eps}; expected width in 1..{d}, rho >= 0, "
-                         "eps > 0")
+        raise ValueError(f"width {width}, rho {rho}, eps {eps}; expected width in 1..{d}, rho >= 0, eps > 0")
