@@ -1,18 +1,7 @@
-"""Compressed gradients: pure functions that turn a gradient into few bytes, and keep what the bytes leave
-out.
+"""Compressed gradients: pure functions that turn a gradient into few bytes, and keep what they leave out.
 
 Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual:
 what was not said this time and is added next time, so that nothing is lost, only late.
-
-Deep gradient compression, at each worker::
-
-    u = momentum u + g                     # momentum correction: filter before choosing, not after summing
-    r = r + u                              # accumulate
-    send r at the k largest |r|;  r = 0 there;  u = 0 there too, with momentum factor masking
-
-1-bit SGD and 2-bit quantisation, error feedback::
-
-    s = g + e;  q = quantise(s);  e = s - q;  send q
 
 QSGD has no residual: it rounds each |v_j| s / |v| up or down at random, with the mean of both right.
 
@@ -23,22 +12,22 @@ to 127 levels, and 4 per norm | exact: sum of what is sent + residual = sum of w
 deterministic: yes; QSGD's randomness is a function of its key (seed, rank, t)
 
 With all entries sent, masking empties u in every step: SGD *without* momentum; without masking it is momentum
-SGD. A message that is lost takes its mass with it: the residual has forgotten it already.
+SGD.  A message that is lost takes its mass with it: the residual has forgotten it already.
 
 What differs from the papers
 ----------------------------
 Lin et al. estimate the threshold of the top k from a sample, clip gradients before they accumulate and raise
 the sparsity in four epochs; here k is exact, ties go to the lowest index, and clipping and warm-up are left
-to the caller. Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its
-codes into float32 words.
+to the caller.  Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs
+its codes into float32 words.
 
 References
 ----------
 Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018 (arXiv:1712.01887), sections 3.1 to 3.3
 and algorithm 4: momentum correction and momentum factor masking.
 Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback, two
-values a column. Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section
-3.1, lemma 3.1.
+values a column.
+Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section 3.1, lemma 3.1.
 Chen et al., "MXNet", arXiv:1512.01274, 2015: the system with the 2-bit compression, which has no paper.
 """
 
@@ -96,8 +85,7 @@ class Levels(NamedTuple):
 
 
 def kept(d: int, ratio: float) -> int:
-    """How many of d entries are sent: ceil(ratio d), at least one of any; a product rounded upwards does not
-    count.
+    """How many of d entries are sent: ceil(ratio d), at least one of any, whatever the product's rounding.
 
     >>> kept(100, 0.07), kept(10, 0.001), kept(0, 0.5)
     (7, 1, 0)
@@ -116,8 +104,8 @@ def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
 
 def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float,
                   masking: bool = True) -> tuple[Sparse, Residual]:
-    """Momentum correction, accumulation, the top k, momentum factor masking; g is (d,)."""
-    u = g.dtype.type(momentum) * state.u + g
+    """Algorithm 4 of Lin et al.: momentum correction, accumulation, the top k, factor masking; g is (d,)."""
+    u = g.dtype.type(momentum) * state.u + g  # filter before choosing, not after summing
     r = state.r + u
     sent = Sparse(r[chosen := largest(r, kept(r.size, ratio))], chosen)
     r[chosen] = 0

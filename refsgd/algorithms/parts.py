@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
-
-Name = TypeVar("Name")
 
 
 class Objective(Protocol):
@@ -59,7 +57,7 @@ def equal(d: int, servers: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def rotate(items: Sequence[Name], first: int) -> list[Name]:
+def rotate(items: Sequence[str], first: int) -> list[str]:
     """The items starting with number `first`, so that no two workers begin with the same server."""
     k = first % len(items)
     return [*items[k:], *items[:k]]
@@ -130,21 +128,11 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 
 @dataclass
 class Shard:
-    """One part of the parameters at its server, with the state of the update rule.
+    """One part of the parameters at its server, with the state of the update rule."""
 
-    Parameters
-    ----------
-    part : int
-        Number of the part, which is the server's.
-    x : ndarray, (part,)
-        Its contents at the start.
-    sgd : SGD
-        The update rule.
-    """
-
-    part: int
-    x: Array
-    sgd: SGD
+    part: int  #: its number, which is the server's
+    x: Array  #: (part,) its contents
+    sgd: SGD  #: the update rule
     version: int = 0  #: updates applied so far
 
     def __post_init__(self) -> None:

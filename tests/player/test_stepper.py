@@ -328,7 +328,7 @@ def test_peers_in_a_circle_wait_for_each_other():
 
 @pytest.mark.parametrize(("name", "options", "expected"), [
     ("ssp", {"staleness": 0, "refresh": "lazy"},
-     r"server0 holds the answer to Read#1 back \(clock .*, slowest 0, before 0, parked \{worker0: 1\}\), "
+     r"server0 holds the answer to Read#1 back \(clock .*, parked \{worker0: 1\}, slowest 0, before 0\), "
      r"while .*; ssp.py:\d+"),
     ("ssp", {"staleness": 0, "refresh": "eager"},
      r"it holds itself back \(oldest 0, c 1, staleness 0\); ssp.py:\d+"),
