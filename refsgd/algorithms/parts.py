@@ -108,10 +108,9 @@ def fetch(servers: Servers, t: int) -> Program[Array]:
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
            rotated: bool = False) -> Program[Array]:
-    """Compute a gradient, push it part by part, wait for every part of the new model; returns the last model,
-    (d,).
+    """Compute a gradient, push it part by part, wait for each part of the new model; returns the last, (d,).
 
-    A `rotated` worker begins with the server of its own number.
+    It is the worker of Li et al., algorithm 1.  A `rotated` worker begins with the server of its own number.
     """
     x = problem.x0
     there = Servers(servers, x.size, rank if rotated else 0)

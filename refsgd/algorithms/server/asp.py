@@ -5,7 +5,7 @@ speeds of the workers.
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: unbounded, mean
 n - 1 | clock gap: unbounded | momentum: at the server, shared by all | aggregation: each push is applied
 alone, n updates where BSP has one | deterministic: given the order of arrival

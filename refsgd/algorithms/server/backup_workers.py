@@ -8,7 +8,7 @@ Quick facts
 synchronous: yes | centralised: yes | roles: n = N + k workers, one server | messages per worker and
 iteration: 1 up, 1 down | bytes per worker and iteration: M up, M down, for dropped gradients too | staleness:
 0 for all that is applied | clock gap: a slow worker skips steps | momentum: at the server | aggregation: mean
-over the images of the N | deterministic: given which N come first; added in worker order
+over the examples of the N | deterministic: given which N come first; added in worker order
 
 k = 0 is BSP.  Scale the learning rate with N, not with N + k.  The data of a worker that is always late is
 never seen.
@@ -16,9 +16,10 @@ never seen.
 What differs from the paper
 ---------------------------
 A late worker finishes its gradient, is told that it is stale and goes on with the newest model: a computation
-cannot be cut short.  In the paper each of several servers counts its own first N, so their slices may be of
+cannot be cut short.  In the paper each of several servers counts its own first N, so their parts may be of
 different workers, and TensorFlow's accumulators, one per variable, take several from a fast worker.  Here one
-server without slices accepts one whole gradient of a worker in each step.  No moving average of x is kept.
+server with the whole model accepts one whole gradient of a worker in each step.  No moving average of x is
+kept.
 
 References
 ----------

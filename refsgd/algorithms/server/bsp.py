@@ -5,9 +5,9 @@ floating-point additions.
 
 Quick facts
 -----------
-synchronous: yes | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: yes | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: 0 | clock gap: 0
-while computing | momentum: at the server | aggregation: mean over images (`sum` as an option) |
+while computing | momentum: at the server | aggregation: mean over examples (`sum` as an option) |
 deterministic: yes, whatever the order of arrival
 
 What differs from the papers

@@ -6,7 +6,7 @@ as their mean.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a part each | messages per worker
 and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s
 started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | momentum: at the server |
 aggregation: each push is applied alone, times 1/n | deterministic: given the order of arrival

@@ -6,7 +6,7 @@ diagonal, g * g, costs nothing.
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: as ASP, mean n -
 1; what it does to a gradient is compensated | clock gap: unbounded | memory: (n + 1) M at the servers |
 momentum: at the server | aggregation: each push is applied alone | deterministic: given the order of arrival

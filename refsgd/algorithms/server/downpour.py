@@ -7,7 +7,7 @@ The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes at
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and
 iteration: M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2
 updates where push_every = 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at

@@ -6,7 +6,7 @@ intervals and grants as many more iterations as make the wait shortest.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a part each | messages per worker
 and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most
 `upper` started, upper + 1 completed | staleness: at most (2 upper + 1)(n - 1) updates | momentum: at the
 server | aggregation: sum, as SSP | deterministic: given the order of arrival

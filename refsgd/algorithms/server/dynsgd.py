@@ -7,7 +7,7 @@ SSP's.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a part each | messages per worker
 and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s
 started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | memory: a mean per unfinished clock,
 at most s + 1 | momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has

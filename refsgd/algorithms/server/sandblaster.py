@@ -9,8 +9,8 @@ Quick facts
 synchronous: yes, without waiting for stragglers | centralised: yes | roles: a coordinator, K shards
 (servers), n workers | messages per evaluation: 2 K per worker for x, K + 2 per portion | bytes per
 evaluation: M per worker down, M per portion and duplicate up | coordinator: about 4 m + 12 commands to each
-shard per iteration, scalars, whatever d is | staleness: 0 | aggregation: mean over images, in portion order |
-deterministic: yes, whatever the schedule
+shard per iteration, scalars, whatever d is | staleness: 0 | aggregation: mean over examples, in portion order
+| deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------

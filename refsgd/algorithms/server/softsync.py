@@ -6,9 +6,9 @@ one step with their mean.  Fewer, larger, less stale updates.
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: unbounded, mean
-(n - 1)/c updates | clock gap: unbounded | momentum: at the server | aggregation: mean over the images of c
+(n - 1)/c updates | clock gap: unbounded | momentum: at the server | aggregation: mean over the examples of c
 gradients; a fast worker may give several of them | deterministic: given the order of arrival
 
 splitting = n is ASP.  splitting = 1 is *not* BSP: there is no barrier, a push is answered before the update

@@ -11,7 +11,7 @@ advances.
 
 Quick facts
 -----------
-synchronous: bounded | centralised: yes | roles: n workers, K servers with a slice each | messages per worker
+synchronous: bounded | centralised: yes | roles: n workers, K servers with a part each | messages per worker
 and iteration: K up; K down (fresh), K up and K down per refresh (lazy), K down per advance of the slowest
 (eager) | bytes per worker and iteration: M up; M down (fresh), M / (s + 1) to M (lazy), M per advance (eager)
 | clock gap: at most s started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates (fresh) |
@@ -23,7 +23,7 @@ What differs from the papers
 `fresh` is in neither: SSP with a read after every clock.  Workers of Ho et al. send updates -lr * g that the
 server adds; here they send g and the server applies the rule, so that momentum can live there.  A cache adds
 its own updates as plain -lr * g, without momentum or weight decay.  Their clock is any work; the table has
-rows, here slices.
+rows, here parts.
 
 References
 ----------
@@ -48,13 +48,13 @@ Refresh = Literal["fresh", "lazy", "eager"]
 
 
 class Read(NamedTuple):
-    """worker -> server: send me your slice once every worker has completed `clock` iterations."""
+    """worker -> server: send me your part once every worker has completed `clock` iterations."""
 
     clock: float
 
 
 class Row(NamedTuple):
-    """server -> worker: a slice with all updates of the first `clock` iterations of every worker."""
+    """server -> worker: a part with all updates of the first `clock` iterations of every worker."""
 
     x: Array
     version: int  # updates applied to it so far

@@ -5,7 +5,7 @@ version that the push names, and divides each gradient by it, on top of n-softsy
 
 Quick facts
 -----------
-synchronous: no | centralised: yes | roles: n workers, K servers with a slice each | messages per worker and
+synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: as softsync,
 mean (n - 1)/c updates | clock gap: unbounded | momentum: at the server, of the divided gradients |
 aggregation: mean of c divided gradients | deterministic: given the order of arrival
@@ -15,7 +15,7 @@ gradient that missed one update keeps the full rate.
 
 What differs from the papers
 ----------------------------
-Each slice counts its own tau.  Odena's rule also divides by a moving average s of the gradients' deviation,
+Each part counts its own tau.  Odena's rule also divides by a moving average s of the gradients' deviation,
 so it wants a far smaller learning rate; s begins at 1.  His gates that save bandwidth are left out.
 
 References
