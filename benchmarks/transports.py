@@ -14,8 +14,7 @@ alone, with one gradient that is sent again and again, and an answer that nobody
 the work that any use has around it ("server, new gradients"): every worker makes a new gradient, c x + 1, of
 the parameters that it got, in one compiled pass over memory, so that it reads all of the answer and writes
 all of what it sends.  Ours write into fresh memory, as programs do, and over shared memory the transport
-copies it once; the peers write into the same memory each time.  In our all-reduce a process contributes the
-same vector at every call; the transport keeps its copy while no other array needs the room.
+copies it once; the peers write into the same memory each time.  Every all-reduce sums what the last one gave.
 """
 from __future__ import annotations
 
@@ -99,10 +98,10 @@ def gradient(x):
 
 
 def summing(me: int, peers: list[str], d: int, calls: int, allreduce: Callable[..., Any]) -> Iterator[Any]:
-    """A peer that does nothing but all-reduce."""
+    """A peer that does nothing but all-reduce what it got last, as the peers below do in place."""
     x = np.full(d, 1e-30, np.float32)
     for t in range(calls):
-        yield from allreduce(me, peers, x)
+        x = yield from allreduce(me, peers, x)
         yield Mark("clock", t=t)
 
 
