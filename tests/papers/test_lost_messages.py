@@ -70,7 +70,7 @@ def recording(problem):
     return Problem(problem.x0, gradient, problem.loss), computed
 
 
-def until_it_waits_for_ever(deployment, machine, server, part=lambda local: local["x"]):
+def until_it_waits_for_ever(deployment, machine, server, part=lambda local: local["shard"].x):
     """Values of the main programs that ended, and the part at which the server stands that still counts
     on a message; `part` finds it among the server's variables."""
     simulator = Simulator(deployment, machine)
