@@ -20,7 +20,7 @@ PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd
           "refsgd.algorithms", "refsgd.cluster.distributions", "refsgd.cluster.machine", "refsgd.problems.problem",
           "refsgd.problems.data", "refsgd.problems.nn.layers", "refsgd.problems.nn.nets",
           "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
-          "refsgd.theory.prediction", "refsgd.theory.absent", "refsgd.testing")
+          "refsgd.theory.prediction", "refsgd.testing")
 #: modules of public packages that only the package itself uses
 INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published")
 NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",

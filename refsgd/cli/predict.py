@@ -1,4 +1,4 @@
-"""``refsgd predict``: closed forms of one algorithm, and curves of several."""
+"""``refsgd predict``: closed forms of one algorithm or simulated figures, and curves of several."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ def add(commands: Any) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     """Options of a prediction that do not depend on the algorithm."""
     common(parser, "simulator")
+    parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
+                        help="where figures come from (default formulas); simulated: means of four runs of "
+                        "the simulator, parameters in name only")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE",
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
@@ -38,24 +41,27 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
                     "--sweep workers=1:64")
     from refsgd.display.tables import prediction_lines
-    from refsgd.theory.prediction import LARGEST
+    from refsgd.experiment.simulated import simulated
+    from refsgd.theory.estimate import LARGEST
 
-    if (args.workers or 0) > LARGEST:  # before their programs are made
+    if args.kind == "formulas" and (args.workers or 0) > LARGEST:  # before their programs are made
         raise Usage(f"{args.workers} workers; formulas are evaluated for at most {LARGEST}")
 
     experiment = prepare(args.algorithm, **arguments_of(args))
-    predictions = experiment.predictions()
-    missing = experiment.absent(predictions)
-    if not experiment.machine.paced:
+    if args.kind == "simulated":
+        predictions = simulated(experiment)
+    else:
+        predictions = experiment.predictions()
+    if not predictions and not experiment.machine.paced:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
     if not predictions:
-        raise Usage(f"no figures of {args.algorithm}: {next(iter(missing.values()))}")
+        raise Usage(f"no figures of {args.algorithm}: {next(iter(predictions.missing.values()))}")
     if args.json != "-":
         tell(f"{args.algorithm} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
-        print("\n".join(prediction_lines(predictions, missing, width() or PIPE)))
-    write(args.json,
-          json.dumps({**{k: p.to_json() for k, p in predictions.items()}, "absent": missing}, indent=1))
+        print("\n".join(prediction_lines(predictions, predictions.missing, width() or PIPE)))
+    found = {name: p.to_json() for name, p in predictions.items()}
+    write(args.json, json.dumps({**found, "absent": predictions.missing}, indent=1))
 
 
 def _trained(problem: dict[str, Any]) -> str:

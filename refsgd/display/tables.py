@@ -43,7 +43,7 @@ MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
            "idle": "idle: share of a worker's time without computing."}
 #: share of the simulated time by which processes may be off before their results are no longer ranked
 OFF = 0.25
-SIGN = {"exact": "", "numerical": "", "approximation": "~", "lower": "≥", "upper": "≤"}
+SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
 
 
 class Column(NamedTuple):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
@@ -29,6 +29,9 @@ from refsgd.experiment.arguments import (
 )
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.problems.shapes import current_name, shape_only
+
+if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
+    from refsgd.theory import Figures
 
 __all__ = ["Experiment", "Usage", "predict", "prepare"]
 
@@ -164,34 +167,16 @@ class Experiment:
         except ValueError as error:
             raise Usage(str(error)) from None
 
-    @property
-    def has_formulas(self) -> bool:
-        """Whether formulas cover the algorithm and the machine at all."""
+    def predictions(self) -> Figures:
+        """Closed forms for this experiment; empty for an algorithm or a machine that has none."""
         from refsgd import theory
 
-        return self.name in theory.ALGORITHMS and self.machine.paced
-
-    def predictions(self) -> dict[str, Any]:
-        """Closed forms for this experiment; empty for an algorithm that has none."""
-        from refsgd import theory
-
-        if not self.has_formulas:
-            return {}
-        return dict(theory.predict(
+        if self.name not in theory.ALGORITHMS or not self.machine.paced:
+            return theory.Figures()
+        return theory.predict(
             self.name, self.machine, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batch, steps=self.steps,
-            options=with_defaults(self.function, self.options)))
-
-    def absent(self, found: Mapping[str, Any]) -> dict[str, str]:
-        """Why metrics are missing in `found`, the `predictions`; empty for an algorithm or a machine that
-        has none at all."""
-        from refsgd import theory
-
-        if not self.has_formulas:
-            return {}
-        graph = with_defaults(self.function, self.options).get("graph", "")
-        return theory.absent(self.name, self.machine, found, servers=self.servers, workers=self.workers,
-                             graph=str(graph))
+            options=with_defaults(self.function, self.options))
 
     @property
     def largest_message(self) -> int:
@@ -288,8 +273,9 @@ def default_net(data: str) -> str:
     return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
 
 
-def predict(algorithm: Algorithm, problem: Problem | None = None, **arguments: Any) -> dict[str, Any]:
-    """Closed forms for the run that the same arguments describe.
+def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str = "formulas",
+            **arguments: Any) -> Figures:
+    """Closed forms for the run that the same arguments describe, or figures of simulated runs.
 
     Parameters
     ----------
@@ -297,12 +283,23 @@ def predict(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         As `run`.
     problem : Problem, optional
         As `run`.
+    kind : {"formulas", "simulated"}
+        simulated: means of four runs of the simulator, with standard errors; parameters are shape-only unless
+        the algorithm looks at them.
     **arguments
         As `run`.
 
     Returns
     -------
-    dict of str to Prediction
-        Where a formula exists: value, unit, kind (exact, approximation, bound), terms.
+    Figures
+        A dictionary of predictions: value, unit, kind (exact, numerical, approximation, bound, simulated),
+        terms.  Its ``missing`` says why a figure has no formula.
     """
-    return prepare(algorithm, problem, **arguments).predictions()
+    if kind not in ("formulas", "simulated"):
+        raise Usage(f"kind {kind!r}; expected formulas or simulated")
+    experiment = prepare(algorithm, problem, **arguments)
+    if kind == "formulas":
+        return experiment.predictions()
+    from refsgd.experiment.simulated import simulated
+
+    return simulated(experiment)

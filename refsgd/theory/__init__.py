@@ -5,9 +5,7 @@ assumptions) and raises `DomainError` where its assumptions do not hold.  `predi
 algorithm.
 """
 
-from refsgd.theory.absent import absent
 from refsgd.theory.predict import ALGORITHMS, predict
-from refsgd.theory.prediction import DomainError, Prediction
-from refsgd.theory.setting import Setting
+from refsgd.theory.prediction import DomainError, Figures, Prediction
 
-__all__ = ["ALGORITHMS", "DomainError", "Prediction", "Setting", "absent", "predict"]
+__all__ = ["ALGORITHMS", "DomainError", "Figures", "Prediction", "predict"]

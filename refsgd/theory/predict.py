@@ -1,8 +1,7 @@
 """The table that the rest of the library reads: every figure of a run that a formula gives, by algorithm.
 
 `predict` turns a `Machine` and sizes into a `Setting`, calls the algorithm's function in `ALGORITHMS`, and
-gets back a dictionary from the names of figures to `Prediction`; a figure without a formula is absent, and
-`refsgd.theory.absent` says why.
+gets back `Figures`: predictions by the names of figures, and why others are missing.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
 from refsgd.theory.algorithms.ssp import dssp, ssp
-from refsgd.theory.prediction import LARGEST, DomainError, TooWide, check_count, check_distribution
-from refsgd.theory.setting import Figures, Setting
+from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
+from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
+from refsgd.theory.setting import Setting
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
     "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc,
@@ -41,16 +41,35 @@ SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild
               "sequential", "sgp"}
 
 
-def _share(name: str, c: Setting) -> bool:
-    """Whether updates and gradients of one host may compete for processors, for which no formula accounts.
+def _check_covered(name: str, c: Setting) -> None:
+    """Uncovered where no formula accounts for what the nodes of the setting share.
 
     Under BSP's barrier a worker waits while the servers beside it update, so only servers can meet there.
     """
     m = c.machine
-    if m.cores is None or m.update is None or not m.colocated or name in SERVERLESS:
-        return False
+    if max(c.workers, c.servers) > LARGEST:
+        raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
+                        f"{max(c.workers, c.servers)}")
+    alone = name in ("sequential", "independent", "hogwild") or (name == "bsp" and c.servers == 1)
+    if c.one_link and not alone:
+        servers = f" with {c.servers} servers" if name == "bsp" else ""
+        raise Uncovered("formulas on half-duplex links exist for BSP with one server and for what sends "
+                        f"nothing; {name}{servers} is simulated and measured only")
     together = -(-c.servers // c.workers)  # servers on the fullest host
-    return together + (name != "bsp") > m.cores
+    if (m.cores is not None and m.update is not None and m.colocated and name not in SERVERLESS
+            and together + (name != "bsp") > m.cores):
+        cores = f"{m.cores} core{'s' if m.cores > 1 else ''}"
+        raise Uncovered(f"updates of servers beside workers share {cores}, for which no formula "
+                        f"accounts: {name} is simulated and measured only")
+
+
+def _of_no_steps(found: Figures) -> Figures:
+    """The figures of a run of one step, for one without."""
+    for name in ("seconds", "updates", "bytes_sent", "clock_gap_max", "lead_max"):
+        if name in found:
+            found[name] = Prediction(0.0, found[name].unit, "exact", {}, "no iteration", "definition")
+    found.without("no iteration, no time", "idle_ratio", "idle_by_cause")
+    return found.without("no iteration, no update", "staleness_mean", "staleness_max")
 
 
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
@@ -77,12 +96,13 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
 
     Returns
     -------
-    dict of str to Prediction
-        Empty where the options name a graph without a formula, where updates share processors with gradients,
-        for more workers than formulas are evaluated for, and on half-duplex links for all but BSP with one
-        server and what sends nothing; else some of
-        seconds_per_iteration, images_per_second, seconds, updates, bytes_per_iteration, bytes_sent,
-        staleness_mean, staleness_max, idle_ratio, idle_by_cause, clock_gap_max, lead_max.
+    Figures
+        A dictionary of predictions, some of seconds_per_iteration, images_per_second, seconds, updates,
+        bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
+        clock_gap_max, lead_max.  Its ``missing`` says why others are not there.  It is empty where the
+        options name a graph without a formula, where updates share processors with gradients, for more
+        workers than formulas are evaluated for, and on half-duplex links for all but BSP with one server and
+        what sends nothing.
 
     Raises
     ------
@@ -95,6 +115,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     >>> out = predict("bsp", machine, workers=8, nbytes=1000, batch=16, steps=100)
     >>> round(out["seconds_per_iteration"].value, 5), out["seconds_per_iteration"].kind
     (0.05436, 'exact')
+    >>> predict("asp", machine.with_(latency=0.001), workers=4, steps=9).missing
+    {'staleness_max': 'no bound but the length of the run: others may update any number of times meanwhile'}
     """
     name = algorithm.replace("_", "-")
     if name not in ALGORITHMS:
@@ -105,16 +127,15 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_count("batch", batch, 0)
     check_count("steps", steps, 0)
     check_distribution("compute", machine.compute)
-    setting = Setting(machine, workers, servers, nbytes, batch, steps, dict(options or {}))
-    if max(workers, servers) > LARGEST or _share(name, setting):
-        return {}
-    if setting.one_link and not (name in ("sequential", "independent", "hogwild")
-                                   or (name == "bsp" and servers == 1)):
-        return {}
+    setting = Setting(machine, workers, servers, nbytes, batch, max(steps, 1), dict(options or {}))
     try:
+        _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
-    except TooWide:
-        return {}
-    if name in SERVERLESS and "updates" in found:
+    except Uncovered as why:
+        return Figures().without(str(why), *FIGURES)
+    if name in SERVERLESS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
+    if not steps:
+        _of_no_steps(found)
+    found.missing = {figure: found.missing[figure] for figure in FIGURES if figure not in found}
     return found

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from refsgd.cluster.distributions import Distribution
-
-Kind = Literal["exact", "numerical", "approximation", "bound"]
+Kind = Literal["exact", "numerical", "approximation", "bound", "simulated"]
 Side = Literal["", "lower", "upper"]
-LARGEST = 10_000  #: workers or servers that formulas go through one by one
 STANDARD_ERROR = "standard error"  #: the term that holds it
+
+#: what a run is predicted to show, in the order in which it is printed
+FIGURES = ("seconds_per_iteration", "images_per_second", "seconds", "updates", "bytes_per_iteration",
+           "bytes_sent", "idle_ratio", "idle_by_cause",
+           "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
 
 
 class DomainError(ValueError):
     """A formula was asked for something that its assumptions do not cover; the message names the
     assumption."""
-
-
-class TooWide(DomainError):
-    """More workers than those for which a recursion is evaluated in a second or two."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,10 @@ class Prediction:
         The figure; a limit that the truth does not cross where `kind` is "bound".
     unit : str
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
-    kind : {"exact", "numerical", "approximation", "bound"}
+    kind : {"exact", "numerical", "approximation", "bound", "simulated"}
         exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo
         mean of the same, whose standard error is a term.  approximation: the model itself is simplified.
+        simulated: no formula, the mean of runs of the simulator.
     terms : mapping of str to float
         What the value is made of, in `unit` unless `units` names another one.
     formula, source, assumptions : str
@@ -113,118 +112,38 @@ class Prediction:
         return out
 
 
-def kind_of(faithful: bool, error: float = 0.0) -> Kind:
-    """The kind of a figure without a bound.
+class Figures(dict[str, Prediction]):
+    """Predictions by the names of their figures.
 
-    Parameters
+    Attributes
     ----------
-    faithful : bool
-        Whether nothing is simplified.
-    error : float
-        Standard error of a Monte Carlo mean; 0 where nothing is drawn.
-
-    Returns
-    -------
-    str
+    missing : dict of str to str
+        Why each other figure of a run has no prediction.
     """
-    return "approximation" if not faithful else "numerical" if error else "exact"
 
+    def __init__(self, found: Mapping[str, Prediction] | None = None) -> None:
+        super().__init__(found or {})
+        self.missing: dict[str, str] = {}
 
-def sampling(error: float) -> dict[str, float]:
-    """The term of a Monte Carlo mean's standard error; none where nothing is drawn.
+    def without(self, reason: str, *names: str) -> Figures:
+        """Leave figures out, and say why.
 
-    Parameters
-    ----------
-    error : float
-        In the unit of the figure.
+        Parameters
+        ----------
+        reason : str
+        *names : str
+            Of the figures.
 
-    Returns
-    -------
-    dict of str to float
-    """
-    return {STANDARD_ERROR: error} if error else {}
+        Returns
+        -------
+        Figures
+            The same object.
+        """
+        for name in names:
+            self.pop(name, None)
+            self.missing[name] = reason
+        return self
 
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def check_count(name: str, value: int, least: int = 1) -> int:
-    """`value` if it is a whole number of at least `least`; else DomainError.
-
-    Parameters
-    ----------
-    name : str
-        What the value is called in the error.
-    value : int
-    least : int
-        The smallest admitted value.
-
-    Returns
-    -------
-    int
-        The value.
-    """
-    if isinstance(value, bool) or int(value) != value or value < least:
-        raise DomainError(f"{name} {value}; the formula assumes a whole number of at least {least}")
-    return int(value)
-
-
-def check_time(name: str, value: float) -> float:
-    """`value` if it is a finite number of seconds >= 0; else DomainError.
-
-    Parameters
-    ----------
-    name : str
-        What the value is called in the error.
-    value : float
-
-    Returns
-    -------
-    float
-        The value.
-    """
-    if not value >= 0 or math.isinf(value):
-        raise DomainError(f"{name} {value} s; the formula assumes a finite time >= 0")
-    return float(value)
-
-
-def check_share(name: str, value: float) -> float:
-    """`value` if it lies in [0, 1]; else DomainError.
-
-    Parameters
-    ----------
-    name : str
-        What the value is called in the error.
-    value : float
-
-    Returns
-    -------
-    float
-        The value.
-    """
-    if not 0 <= value <= 1:
-        raise DomainError(f"{name} {value}; the formula assumes a share between 0 and 1")
-    return float(value)
-
-
-def check_distribution(name: str, time: Distribution | None) -> Distribution:
-    """`time` if it is stated and has a finite mean; else DomainError.
-
-    Parameters
-    ----------
-    name : str
-        What the value is called in the error.
-    time : Distribution or None
-
-    Returns
-    -------
-    Distribution
-        The distribution.
-    """
-    if time is None:
-        raise DomainError(
-            f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
-    if not math.isfinite(time.mean):
-        raise DomainError(f"{name} {time}; the formula assumes a distribution with a finite mean")
-    return time

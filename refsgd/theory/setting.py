@@ -10,12 +10,11 @@ from typing import Any
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
+from refsgd.theory.estimate import check_distribution, kind_of, sampling
 from refsgd.theory.phenomena import iteration, server
 from refsgd.theory.phenomena.queues import Network
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import Kind, Prediction, Side, check_distribution, kind_of, sampling
-
-Figures = dict[str, Prediction]
+from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,33 @@ class Setting:
         return self.machine.duplex == "half" and self.transfer > 0
 
     @property
+    def update(self) -> float:
+        """E[u] of a server."""
+        return iteration.update_mean(self.machine.update)
+
+    @property
     def links(self) -> Network:
-        """What messages to the servers meet."""
-        return Network(self.servers, self.transfer, self.machine.latency, self.machine.update)
+        """What messages to the servers meet.
+
+        Several servers beside workers are approximated by one, with what the busiest link carries of a model
+        and the latency that makes an exchange as long as a lone one.
+        """
+        m, n, k = self.machine, self.workers, self.servers
+        if not m.colocated or k == 1 or n == 1:
+            return Network(k, self.transfer, m.latency, m.update, m.colocated)
+        carried = server.beside_workers(n, k, self.transfer)
+        lone = math.fsum(self.exchanges) / n - self.update
+        return Network(1, carried, max(lone / 2 - carried, 0.0), m.update)
+
+    @property
+    def queues(self) -> bool:
+        """Whether workers may wait for each other at servers' links or processors."""
+        return self.workers > 1 and bool(self.transfer or self.machine.update is not None)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the network of `links` is that of the servers, with nothing simplified."""
+        return self.servers == 1 and not (self.machine.colocated and self.tied)
 
     @property
     def busy(self) -> float:
@@ -80,8 +103,7 @@ class Setting:
     def exchanges(self) -> list[float]:
         """Seconds of a push and its answer of each worker that meet nobody else."""
         m = self.machine
-        return server.alone(self.times, self.servers, self.transfer, m.latency,
-                            iteration.update_mean(m.update), m.colocated)
+        return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
 
     @property
     def tied(self) -> bool:
@@ -110,16 +132,21 @@ def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
     return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
 
 
-def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float) -> Figures:
-    """What every algorithm has: times, throughput, updates, bytes and idleness with its causes."""
-    out = {
+def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float,
+            *more: Mapping[str, Prediction]) -> Figures:
+    """What every algorithm has: times, throughput, updates, bytes, idleness by cause; and `more`."""
+    out = Figures({
         "seconds_per_iteration": step, "images_per_second": throughput(c, step), "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
         "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
         "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps"),
-    }
-    if run.value > 0 and math.isfinite(run.value):
-        out.update(_idleness(c, step, run))
+    })
+    if 0 < run.value < math.inf:
+        out |= _idleness(c, step, run)
+    else:
+        out.without("a run of no finite time has no idle share", "idle_ratio", "idle_by_cause")
+    for others in more:
+        out |= others
     return out
 
 
@@ -139,7 +166,7 @@ def _flipped(bound: Side) -> Side:
     return opposite[bound]
 
 
-def _idleness(c: Setting, step: Prediction, run: Prediction) -> Figures:
+def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:
     """1 - (gradient seconds)/elapsed over the whole run, and its split by the iteration's terms."""
     idle = max(1 - c.busy / run.value, 0.0)
 
@@ -174,15 +201,19 @@ def zero(unit: str, formula: str) -> Prediction:
     return Prediction(0.0, unit, "exact", {}, formula, "by construction")
 
 
-def clocks(c: Setting, gap: float, lead: float, formula: str) -> Figures:
+def clocks(c: Setting, gap: float, lead: float, formula: str) -> dict[str, Prediction]:
     """Largest gap of started and of completed iterations; upper bounds, met in long runs."""
-    most = max(c.steps - 1, 0) if c.workers > 1 else 0
-    out: Figures = {}
-    for name, value, top in (("clock_gap_max", gap, most),
-                             ("lead_max", lead, most + 1 if c.workers > 1 and c.steps else 0)):
-        out[name] = Prediction(float(min(value, top)), "iterations", "bound", {}, formula, "the gate",
-                               bound="upper")
-    return out
+    limits = {"clock_gap_max": min(gap, c.steps - 1), "lead_max": min(lead, c.steps)}
+    return {name: Prediction(float(value if c.workers > 1 else 0), "iterations", "bound", {}, formula,
+                             "the gate", bound="upper") for name, value in limits.items()}
+
+
+RUN = "no bound but the length of the run"
+
+
+def unbounded(c: Setting) -> dict[str, Prediction]:
+    """`clocks` of workers that wait for nobody."""
+    return clocks(c, math.inf, math.inf, RUN)
 
 
 def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[float, bool]:
@@ -192,8 +223,6 @@ def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[
     A round is a compute time and the worker's exchange.  Where exchanges differ, only workers within three
     standard deviations of the slowest can be last.
     """
-    if not c.steps:
-        return 0.0, True
     sums = [sum_of(time, c.steps) for time in c.times]
     fixed = [c.steps * e for e in exchanges or [0.0] * c.workers]
     if len(set(fixed)) == 1:

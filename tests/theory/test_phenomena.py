@@ -3,6 +3,7 @@ exchanges."""
 
 import heapq
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory import DomainError
+from refsgd.cluster.machine import Machine
+from refsgd.theory import DomainError, predict
 from refsgd.theory.phenomena import (
     backup,
     gossip,
+    iteration,
     memory,
     overlap,
-    periodic,
     pipeline,
     stability,
 )
@@ -133,9 +135,9 @@ def test_neighbours_lie_between_alone_and_all():
     ring = [[[(i - 1) % n, (i + 1) % n] for i in range(n)]]
     every = [[[j for j in range(n) if j != i] for i in range(n)]]
     slow = gossip.neighbours([law] * n, every, 0.0)
-    assert slow.seconds == pytest.approx(sum(1 / k for k in range(1, n + 1)), abs=5 * slow.error)
-    assert 1 < gossip.neighbours([law] * n, ring, 0.0).seconds < slow.seconds
-    assert gossip.neighbours([Distribution.parse("fixed(1)")] * n, ring, 0.25).seconds == pytest.approx(1.25)
+    assert slow.pace.value == pytest.approx(sum(1 / k for k in range(1, n + 1)), abs=5 * slow.pace.error)
+    assert 1 < gossip.neighbours([law] * n, ring, 0.0).pace.value < slow.pace.value
+    assert gossip.neighbours([Distribution.parse("fixed(1)")] * n, ring, 0.25).pace.value == pytest.approx(1.25)
 
 
 def test_the_last_of_those_that_gather_does_not_wait():
@@ -143,7 +145,7 @@ def test_the_last_of_those_that_gather_does_not_wait():
     later one needs not wait for."""
     law, latency = Distribution.parse("exponential(1)"), 0.1
     run = gossip.neighbours([law] * 2, [[[1], [0]]], latency)
-    assert run.seconds < 1.5 + latency - 5 * run.error and run.seconds > 1.5 + 5 * run.error
+    assert run.pace.value < 1.5 + latency - 5 * run.pace.error and run.pace.value > 1.5 + 5 * run.pace.error
 
 
 def test_links_of_neighbours():
@@ -152,11 +154,11 @@ def test_links_of_neighbours():
     law, pair, three = Distribution.parse("fixed(1)"), [[[1], [0]]], [[[1, 2], [0, 2], [0, 1]]]
     for steps in (1, 7, 1000):
         run = gossip.neighbours([law] * 2, pair, 0.25, 0.1, steps=steps)
-        assert run.seconds == pytest.approx(1.35) and run.end == pytest.approx(
-            1.35 * steps) and run.error == 0
-    assert gossip.neighbours([law] * 2, pair, 0.25, 0.1, before=True).seconds == pytest.approx(1.0)
-    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, rotated=True).seconds == pytest.approx(1.45)
-    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, steps=1).end == pytest.approx(1.55)
+        assert run.pace.value == pytest.approx(1.35) and run.end.value == pytest.approx(
+            1.35 * steps) and run.pace.error == 0
+    assert gossip.neighbours([law] * 2, pair, 0.25, 0.1, before=True).pace.value == pytest.approx(1.0)
+    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, rotated=True).pace.value == pytest.approx(1.45)
+    assert gossip.neighbours([law] * 3, three, 0.25, 0.1, steps=1).end.value == pytest.approx(1.55)
 
 
 def test_memory():
@@ -208,22 +210,28 @@ def test_backup_recursion_is_not_the_order_statistic():
 
 def test_local_sgd():
     law, n, h = Distribution.parse("exponential(1)"), 4, 5
-    quiet = c.ring(n, 0, Link())
+    quiet = c.ring(n, 0, Link()).time
     draws = law.sample(np.random.default_rng(0), 40_000 * n * h).reshape(-1, n, h).sum(axis=2).max(axis=1) / h
-    assert periodic.local_sgd([law] * n, h, quiet).value == pytest.approx(draws.mean(), rel=0.01)
-    loud = c.ring(n, 100, Link(0.1, 1e3))
-    fixed = periodic.local_sgd([Distribution.parse("fixed(1)")] * n, h, loud)
-    assert fixed.kind == "exact" and fixed.value == pytest.approx(1 + loud.time.value / h)
-    assert periodic.local_sgd([law] * n, 1, quiet).value == pytest.approx(25 / 12)
+    assert iteration.allreduce([law] * n, quiet, period=h).value == pytest.approx(draws.mean(), rel=0.01)
+    loud = c.ring(n, 100, Link(0.1, 1e3)).time
+    fixed = iteration.allreduce([Distribution.parse("fixed(1)")] * n, loud, period=h)
+    assert fixed.kind == "exact" and fixed.value == pytest.approx(1 + loud.value / h)
+    assert iteration.allreduce([law] * n, quiet).value == pytest.approx(25 / 12)
 
 
 def test_easgd_and_downpour():
-    fixed = [Distribution.parse("fixed(1)")] * 4
-    assert periodic.easgd(fixed[:1], 4, transfer=0.2, latency=0.1).value == pytest.approx(1 + (0.2 + 0.2) / 4)
+    slow = Machine(compute="fixed(1)", latency=0.1, bandwidth=1e3)
+
+    def step(name, machine, workers, figure="seconds_per_iteration", **options):
+        return predict(name, machine, workers=workers, nbytes=200, steps=200, options=options)[figure]
+
+    assert step("easgd", slow, 1, period=4).value == pytest.approx(1 + (0.2 + 0.2) / 4)
     # saturated: n w per exchange
-    assert periodic.easgd(fixed, 1, transfer=2.0).value == pytest.approx(8.0, rel=0.02)
-    assert periodic.downpour(fixed, 2, latency=0.1).value == pytest.approx(1 + 0.2 / 2)
-    assert periodic.downpour(fixed, 1, latency=0.1).kind == "exact"
+    saturated = step("easgd", slow.with_(bandwidth=100), 4, "seconds", period=1)
+    assert saturated.value / 200 == pytest.approx(8.0, rel=0.02)
+    quiet = slow.with_(bandwidth=math.inf)
+    assert step("downpour", quiet, 4, fetch_every=2).value == pytest.approx(1 + 0.2 / 2)
+    assert step("downpour", quiet, 4).kind == "exact"
 
 
 @pytest.mark.parametrize("call,assumption", [
@@ -237,7 +245,6 @@ def test_easgd_and_downpour():
     (lambda: memory.worker(1, -1, 1), "both >= 0"),
     (lambda: memory.server(1, optimiser="magic"), "expected one of"),
     (lambda: backup.backup_workers([Distribution.parse("fixed(1)")] * 2, 2), "at least one that counts"),
-    (lambda: periodic.downpour([Distribution.parse("fixed(1)")], 0), "whole number"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

@@ -66,9 +66,8 @@ def held(name, options, transfer, update):
     """End and staleness of 10 runs within 4.5 standard errors."""
     seen = runs(name, "gamma(0.02,2)", 5, 50, transfer, update, 10, **options)
     path = drawn(name, "gamma(0.02,2)", 5, 50, transfer, update, **options)
-    for value, error, values in ((path.end, path.end_error, seen[:, 0]),
-                                 (path.staleness, path.age_error, seen[:, 1])):
-        assert abs(value - values.mean()) <= 4.5 * math.hypot(error, values.std() / 3)
+    for found, values in ((path.end, seen[:, 0]), (path.staleness, seen[:, 1])):
+        assert abs(found.value - values.mean()) <= 4.5 * math.hypot(found.error, values.std() / 3)
 
 
 @pytest.mark.parametrize("latency", mostly_slow([0.001, 0.00101, 0.0013, 0.0007], 0.001, 0.0013))
@@ -79,14 +78,15 @@ def test_ties_are_broken_as_links_break_them(latency):
     seen = perform(prepare("downpour", shape_only(D), workers=5, steps=20, machine=machine),
                    "simulator").trace.seconds
     path = queues.fetching([Distribution.parse("fixed(0.02)")] * 5, Network(1, 4 * D / 8e5, latency), 20)
-    assert path.end == pytest.approx(seen, rel=1e-9)
+    assert path.end.value == pytest.approx(seen, rel=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"staleness": 1}, {"staleness": 2, "refresh": "eager"}])
 def test_fixed_times_to_the_last_digit(options):
     seen, path = runs("ssp", "fixed(0.02)", 4, 30, 0.006, 0.001, 1,
                       **options)[0], drawn("ssp", "fixed(0.02)", 4, 30, 0.006, 0.001, **options)
-    assert path.end == pytest.approx(seen[0], rel=1e-9) and path.staleness == pytest.approx(seen[1], rel=1e-9)
+    assert path.end.value == pytest.approx(seen[0], rel=1e-9)
+    assert path.staleness.value == pytest.approx(seen[1], rel=1e-9)
 
 
 def test_without_grants_it_would_be_noticed():
@@ -94,8 +94,8 @@ def test_without_grants_it_would_be_noticed():
     seen = runs("dssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, lower=1, upper=4)
     for bound in (1, 4):
         path = drawn("dssp", "gamma(0.02,2)", 5, 50, 0.001, None, lower=bound, upper=bound)
-        assert abs(path.staleness - seen[:, 1].mean()) > 4.5 * math.hypot(
-            path.age_error, seen[:, 1].std() / 3)
+        assert abs(path.staleness.value - seen[:, 1].mean()) > 4.5 * math.hypot(
+            path.staleness.error, seen[:, 1].std() / 3)
 
 
 @pytest.mark.parametrize("n,k,law,transfer,update",
@@ -113,11 +113,9 @@ def test_backup_workers(n, k, law, transfer, update):
 
     def away(backups):
         p = backup.evaluated([machine.compute] * n, Network(1, transfer, 0.002, machine.update), backups, 50)
-        pairs = zip(seen.T,
-                    ((p.end, p.end_error), (p.computing, p.computing_error), (p.pushes, p.pushes_error)),
-                    strict=True)
-        return max(abs(value - values.mean()) / math.hypot(error, values.std() / math.sqrt(11), 1e-9)
-                   for values, (value, error) in pairs)
+        pairs = zip(seen.T, (p.end, p.computing, p.pushes), strict=True)
+        return max(abs(found.value - values.mean()) / math.hypot(found.error, values.std() / math.sqrt(11), 1e-9)
+                   for values, found in pairs)
 
     assert away(k) <= 4.5 < away(k - 1)
 
@@ -126,4 +124,4 @@ def test_without_the_gate_it_would_be_noticed():
     """Slack 1 taken for 2: beyond the error bars of the same runs."""
     seen = runs("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, staleness=1)
     path = drawn("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, staleness=2)
-    assert abs(path.end - seen[:, 0].mean()) > 4.5 * math.hypot(path.end_error, seen[:, 0].std() / 3)
+    assert abs(path.end.value - seen[:, 0].mean()) > 4.5 * math.hypot(path.end.error, seen[:, 0].std() / 3)

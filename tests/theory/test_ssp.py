@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory import DomainError
-from refsgd.theory.phenomena import ssp, staleness
+from refsgd.cluster.machine import Machine
+from refsgd.theory import DomainError, predict
+from refsgd.theory.phenomena import queues, ssp, staleness
+from refsgd.theory.phenomena.queues import Network
 
 
 def gate(law, n, s, clocks, seed, latency=0.0, may_start=lambda clock, slowest, s: clock - slowest <= s):
@@ -103,18 +105,18 @@ def test_an_off_by_one_gate_is_caught():
 @pytest.mark.parametrize("n,s,latency", [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)])
 def test_recursion_for_any_law(text, n, s, latency):
     law, clocks = Distribution.parse(text), 300
-    path = ssp.recursion([law] * n, s, clocks, 2 * latency)
+    path = queues.parameter_server([law] * n, Network(latency=latency), s, clocks)
     runs = [gate(law, n, s, clocks, seed, latency) for seed in range(8)]
     mean, error = np.mean([r[0] for r in runs]), np.std([r[0] for r in runs]) / math.sqrt(7)
-    assert abs(path.end - mean) <= 4.5 * error + 1e-3 * path.end
-    assert path.staleness == pytest.approx(np.mean([np.mean(r[1]) for r in runs]), rel=0.04)
+    assert abs(path.end.value - mean) <= 4.5 * math.hypot(error, path.end.error)
+    assert path.staleness.value == pytest.approx(np.mean([np.mean(r[1]) for r in runs]), rel=0.04)
 
 
 def test_recursion_meets_the_chain():
     law = Distribution.parse("exponential(1)")
     for n, s in ((2, 0), (4, 1), (6, 3)):
-        path = ssp.recursion([law] * n, s, 100, replicas=400)
-        assert abs(path.seconds - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * path.error
+        pace = queues.parameter_server([law] * n, Network(), s, 600).pace
+        assert abs(pace.value - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * pace.error
 
 
 @given(n=st.integers(1, 5), s=st.integers(0, 3), seed=st.integers(0, 10**6), clocks=st.integers(1, 12))
@@ -134,21 +136,23 @@ def test_the_bound_on_staleness_is_reached():
 @given(n=st.integers(2, 6), s=st.integers(0, 4))
 def test_slack_shortens_the_wait(n, s):
     """Between no bound and the barrier, falling in s and rising in n."""
-    law = Distribution.parse("exponential(1)")
-    here, more = ssp.ssp([law] * n, s).value, ssp.ssp([law] * n, s + 1).value
+    here, more = (1 / (1 - ssp.lumped_chain(n, slack).blocked) for slack in (s, s + 1))
     harmonic = sum(1 / k for k in range(1, n + 1))
     assert 1 <= more <= here <= harmonic * (1 + 1e-12)
-    assert here <= ssp.ssp([law] * (n + 1), s).value
+    assert here <= 1 / (1 - ssp.lumped_chain(n + 1, s).blocked)
 
 
 def test_limits():
-    fixed, law = Distribution.parse("fixed(2)"), Distribution.parse("exponential(1)")
-    assert ssp.ssp([fixed] * 5, 0, exchange=0.5).value == 2.5
-    assert ssp.ssp([law], 0, exchange=0.5).value == 1.5
-    assert ssp.ssp([law] * 3, math.inf, exchange=0.5).value == 1.5
-    slow = [Distribution.parse("fixed(1)"), Distribution.parse("fixed(3)")]
-    assert ssp.ssp(slow, 2, steps=50).value == pytest.approx(3, rel=0.02)  # the slowest sets the pace
-    lazy = ssp.recursion([fixed] * 3, 3, 400, 0.1, refresh="lazy")
+    def step(compute, workers, staleness, **more):
+        machine = Machine(compute=compute, latency=0.25, **more)
+        return predict("ssp", machine, workers=workers, steps=200,
+                       options={"staleness": staleness})["seconds_per_iteration"].value
+
+    assert step("fixed(2)", 5, 0) == 2.5
+    assert step("exponential(1)", 1, 0) == step("exponential(1)", 3, math.inf) == 1.5
+    assert step("fixed(1)", 2, 2, speeds=(1, 1 / 3)) == pytest.approx(3.5, rel=0.02)  # the slowest's pace
+    fixed = Distribution.parse("fixed(2)")
+    lazy = queues.parameter_server([fixed] * 3, Network(latency=0.05), 3, 400, "lazy")
     assert 1 / 4 <= lazy.refreshes <= 1 / 3 + 0.01
 
 
@@ -157,7 +161,7 @@ def test_limits():
     (lambda: ssp.lumped_chain(2, -1), "at least 0"),
     (lambda: ssp.lumped_chain(50, 10), "at most"),
     (lambda: ssp.check_slack(math.nan), "at least 0"),
-    (lambda: ssp.ssp([Distribution.parse("fixed(1)")], 1, exchange=-1.0), "finite time"),
+    (lambda: Network(latency=-1.0), "finite time"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

@@ -8,12 +8,13 @@ from typing import Any
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
+from refsgd.theory.estimate import WIDEST
 from refsgd.theory.phenomena import collectives, iteration, ring
 from refsgd.theory.phenomena.collectives import Exchange, Link
-from refsgd.theory.phenomena.ssp import WIDEST
-from refsgd.theory.prediction import Prediction, kind_of, sampling
-from refsgd.theory.setting import Figures, Setting, clocks, figures
+from refsgd.theory.prediction import Figures, Prediction
+from refsgd.theory.setting import Setting, clocks, figures
 
+SOURCE = "Patarasuk and Yuan 2009; Baccelli et al. 1992"
 LISTENERS = 32  # peers that all hear from all, whose links are drawn one by one
 
 
@@ -48,20 +49,14 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
     run = ring.rounds(c.times, gradients, _largest_chunk(c), link, own, before=before, after=after)
     long = ring.rounds(c.times, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
     equal = c.nbytes % (4 * c.workers) == 0
-    value, u = long.seconds / period, before * iteration.update_mean(
-        c.machine.update) + after * iteration.update_mean(c.machine.update) / period
-    mean = iteration.mean_time(c.times)
-    moved = min(step.terms["transfer"], max(value - mean - u, 0.0))
-    terms = {"compute E[T]": mean, "straggling": max(value - mean - u - moved, 0.0), "transfer": moved,
-             "update": u,
-             **sampling(long.error / period)}
-    formula, source = ("the ring's recursion t_i = max(t_i, e_i), by Monte Carlo",
-                       "Patarasuk and Yuan 2009; Baccelli et al. 1992")
-    return (Prediction(value, "s", kind_of(equal, long.error), terms, formula, source, "equal chunks",
-                       upper=step.value),
-            Prediction(run.end, "s", kind_of(equal, run.end_error),
-                       {"last rank": run.end, **sampling(run.end_error)}, formula,
-                       "Patarasuk and Yuan 2009", "equal chunks"))
+    pace, mean = long.pace.scaled(1 / period), iteration.mean_time(c.times)
+    u = before * c.update + after * c.update / period
+    moved = min(step.terms["transfer"], max(pace.value - mean - u, 0.0))
+    terms = {"compute E[T]": mean, "straggling": max(pace.value - mean - u - moved, 0.0), "transfer": moved,
+             "update": u}
+    told = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo", SOURCE, "equal chunks"
+    return (pace.predicted("s", terms, *told, faithful=equal, upper=step.value),
+            run.end.predicted("s", {"last rank": run.end.value}, *told, faithful=equal))
 
 
 def allreduce(c: Setting) -> Figures:
@@ -75,19 +70,19 @@ def allreduce(c: Setting) -> Figures:
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
     if name == "root" and c.workers > 1:
-        add = iteration.update_mean(c.machine.update) + (c.workers - 1) * c.nbytes * c.machine.reduction
+        add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
         step, run = iteration.bsp(c.times, **one), iteration.bsp_run(c.times, c.steps, **one)
         if c.machine.update is not None:  # every rank's own, after the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
-    elif name == "ring" and c.steps:
+    elif name == "ring":
         drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
         step, run = (drawn, whole) if drawn is not step else (step, run)
     elif name == "hierarchical" and step.kind == "exact":
         step, run = (replace(p, kind="approximation") for p in (step, run))
-    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
-            **clocks(c, 0, 1, "nobody ends an exchange before all have begun it")}
+    return figures(c, step, run, c.steps, exchange.total, fresh(),
+                   clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))
 
 
 def dgc(c: Setting) -> Figures:
@@ -101,5 +96,5 @@ def dgc(c: Setting) -> Figures:
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
         step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth,
                                rotated=True)
-    return {**figures(c, step, run, c.steps, exchange.total), **fresh(),
-            **clocks(c, 0, 1, "nobody has all entries before all have sent theirs")}
+    return figures(c, step, run, c.steps, exchange.total, fresh(),
+                   clocks(c, 0, 1, "nobody has all entries before all have sent theirs"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
+from refsgd.theory.algorithms.asp import PUSHES
 from refsgd.theory.algorithms.peers import alone, free, fresh
 from refsgd.theory.phenomena import staleness
-from refsgd.theory.prediction import DomainError, Prediction
-from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
+from refsgd.theory.prediction import DomainError, Figures, Prediction
+from refsgd.theory.setting import Setting, clocks, figures, unbounded
 
 
 def sequential(c: Setting) -> Figures:
@@ -19,22 +18,22 @@ def sequential(c: Setting) -> Figures:
                       "definition")
     run = Prediction(c.steps * (mean + u), "s", "exact", {"iterations": c.steps * (mean + u)},
                      "steps x iteration", "definition")
-    return {**figures(c, step, run, c.steps, 0), "staleness_mean": zero("updates", "one worker"),
-            "staleness_max": zero("updates", "one worker"), **clocks(c, 0, 0, "one worker")}
+    return figures(c, step, run, c.steps, 0, fresh("one worker"), clocks(c, 0, 0, "one worker"))
 
 
 def independent(c: Setting) -> Figures:
     """n runs of sequential SGD that never speak."""
     step = alone(c)
-    return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh(),
-            **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+    return figures(c, step, free(c, step, own=1), c.steps, 0.0, fresh(), unbounded(c))
 
 
 def hogwild(c: Setting) -> Figures:
     """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
-    step = alone(c, 1)  # an addition takes its part's share of an update
-    out = figures(c, step, free(c, step, own=1), c.steps, 0.0)
-    out |= clocks(c, math.inf, math.inf, "no bound but the length of the run")
-    if c.steps and c.machine.update is None:
+    step = alone(c)  # an addition takes its part's share of an update
+    out = figures(c, step, free(c, step, own=1), c.steps, 0.0, unbounded(c))
+    if c.machine.update is None:
         out["staleness_mean"] = staleness.asp_run(c.times, c.steps)
-    return out
+    else:
+        out.without("no formula where additions to the cells take time: a read then falls between them",
+                    "staleness_mean")
+    return out.without(PUSHES, "staleness_max")

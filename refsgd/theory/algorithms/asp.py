@@ -6,9 +6,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from refsgd.theory.phenomena import iteration, server, staleness
-from refsgd.theory.prediction import DomainError, Prediction, check_count
-from refsgd.theory.setting import Figures, Setting, clocks, count, figures, last_of_sums, weaker
+from refsgd.theory.estimate import check_count, sampling
+from refsgd.theory.phenomena import iteration, queues, server, staleness
+from refsgd.theory.prediction import DomainError, Figures, Prediction
+from refsgd.theory.setting import RUN, Setting, clocks, count, figures, last_of_sums, unbounded, weaker
+
+PUSHES = RUN + ": others may update any number of times meanwhile"
+SIGNIFICANT = "what crosses between the data centres depends on the data"
+DRAWN = ("closed network of links with a gate, by Monte Carlo",
+         "Ho et al. 2013: the gate; Lindley 1952: the queues")
 
 
 def asp_seconds(c: Setting, step: Prediction) -> Prediction:
@@ -18,13 +24,10 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
     iterations are longer by the wait, and a worker that is late meets a shorter queue.  Equal fixed times
     come in turn from the first round on: the last worker is (n-1) services behind.
     """
-    if not c.steps:
-        return Prediction(0.0, "s", "exact", {}, "no iteration")
     free, queue = step.value * c.steps, step.terms["queueing"]
-    fixed = c.alike and c.times[0].family == "fixed" and step.kind == "exact"
-    rounds = [time.mean + e for time, e in zip(c.times, c.exchanges, strict=True)]
-    slowest = max(rounds)
-    service = max(c.transfer / c.servers, iteration.update_mean(c.machine.update)) if c.workers > 1 else 0.0
+    fixed = c.alike and c.tied and step.kind == "exact"
+    slowest = max(time.mean + e for time, e in zip(c.times, c.exchanges, strict=True))
+    service = max(c.transfer / c.servers, c.update) if c.workers > 1 else 0.0
     exact = fixed or not service
     if fixed:
         total = slowest + (c.workers - 1) * service + (c.steps - 1) * step.value
@@ -41,22 +44,50 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
                       step.assumptions)
 
 
+def shares_of(c: Setting, path: queues.Path, paid: float = 1.0) -> dict[str, float]:
+    """Terms of a drawn iteration: `paid` exchanges that meet nobody, what queues add to them, and the rest is
+    slack.
+    """
+    mean = iteration.mean_time(c.times)
+    room = max(path.pace.value - mean, 0.0)
+    lone = min(paid * (math.fsum(c.exchanges) / c.workers - c.update), room)
+    update = min(paid * c.update, room - lone)
+    queue = min(path.queued * (paid > 0), room - lone - update)
+    return {"compute E[T]": mean, "slack": room - lone - update - queue, "transfer": lone, "update": update,
+            "queueing": queue}
+
+
+def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, source: str, *,
+          faithful: bool, lower: float | None = None) -> tuple[Prediction, Prediction, Prediction]:
+    """Iteration, run and mean staleness of an evaluated network of links."""
+    order = "first come first served" if c.servers == 1 else "pushes reach all servers in one order"
+    whole = path.pace.value * c.steps
+    ends = {"iterations": whole, "the last one's excess": path.end.value - whole}
+    return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful, lower=lower),
+            path.end.predicted("s", ends, formula, source, order, faithful=faithful),
+            path.staleness.predicted("updates", {"mean": path.staleness.value}, formula, source, order,
+                                     faithful=faithful, lower=0.0))
+
+
 def asp(c: Setting) -> Figures:
     """Each push is applied and answered alone."""
-    step = server.asp(c.times, **c.network)
-    out = figures(c, step, asp_seconds(c, step), c.workers * c.steps, 2 * c.workers * c.nbytes)
-    time = c.times[0]
-    if c.steps:
-        out["staleness_mean"] = staleness.asp_run(c.times, c.steps, c.exchanges)
-    if c.workers == 1 or (c.alike and time.family == "fixed" and c.steps):
+    if c.machine.colocated and c.queues:
+        path = queues.parameter_server(c.times, c.links, math.inf, c.steps)
+        step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=c.clear)
+    else:
+        step = server.asp(c.times, **c.network)
+        run, age = asp_seconds(c, step), staleness.asp_run(c.times, c.steps, c.exchanges)
+    out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes, {"staleness_mean": age})
+    in_turn = c.alike and c.tied
+    if c.workers == 1 or in_turn:
         out["staleness_max"] = Prediction(c.workers - 1.0, "updates", "exact", {},
-                                          "n - 1: the workers come in turn",
-                                          staleness.SOURCE)
-    elif c.alike and time.family == "exponential" and not any(c.exchanges):
+                                          "n - 1: the workers come in turn", staleness.SOURCE)
+    elif c.alike and c.times[0].family == "exponential" and not any(c.exchanges):
         out["staleness_max"] = staleness.geometric_maximum(c.workers, c.workers * c.steps)
-    if c.alike and time.family == "fixed":
-        return {**out, **clocks(c, 1, 1, "the workers come in turn")}
-    return {**out, **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+    else:
+        out.without(PUSHES, "staleness_max")
+    out |= clocks(c, 1, 1, "the workers come in turn") if in_turn else unbounded(c)
+    return out
 
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
@@ -67,25 +98,21 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
     splitting = check_count("splitting", int(c.workers if given is None else given))
     if splitting > c.workers:
         raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
-    size = c.workers // splitting
-    update = c.machine.update
-    machine = c.machine.with_(
-        update=update.scaled(1 / size)) if update is not None and size > 1 else c.machine
-    out = asp(replace(c, machine=machine))
-    if machine is not c.machine:
-        for name in ("seconds_per_iteration", "seconds", "images_per_second", "idle_ratio"):
-            if name in out and out[name].kind == "exact":
-                out[name] = replace(out[name], kind="approximation")
+    size, update = c.workers // splitting, c.machine.update
+    shared = update is not None and size > 1
+    if update is not None and shared:
+        c = replace(c, machine=c.machine.with_(update=update.scaled(1 / size)))
+    out = asp(c)
+    for name in ("seconds_per_iteration", "seconds", "images_per_second", "idle_ratio"):
+        if shared and name in out and out[name].kind == "exact":
+            out[name] = replace(out[name], kind="approximation")
     out["updates"] = count(-(-c.workers * c.steps // size), "updates", "ceil(n steps / c)")
-    p = out.pop("staleness_mean", None)
-    out.pop("staleness_max", None)
-    if p is not None:
-        out["staleness_mean"] = Prediction(p.value / size, "updates",
-                                           weaker(p.kind, "exact" if size == 1 else "approximation"),
-                                           {"in pushes": p.value}, "(n-1)/c less the end of the run",
-                                           staleness.SOURCE,
-                                           p.assumptions, {"in pushes": "pushes"})
-    return out
+    p = out["staleness_mean"]
+    out["staleness_mean"] = Prediction(
+        p.value / size, "updates", weaker(p.kind, "exact" if size == 1 else "approximation"),
+        {"in pushes": p.value, **(sampling(p.error) if size == 1 else {})},
+        "(n-1)/c less the end of the run", staleness.SOURCE, p.assumptions, {"in pushes": "pushes"})
+    return out.without(PUSHES, "staleness_max")
 
 
 def staleness_aware(c: Setting) -> Figures:
@@ -110,10 +137,8 @@ def approximate(c: Setting) -> Figures:
                                "2 n M within the centres, and what is significant",
                                "the message protocol", bound="lower")
     if c.transfer and c.workers > 1:  # what crosses between the centres takes the servers' links too
-        for name, side in (("seconds_per_iteration", "lower"), ("seconds", "lower"),
-                           ("images_per_second", "upper")):
-            out[name] = replace(out[name], kind="bound", bound="lower" if side == "lower" else "upper",
-                                lower=None)
-        for name in ("idle_ratio", "idle_by_cause"):
-            out.pop(name, None)
-    return out
+        for name in ("seconds_per_iteration", "seconds", "images_per_second"):
+            out[name] = replace(out[name], kind="bound", lower=None,
+                                bound="upper" if name == "images_per_second" else "lower")
+        out.without(SIGNIFICANT, "idle_ratio", "idle_by_cause")
+    return out.without(SIGNIFICANT, "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.phenomena import iteration
-from refsgd.theory.setting import Figures, Setting, clocks, figures, zero
+from refsgd.theory.prediction import Figures
+from refsgd.theory.setting import Setting, clocks, figures
 
 
 def bsp(c: Setting) -> Figures:
@@ -12,10 +14,9 @@ def bsp(c: Setting) -> Figures:
     step = iteration.bsp(c.times, **c.network)
     if half:
         step = iteration.bsp_duplex(c.times, "half", transfer=c.transfer, latency=c.machine.latency,
-                                    update=iteration.update_mean(c.machine.update),
+                                    update=c.update,
                                     colocated=c.machine.colocated)
     run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if half else "full")
-    return {**figures(c, step, run, c.steps, 2 * c.workers * c.nbytes),
-            "staleness_mean": zero("updates", "a barrier before each update"),
-            "staleness_max": zero("updates", "a barrier before each update"),
-            **clocks(c, 0, 1, "nobody starts before all have ended")}
+    return figures(c, step, run, c.steps, 2 * c.workers * c.nbytes,
+                   fresh("a barrier before each update"),
+                   clocks(c, 0, 1, "nobody starts before all have ended"))

@@ -5,131 +5,143 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from refsgd.theory.algorithms.asp import PUSHES, drawn
 from refsgd.theory.algorithms.peers import free
-from refsgd.theory.phenomena import iteration, periodic, queues, staleness
-from refsgd.theory.phenomena import ssp as slack
+from refsgd.theory.estimate import check_count
+from refsgd.theory.phenomena import iteration, queues, server, staleness
 from refsgd.theory.phenomena.stragglers import sum_of
-from refsgd.theory.prediction import Prediction, check_count, kind_of, sampling
-from refsgd.theory.setting import Figures, Setting, clocks, count, figures, zero
+from refsgd.theory.prediction import Figures, Prediction
+from refsgd.theory.setting import RUN, Setting, clocks, count, figures, unbounded, zero
+
+DRAWN = "closed network of links, by Monte Carlo", "Lindley 1952: the queues"
 
 
-def reached(c: Setting, step: Prediction) -> Prediction:
-    """Servers that share nodes with workers: some of the traffic is free, which the formula leaves out."""
-    if c.machine.colocated and c.workers > 1 and step.kind == "exact":
-        return replace(step, kind="approximation")
-    return step
+def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
+    """Seconds per iteration where a fetch waits for the model, a push for nothing, and nobody queues.
 
-
-def near(c: Setting) -> Setting:
-    """A single worker on its server's node has no network."""
-    if c.machine.colocated and c.workers == 1:
-        return replace(c, machine=c.machine.with_(latency=0.0, bandwidth=math.inf, colocated=False))
-    return c
-
-
-def _queues(c: Setting) -> bool:
-    """Whether the servers' links or processors take time, and their network can be drawn."""
-    return bool(c.steps and not c.machine.colocated and (c.transfer or c.machine.update is not None)
-                and c.workers > 1)
-
-
-def _fetched(c: Setting, step: Prediction, path: slack.Path) -> tuple[Prediction, Prediction]:
-    """Iteration and run of workers that fetch through queues; the terms of `step`, with the queueing that is
-    seen.
+    A fetch asks without payload: 2 latency + w; `behind` is the share of fetches that follow a push of the
+    same worker at once and wait for its w and its update too.
     """
-    clear = c.servers == 1 and not c.tied
-    queue = max(path.seconds - step.value + step.terms.get("queueing", 0.0), 0.0)
-    terms = {**step.terms, "queueing": queue, **sampling(path.error)}
-    formula = "closed network of links, by Monte Carlo"
-    return (Prediction(path.seconds, "s", kind_of(clear, path.error), terms, formula,
-                       "Lindley 1952: the queues", "first come first served"),
-            Prediction(path.end, "s", kind_of(clear, path.end_error),
-                       {"last": path.end, **sampling(path.end_error)}, formula,
-                       "Lindley 1952: the queues"))
+    links = c.links
+    alpha, w = (0.0, 0.0) if links.near and c.workers == 1 else (c.machine.latency, c.transfer)
+    exchange, waits = (2 * alpha + w + behind * w) / fetch_every, behind * c.update / fetch_every
+    rounds = [time.mean + exchange + waits for time in c.times]
+    return Prediction(c.workers / math.fsum(1 / r if r else math.inf for r in rounds), "s", "exact",
+                      {"compute E[T]": iteration.mean_time(c.times), "transfer": exchange, "update": waits,
+                       "queueing": 0.0},
+                      "E[T] + (2 latency + w, after an own push + w + u)/n_fetch",
+                      "Dean et al. 2012; Zhang et al. 2015", "a fetch waits, a push does not")
 
 
-def _fetched_age(path: slack.Path, clear: bool) -> Prediction:
-    """Updates between a fetch and the application of what was computed with it."""
-    return Prediction(path.staleness, "updates", kind_of(clear, path.age_error),
-                      {"mean": path.staleness, **sampling(path.age_error)},
-                      "updates between a fetch and its push, by Monte Carlo", "Lindley 1952: the queues")
+def _links(c: Setting) -> queues.Network:
+    """What fetches meet; of several servers beside workers, that some of the traffic is free is left out."""
+    if c.links.near or not c.machine.colocated:
+        return c.links
+    return queues.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
+
+
+def _busy(c: Setting) -> bool:
+    """Whether servers' links or processors take time, or workers are at unequal distances from them."""
+    if c.machine.colocated and c.workers == 1:
+        return c.machine.update is not None
+    distant = c.machine.colocated and c.machine.latency > 0
+    return bool(c.transfer or c.machine.update is not None or distant)
+
+
+def _fetched(c: Setting, step: Prediction, path: queues.Path) -> tuple[Prediction, Prediction, Prediction]:
+    """Iteration, run and staleness of workers that fetch through queues."""
+    terms = {**step.terms, "queueing": max(path.pace.value - step.value, 0.0)}
+    return drawn(c, path, terms, *DRAWN, faithful=c.clear and not c.tied)
+
+
+def _age(c: Setting, path: queues.Path) -> Prediction:
+    """Updates between a fetch and its push; without latency all ask at one moment, and nobody is first."""
+    sure = c.machine.latency > 0 and not (_busy(c) and (c.tied or not c.clear))
+    return path.staleness.predicted("updates", {"mean": path.staleness.value},
+                                    "updates between a fetch and its push, by Monte Carlo", DRAWN[1],
+                                    faithful=sure)
 
 
 def downpour(c: Setting) -> Figures:
     """Push at t = 0, n_push, 2 n_push, ... and at the end; fetch at t = 0, n_fetch, ..."""
-    c = near(c)
     push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
-    step = reached(c,
-                   periodic.downpour(c.times, fetch, servers=c.servers, transfer=c.transfer,
-                                     latency=c.machine.latency,
-                                        update=c.machine.update, push_every=push))
-    pushes = -(-c.steps // push) + (c.steps > 0 and (c.steps - 1) % push > 0)
-    fetches = -(-c.steps // fetch)
-    tail = c.machine.latency  # the last push has nobody waiting for it, the first fetch has no push before it
-    run, path = free(c, step, tail=tail, more=fetches * fetch - c.steps), None
-    if c.steps and not c.machine.colocated and c.workers > 1 and (_queues(c) or push > 1 or fetch > 1):
-        path = queues.fetching(c.times, c.links, c.steps, fetch_every=fetch, push_every=push)
-    if path is not None and _queues(c):
-        step, run = _fetched(c, step, path)
-    out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch))
+    step = lone(c, fetch, 1 / push if math.gcd(fetch, push) == 1 else 0.0)
+    pushes, fetches = -(-c.steps // push) + ((c.steps - 1) % push > 0), -(-c.steps // fetch)
+    if push == fetch == 1 and not _busy(c):
+        age = replace(staleness.asp_run(c.times, c.steps, c.exchanges), kind="approximation")
+    else:
+        path = queues.fetching(c.times, _links(c), c.steps, fetch_every=fetch, push_every=push)
+        age = _age(c, path)
+    if _busy(c):
+        step, run, _ = _fetched(c, step, path)
+    else:  # the last push has nobody waiting for it, the first fetch has no push before it
+        run = free(c, step, tail=c.machine.latency, more=fetches * fetch - c.steps)
+    out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch),
+                  {"staleness_mean": age}, unbounded(c))
     out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
-    if path is not None:
-        # without it all ask at one moment
-        out["staleness_mean"] = _fetched_age(path, step.faithful and c.machine.latency > 0)
-    elif push == 1 and c.alike and c.steps:
-        long = staleness.downpour(c.workers, fetch)
-        whole = staleness.asp_run(c.times, c.steps, c.exchanges)
-        ends = whole.value / (c.workers - 1) if c.workers > 1 else 1.0
-        out["staleness_mean"] = Prediction(long.value * ends, "updates", "approximation",
-                                           {"long run": long.value}, long.formula,
-                                           long.source, long.assumptions)
-    return {**out, **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+    return out.without(PUSHES, "staleness_max")
 
 
 def easgd(c: Setting) -> Figures:
     """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica."""
-    c, h = near(c), check_count("period", int(c.options.get("period", 4)))
-    own, exchanges = math.fsum(c.own) / c.workers, -(-c.steps // h)
-    sync = c.options.get("mode") == "sync"
-    step = reached(c,
-                   periodic.easgd(c.times, h, servers=c.servers, transfer=c.transfer,
-                                  latency=c.machine.latency,
-                                     update=c.machine.update))
-    # the next centre is shown when all forces of the last one are in: SSP with slack 1 over sums of H times
-    if sync:
-        cycle = h * (math.fsum(step.terms[part] for part in ("transfer", "update", "queueing")) + own)
-        sums = [sum_of(time, h)[0] for time in c.times]
-        gate = slack.ssp(sums, 1, exchange=cycle, steps=max(exchanges, 1))
-        step = Prediction(gate.value / h - own, "s", "approximation",
-                          {**step.terms, "straggling": gate.terms["slack"] / h}, gate.formula,
-                          "Zhang et al. 2015", gate.assumptions)
-    step = replace(step, value=step.value + own,
+    h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
+    if c.options.get("mode") == "sync":
+        return _synchronous(c, h, own)
+    updates = [c.machine.distribution("update", c.machine.speed(i)) for i in range(c.workers)]
+    path = queues.fetching(c.times, _links(c), c.steps, fetch_every=h, elastic=True, own=updates)
+    step, exchanges = _updated(lone(c, h), own), -(-c.steps // h)
+    if _busy(c):
+        step, run, _ = _fetched(c, step, path)
+    else:
+        # computing beside the last force
+        after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.times) + own)
+        run = free(c, step, own=1, more=exchanges * h - c.steps, tail=max(c.machine.latency - after, 0.0))
+        if c.machine.latency > after and len(set(c.times)) > 1:
+            run = replace(run, kind="approximation")
+    out = _exchanging(c, h, step, run, c.workers * exchanges)
+    if c.machine.latency or not c.tied:
+        out["staleness_mean"] = _age(c, path)
+    else:
+        out.without("workers that ask at one moment have no order: fixed times without latency",
+                    "staleness_mean")
+    return out.without(RUN, "clock_gap_max", "lead_max")
+
+
+def _updated(step: Prediction, own: float) -> Prediction:
+    """The iteration with a worker's own update."""
+    return replace(step, value=step.value + own,
                    terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
-    # computing beside the last force
-    after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.times) + own)
-    tail = max(c.machine.latency + c.transfer + iteration.update_mean(c.machine.update) - after, 0.0)
-    run = free(c, step, own=1, more=exchanges * h - c.steps, tail=0.0 if sync else tail)
-    if sync and c.steps:
-        rest = c.steps - h * (exchanges - 1)  # the last round is shorter
-        end = slack.recursion(sums, 1, exchanges,
-                              cycle).end - (h - rest) * (max(time.mean for time in c.times) + own)
-        run = Prediction(end, "s", "approximation", {"last worker": end},
-                         "end of the recursion F_i(c), slack 1", step.source, step.assumptions)
-    if tail and len(set(c.times)) > 1:
-        run = replace(run, kind="approximation")
-    path = None
-    if not sync and c.steps and not c.machine.colocated:
-        path = queues.fetching(c.times, c.links, c.steps, fetch_every=h, elastic=True,
-                                 own=[c.machine.distribution("update", c.machine.speed(i))
-                                      for i in range(c.workers)])
-    if path is not None and _queues(c):
-        step, run = _fetched(c, step, path)
-    out = figures(c, step, run, exchanges * (1 if sync else c.workers), 2 * c.workers * c.nbytes / h)
-    if sync:
-        out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
-        out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
-    # Without latency, tied workers ask at one moment again and again: nobody is first.
-    elif path is not None and (c.machine.latency or not c.tied):
-        out["staleness_mean"] = _fetched_age(path, step.faithful and c.machine.latency > 0)
-    out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * exchanges, "bytes", "2 n M ceil(steps/period)")
+
+
+def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: int) -> Figures:
+    """Figures with an exchange, a model each way, at the start of every h iterations."""
+    out = figures(c, step, run, updates, 2 * c.workers * c.nbytes / h)
+    out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * -(-c.steps // h), "bytes",
+                              "2 n M ceil(steps/period)")
+    return out.without("forces of all others may come between a fetch and its own force", "staleness_max")
+
+
+def _synchronous(c: Setting, h: int, own: float) -> Figures:
+    """EASGD that shows the next centre when all forces of the last one are in: SSP with slack 1 over sums of
+    h times.
+    """
+    step, exchanges = lone(c, h), -(-c.steps // h)
+    service = max(c.transfer / c.servers, c.update) / h if c.workers > 1 else 0.0
+    rate, _ = server.mean_value_analysis(c.workers, max(step.value, service), service)
+    step = replace(step, terms={**step.terms, "queueing": max(c.workers / rate - step.value, 0.0)})
+    cycle = h * (math.fsum(step.terms[part] for part in ("transfer", "update", "queueing")) + own)
+    sums = [sum_of(time, h)[0] for time in c.times]
+    path = queues.parameter_server(sums, queues.Network(latency=cycle / 2), 1, exchanges)
+    calm = c.workers / math.fsum(1 / (time.mean + cycle) for time in sums)
+    told = ("F_i(c) = T + E + max(F_i(c-1), max_j F_j(c-2)), T a sum of h times, by Monte Carlo",
+            "Zhang et al. 2015", "constant exchange; no queueing")
+    straggling = max(path.pace.value - calm, 0.0) / h
+    step = Prediction(path.pace.value / h, "s", "approximation",
+                      {**_updated(step, own).terms, "straggling": straggling}, *told)
+    rest = c.steps - h * (exchanges - 1)  # the last round is shorter
+    end = path.end.value - (h - rest) * (max(time.mean for time in c.times) + own)
+    run = Prediction(end, "s", "approximation", {"last worker": end}, *told)
+    out = _exchanging(c, h, step, run, exchanges)
+    out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
+    out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
     return out

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import alone, free, fresh, heard_from
+from refsgd.theory.estimate import Uncovered
 from refsgd.theory.phenomena import gossip, iteration
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import Kind, Prediction, check_share
-from refsgd.theory.setting import Figures, Setting, clocks, figures
+from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
+from refsgd.theory.setting import RUN, Setting, figures, unbounded
 
 Rounds = list[list[list[int]]]
 
 
 def gosgd(c: Setting) -> Figures:
     """With probability p a peer sends its replica and 8 bytes of weight to a random other; nobody waits."""
-    p = check_share("p", float(c.options.get("p", 0.1)))
+    p = float(c.options.get("p", 0.1))
+    if not 0 <= p <= 1:
+        raise DomainError(f"p {p}; the formula assumes a share between 0 and 1")
     step = alone(c)
     expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
-    out = figures(c, step, free(c, step, own=1), c.steps, expected)
+    out = figures(c, step, free(c, step, own=1), c.steps, expected, fresh(), unbounded(c))
     for name in ("bytes_per_iteration", "bytes_sent"):
         kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
         out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value},
                                "p n (M + 8), expected",
                                "the message protocol")
-    return {**out, **fresh(), **clocks(c, math.inf, math.inf, "no bound but the length of the run")}
+    return out
 
 
-def _sides(graph: str, n: int) -> list[bool] | None:
-    """Which peers ask: the side of rank 0 answers.  None for a graph whose sides are not known here."""
-    if graph in ("bipartite", "bipartite-ring", "ring"):
-        return [i % 2 == 1 for i in range(n)]
-    return [i > 0 for i in range(n)] if graph == "star" else None
+def _known(graph: str, graphs: Collection[str]) -> None:
+    """Uncovered unless the graph is one of these."""
+    if graph not in graphs:
+        raise Uncovered(f"graph {graph!r} has no formula; expected one of {', '.join(graphs)}")
 
 
 def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind) -> Prediction:
@@ -50,13 +52,14 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 
 def adpsgd(c: Setting) -> Figures:
     """The side of rank 0 answers, the other asks; averaging beside the computing; an update takes no time."""
-    asks = _sides(str(c.options.get("graph", "bipartite")), c.workers)
-    if asks is None:
-        return {}
+    graph = str(c.options.get("graph", "bipartite"))
+    _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
+    asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
     x = 2 * (c.machine.latency + c.transfer)
     step = _joined(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact")
     total = 2.0 * sum(asks) * c.nbytes
-    return figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total) | fresh()
+    out = figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total, fresh())
+    return out.without(RUN, "clock_gap_max", "lead_max")
 
 
 def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
@@ -69,15 +72,14 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
         exact = exact and (time.family == "fixed" or each == time.mean)
         spread = time.variance * (time.mean / each) ** 2 if ask and math.isfinite(
             time.variance) and each else time.variance
-        total, closed = sum_of(time, max(c.steps, 1))
+        total, closed = sum_of(time, c.steps)
         exact = exact and closed
         if each != time.mean:
             total = Distribution("fixed", (each * c.steps,))
             if spread > 0 and math.isfinite(spread):
-                total = Distribution("gamma",
-                                     (each * max(c.steps, 1), max(c.steps, 1) * each * each / spread))
+                total = Distribution("gamma", (each * c.steps, c.steps * each * each / spread))
         sums.append(total)
-    end = mean_of_maximum(sums) if c.steps else 0.0
+    end = mean_of_maximum(sums)
     quiet = (not exchange or not c.transfer) and (not update or len(set(c.own)) == 1)
     return Prediction(end, "s", "exact" if exact and quiet else "approximation", {"last": end},
                       "E[max_i of the sum of steps times], those that ask E[max(T, x)]", "Lian et al. 2018")
@@ -95,37 +97,37 @@ def pair_averaging(c: Setting) -> Figures:
               0.5) if w and c.workers > 2 else 0.0
     x = 2 * c.machine.latency + w + rho * w / (2 * (1 - rho))
     step = _joined(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact")
-    return figures(c, step, _slowest(c, x, asks, u), c.steps,
-                   float(c.workers * c.nbytes if c.workers > 1 else 0)) | fresh()
+    sent = float(c.workers * c.nbytes if c.workers > 1 else 0)
+    out = figures(c, step, _slowest(c, x, asks, u), c.steps, sent, fresh())
+    return out.without(RUN, "clock_gap_max", "lead_max")
 
 
-def hears(graph: str, n: int) -> Rounds | None:
-    """Whom each peer hears from, by round; None for a graph that is not known here."""
+def hears(graph: str, n: int) -> Rounds:
+    """Whom each peer hears from, by round; Uncovered for a graph that is not known here."""
     everyone = range(n)
-    if n == 1:
-        return [[[]]]
     hops = [1 << k for k in range((n - 1).bit_length())]
     if graph == "one-peer-exponential":
-        return [[[(i - hop) % n] for i in everyone] for hop in hops]
+        return [[[(i - hop) % n] for i in everyone] for hop in hops] or [[[]]]
     near: dict[str, Callable[[int], set[int]]] = {
         "ring": lambda i: {(i - 1) % n, (i + 1) % n}, "bipartite-ring": lambda i: {(i - 1) % n, (i + 1) % n},
         "complete": lambda i: set(everyone), "star": lambda i: {0} if i else set(everyone),
         "bipartite": lambda i: {j for j in everyone if (i + j) % 2},
         "exponential": lambda i: {(i + hop) % n for hop in hops} | {(i - hop) % n for hop in hops},
     }
-    return [[sorted(near[graph](i) - {i}) for i in everyone]] if graph in near else None
+    _known(graph, (*near, "one-peer-exponential"))
+    return [[sorted(near[graph](i) - {i}) for i in everyone]]
 
 
 def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     rounds = hears(graph, c.workers)
-    if rounds is None:
-        return {}
     messages = sum(len(heard) for heard in rounds[0])
-    if not messages:
+    if messages:
+        step, run = heard_from(c, rounds, (c.nbytes + extra) / c.machine.bandwidth, before=before)
+    else:
         step = alone(c)
-        return {**figures(c, step, free(c, step, own=1), c.steps, 0.0), **fresh()}
-    step, run = heard_from(c, rounds, (c.nbytes + extra) / c.machine.bandwidth, before=before)
-    return {**figures(c, step, run, c.steps, float(messages * (c.nbytes + extra))), **fresh()}
+        run = free(c, step, own=1)
+    out = figures(c, step, run, c.steps, float(messages * (c.nbytes + extra)), fresh())
+    return out.without("grows with the distance in the graph; no formula", "clock_gap_max", "lead_max")
 
 
 def dpsgd(c: Setting) -> Figures:

@@ -8,16 +8,11 @@ from dataclasses import replace
 
 from refsgd.theory.algorithms.allreduce import collective, through_ring
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh
-from refsgd.theory.phenomena import iteration, periodic
+from refsgd.theory.estimate import check_count
+from refsgd.theory.phenomena import iteration
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import DomainError, Kind, Prediction, check_count
-from refsgd.theory.setting import Figures, Setting, clocks, count, figures, weaker
-
-
-def averages(c: Setting, period: int, switch: int) -> tuple[int, int, int]:
-    """Iterations that are averaged at once, whole rounds, iterations of the last, shorter round."""
-    early = min(switch, c.steps)
-    return (early, *divmod(c.steps - early, period)) if period else (early, 0, c.steps - early)
+from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
+from refsgd.theory.setting import Setting, clocks, count, figures, weaker
 
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
@@ -25,11 +20,12 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     h = int(c.options.get("period", 8))
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
-    early, rounds, rest = averages(c, h, switch)
-    if early == c.steps > 0:  # it ends before the switch
+    early = min(switch, c.steps)  # iterations that are averaged at once; whole rounds; a shorter one
+    rounds, rest = divmod(c.steps - early, h) if h else (0, c.steps - early)
+    if early == c.steps:  # it ends before the switch
         h = 1
     exchange, u = collective(c), max(c.own)
-    step = at_slowest_update(c, periodic.local_sgd(c.times, h or max(c.steps, 1), exchange, c.own_update))
+    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update, h or c.steps))
     if outer:  # one more update per round
         step = replace(step, value=step.value + u / (h or 1),
                        terms={**step.terms, "update": u + u / (h or 1)})
@@ -46,17 +42,18 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
                      "switch x allreduce + rounds x local + last round", step.source,
                      step.assumptions)
     drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
-                                after=int(outer), period=h or max(c.steps, 1))
+                                after=int(outer), period=h or c.steps)
     if drawn is not step:
         step, run = drawn, whole
     if 0 < early < c.steps:
         step = replace(step,
                        assumptions=f"{step.assumptions}; after the switch, before it {before.value:.4g} s")
     exchanges = early + rounds + (rest > 0)
-    out = figures(c, step, run, c.steps, exchange.total / (h or max(c.steps, 1)))
+    out = figures(c, step, run, c.steps, exchange.total / (h or c.steps), fresh(),
+                  clocks(c, max((h or c.steps) - 1, 0), h or c.steps, "a barrier every period"))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges",
                               exchanges=float(exchanges))
-    return {**out, **fresh(), **clocks(c, max((h or c.steps) - 1, 0), h or c.steps, "a barrier every period")}
+    return out
 
 
 def post_local(c: Setting) -> Figures:

@@ -11,18 +11,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from refsgd.theory.estimate import kind_of
 from refsgd.theory.phenomena import gossip, iteration
-from refsgd.theory.prediction import Kind, Prediction, kind_of, sampling
-from refsgd.theory.setting import Figures, Setting, last_of_sums, zero
+from refsgd.theory.prediction import Prediction
+from refsgd.theory.setting import Setting, last_of_sums, weaker, zero
 
 
-def alone(c: Setting, updates: int = 1) -> Prediction:
-    """Workers that wait for nobody: n over the sum of their rates, each E[T] and its own updates an
+def alone(c: Setting) -> Prediction:
+    """Workers that wait for nobody: n over the sum of their rates, each E[T] and its own update an
     iteration.
     """
-    rounds = [time.mean + updates * u for time, u in zip(c.times, c.own, strict=True)]
-    value, u = c.workers / math.fsum(1 / r if r else math.inf
-                                     for r in rounds), updates * math.fsum(c.own) / c.workers
+    rounds = [time.mean + u for time, u in zip(c.times, c.own, strict=True)]
+    value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
+    u = math.fsum(c.own) / c.workers
     return Prediction(value, "s", "exact", {"compute E[T]": value - u, "update": u, "own update": u},
                       "n / sum 1/(E[T_i] + E[u_i])",
                       "definition", "nobody waits")
@@ -40,21 +41,17 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
     exchange = max(waits - step.terms.get("own update", 0.0), 0.0)
     last, exact = last_of_sums(c, mine)
     other = (c.steps + more) * exchange
-    fixed = all(time.family == "fixed" for time in c.times) and (not own or c.machine.update is None
-                                                              or c.machine.update.family == "fixed")
-    known = fixed or not (exchange or any(mine))
-    end = last + other + (tail if c.steps else 0.0)
-    return Prediction(end, "s", "exact" if exact and known and step.kind == "exact" else "approximation",
+    fixed = c.tied and (not own or c.machine.update is None or c.machine.update.family == "fixed")
+    known = exact and step.kind == "exact" and (fixed or not (exchange or any(mine)))
+    return Prediction(last + other + tail, "s", kind_of(known),
                       {"last of the sums": last, "exchanges": other, "until the servers have ended": tail},
                       "E[max_i of the sum of steps times] + exchanges", step.source, step.assumptions)
 
 
 def repeat(c: Setting, step: Prediction) -> Prediction:
     """A run in which everybody waits for everybody: iterations that all are alike."""
-    kind: Kind = "exact" if step.kind == "exact" else "approximation"
-    return Prediction(step.value * c.steps, "s", kind, {"iterations": step.value * c.steps},
-                      "steps x iteration",
-                      step.source, step.assumptions)
+    return Prediction(step.value * c.steps, "s", weaker(step.kind), {"iterations": step.value * c.steps},
+                      "steps x iteration", step.source, step.assumptions)
 
 
 def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
@@ -70,22 +67,19 @@ def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], transfer: 
     """Iteration and run of peers that wait for messages of others, by the recursion of their links."""
     mean, u, most = iteration.mean_time(c.times), max(c.own), max(len(heard) for heard in rounds[0])
     drawn = gossip.neighbours(c.times, rounds, c.machine.latency, transfer, update=u, before=before,
-                              rotated=rotated, steps=max(c.steps, 1))
-    waits = drawn.seconds - mean - u
+                              rotated=rotated, steps=c.steps)
+    waits = drawn.pace.value - mean - u
     paid = min(0.0 if before else c.machine.latency + most * transfer, max(waits, 0.0))
     terms = {"compute E[T]": mean, "partner": max(waits - paid, 0.0), "transfer": paid, "update": u}
     together = len(set(c.times)) == 1 and c.tied
     steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
     clear = (not transfer or (together and most == 1)) and steady
-    formula, source = "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019"
-    end, end_error = (drawn.end, drawn.end_error) if c.steps else (0.0, 0.0)
-    return (Prediction(drawn.seconds, "s", kind_of(clear, drawn.error), terms | sampling(drawn.error),
-                       formula, source),
-            Prediction(end, "s", kind_of(clear, end_error), {"last peer": end, **sampling(end_error)},
-                       formula, source))
+    told = "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019"
+    return (drawn.pace.predicted("s", terms, *told, faithful=clear),
+            drawn.end.predicted("s", {"last peer": drawn.end.value}, *told, faithful=clear))
 
 
-def fresh() -> Figures:
-    """The staleness of gradients that are applied to the replica that they were computed on: none."""
-    none = zero("updates", "only its own gradients update a replica")
+def fresh(why: str = "only its own gradients update a replica") -> dict[str, Prediction]:
+    """The staleness of gradients that are applied to the model that they were computed on: none."""
+    none = zero("updates", why)
     return {"staleness_mean": none, "staleness_max": none}

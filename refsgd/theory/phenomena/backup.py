@@ -22,17 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from refsgd.cluster.distributions import Distribution
+from refsgd.theory.estimate import Estimate, check_count, check_distribution, check_width, kind_of, sampling
 from refsgd.theory.phenomena import queues
-from refsgd.theory.phenomena.ssp import check_width
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
-from refsgd.theory.prediction import (
-    DomainError,
-    Prediction,
-    check_count,
-    check_distribution,
-    kind_of,
-    sampling,
-)
+from refsgd.theory.prediction import DomainError, Prediction
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,42 +46,6 @@ def steps_of_mean(fresh: int, backups: int) -> float:
             later = h[f + 1, z - 1] if z else 0.0
             h[f, z] = (1 + (f * h[f - 1, z] if f else 0.0) + z * later) / active
     return h[fresh, backups]
-
-
-@functools.lru_cache(maxsize=256)
-def late_of_step(fresh: int, backups: int) -> float:
-    """Gradients of a step that are dropped, exponential times: d(F, Z) = [F d(F-1, Z) + Z (1 + d(F+1, Z-1))]
-    / (F + Z).
-
-    A step begins with F = N fresh and Z = k late workers and ends where F + Z = k.
-
-    >>> late_of_step(3, 0), round(late_of_step(1, 1), 4)
-    (0.0, 0.5)
-    """
-    n = fresh + backups
-    d: dict[tuple[int, int], float] = {}
-    for active in range(backups, n + 1):
-        for z in range(min(backups, active) + 1):
-            f = active - z
-            more = f * d[f - 1, z] if f and active > backups else 0.0
-            d[f, z] = (more + (z * (1 + d[f + 1, z - 1]) if z else 0.0)) / active if active > backups else 0.0
-    return d[fresh, backups]
-
-
-def computing(time: Distribution, workers: int, backups: int, step: float) -> Prediction | None:
-    """Share of the time in which a worker computes, late gradients too; None for times other than exponential
-    and fixed.
-
-    (N + late) E[T] / (n step): every gradient, counted or dropped, takes E[T].
-    """
-    n, k = check_count("workers", workers), check_count("backups", backups, 0)
-    if k and time.family != "exponential":
-        return None
-    late = late_of_step(n - k, k) if k else 0.0
-    value = min((n - k + late) * time.mean / (n * step), 1.0)
-    return Prediction(value, "1", "exact",
-                      {"counted": (n - k) / n * time.mean / step, "dropped": late / n * time.mean / step},
-                      "(N + late) E[T]/(n step)", "Chen et al. 2016", "late workers finish; long run")
 
 
 class Quorum(queues.Fresh):
@@ -124,7 +81,7 @@ class Quorum(queues.Fresh):
             self.busy += next(self.updates)
             self.steps.append(self.busy)
             ready, self.got = sorted(self.got), []
-        for j, at in zip(ready, self.answers(len(ready)), strict=True):
+        for j, at in zip(ready, self.answers(ready), strict=True):
             self.final = max(self.final, at)
             self.begin(j, at)
 
@@ -137,16 +94,12 @@ class Quorum(queues.Fresh):
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of a step and of a run, share of computing, pushes of a run, with their standard errors."""
+    """Seconds of a step and of a run, share of computing, pushes of a run."""
 
-    seconds: float
-    error: float
-    end: float
-    end_error: float
-    computing: float
-    computing_error: float
-    pushes: float
-    pushes_error: float
+    pace: Estimate
+    end: Estimate
+    computing: Estimate
+    pushes: Estimate
 
 
 def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int, steps: int) -> Steps:
@@ -157,17 +110,13 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     replicas = max(4 if n > 500 else 8, min(256, queues.DRAWS // (n * seen)))
     rows = queues.evaluated(times, network.update, seen, replicas,
                             lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=1604)
-    mean = rows.mean(axis=0).tolist()
-    tied = all(time.family == "fixed" for time in times)
-    errors = [0.0] * 4 if tied else (rows.std(axis=0) / math.sqrt(len(rows))).tolist()
-    more = steps - seen
-    return Steps(mean[0], errors[0], mean[1] + more * mean[0], errors[1] + more * errors[0],
-                 mean[2], errors[2], mean[3] * steps, errors[3] * steps)
+    random = any(time.family != "fixed" for time in times)
+    pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
+    return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
 
 
-def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False,
-                   exchange: float = 0.0) -> Prediction:
-    """Seconds per iteration with n workers of which the first n - k count.
+def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
+    """Seconds per iteration with n workers of which the first n - k count, without a network.
 
     Late workers finish: exact for equal exponential times (h) and, by Monte Carlo, for other equal
     distributions; unequal ones: the order statistic, a lower bound.  E[T_(N:n)] <= step <= E[max of N fresh]
@@ -182,21 +131,19 @@ def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bo
     equal = len(set(times)) == 1
     quickest = mean_of_order(times, needed)
     slowest = mean_of_maximum([first] * needed) if equal else mean_of_maximum(times)
-    error, bound = 0.0, False
+    step, bound = Estimate(quickest), False
     if cancelled or k == 0 or (equal and first.family == "fixed"):
-        value, formula = quickest, "E[T_(N:n)]"
+        formula = "E[T_(N:n)]"
     elif equal and first.family == "exponential":
-        value, formula = first.mean * steps_of_mean(needed, k), "h(N, k) E[T]"
+        step, formula = Estimate(first.mean * steps_of_mean(needed, k)), "h(N, k) E[T]"
     elif equal:
-        process = evaluated(times, queues.Network(), k, 200)
-        value, error = process.seconds, process.error
+        step = evaluated(times, queues.Network(), k, 200).pace
         formula = "N-th fresh end, late workers finish; by Monte Carlo"
     else:
-        value, formula, bound = quickest, "E[T_(N:n)]", True
+        formula, bound = "E[T_(N:n)]", True
     mean = math.fsum(time.mean for time in times) / n
-    terms = {"compute E[T]": mean, "straggling": value - mean, "transfer": exchange, **sampling(error)}
-    return Prediction(value + exchange, "s", "bound" if bound else kind_of(not exchange, error), terms,
-                      formula + (" + exchange" if exchange else ""), "Chen et al. 2016",
-                      "independent times; late workers "
-                      + ("are cancelled" if cancelled else "finish"), bound="lower" if bound else "",
-                      lower=quickest + exchange, upper=slowest + exchange)
+    terms = {"compute E[T]": mean, "straggling": step.value - mean, **sampling(step.error)}
+    return Prediction(step.value, "s", "bound" if bound else kind_of(True, step.error), terms, formula,
+                      "Chen et al. 2016",
+                      f"independent times; late workers {'are cancelled' if cancelled else 'finish'}",
+                      bound="lower" if bound else "", lower=quickest, upper=slowest)

@@ -23,7 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
-from refsgd.theory.prediction import DomainError, Kind, Prediction, Side, check_count, check_time
+from refsgd.theory.estimate import check_count, check_time
+from refsgd.theory.prediction import DomainError, Kind, Prediction, Side
 
 P = ParamSpec("P")
 

@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution
+from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution, check_time, check_width
 from refsgd.theory.phenomena.ring import Rounds
-from refsgd.theory.phenomena.ssp import check_width
-from refsgd.theory.phenomena.stragglers import Values, integrate_survival, survival
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_distribution, check_time
+from refsgd.theory.phenomena.stragglers import integrate_survival, survival
+from refsgd.theory.prediction import DomainError, Prediction
 
-Matrix = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 CLOCKS = 600  # iterations of a drawn run of gossip, of which the first part is left out of its pace
@@ -41,7 +40,7 @@ def pair(workers: int) -> Prediction:
                       "Boyd et al. 2006", "pair uniform over all pairs")
 
 
-def mixing(weights: Matrix) -> Prediction:
+def mixing(weights: Values) -> Prediction:
     """Bound on the factor of the *deviation* |X - Xbar| in one round of a fixed symmetric W; reached.
 
     max(|lambda_2|, |lambda_n|), eigenvalues of W other than the one of the all-ones vector.
@@ -147,7 +146,5 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
         starts = np.maximum(own, incoming) + (update if before else 0.0)
         warm = starts.mean(axis=1) if t == first else warm
         end = starts.max(axis=1) if t == seen - 1 else end
-    each = (starts.mean(axis=1) - warm) / (clocks - 1 - first)
-    pace, scale = float(each.mean()), 0.0 if certain else 1 / math.sqrt(replicas)
-    error, unseen = scale * float(each.std()), steps - seen
-    return Rounds(pace, error, float(end.mean()) + unseen * pace, scale * float(end.std()) + unseen * error)
+    pace = Estimate.of((starts.mean(axis=1) - warm) / (clocks - 1 - first), not certain)
+    return Rounds(pace, Estimate.of(end, not certain).continued(steps - seen, pace))

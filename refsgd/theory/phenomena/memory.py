@@ -10,7 +10,8 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 
 from __future__ import annotations
 
-from refsgd.theory.prediction import DomainError, Prediction, check_count
+from refsgd.theory.estimate import check_count
+from refsgd.theory.prediction import DomainError, Prediction
 
 STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # vectors of optimiser state
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from refsgd.theory.prediction import DomainError, Prediction, check_time
+from refsgd.theory.estimate import check_time
+from refsgd.theory.prediction import DomainError, Prediction
 
 Layers = Sequence[float]
 

@@ -9,7 +9,8 @@ dynamic programming.
 
 from __future__ import annotations
 
-from refsgd.theory.prediction import Prediction, check_count
+from refsgd.theory.estimate import check_count
+from refsgd.theory.prediction import Prediction
 
 
 def bubble(micro_batches: int, stages: int) -> Prediction:

@@ -8,9 +8,13 @@ serve first come, first served (Lindley 1952), g = w/K seconds on a link where i
 and an answer is with its worker at out + latency + (K-1) g.  A worker that has its answer computes, and its
 next push is under way at the end of its gradient.  What distinguishes the algorithms is *which clock of the
 slowest worker an answer waits for*: c - s for SSP's clock c, a bound that moves for dynamic SSP, none for
-Downpour and EASGD, the N-th push of a step for backup workers.  Neither mean-value analysis, which knows no
-gate, nor the recursion of `refsgd.theory.phenomena.ssp`, which knows no queue, gives the mean; so the
-recursion is evaluated in order of arrival for drawn times, and its mean is stated with its standard error.
+Downpour and EASGD, the N-th push of a step for backup workers.  Without links that take time it is the
+max-plus recursion of the gate alone: with F_i(c) the end of clock c at worker i, and E a constant exchange,
+
+    F_i(c) = T_i(c) + E + max(F_i(c-1), max_j F_j(c-1-s))
+
+No closed form gives the mean but for exponential times (`refsgd.theory.phenomena.ssp`), so the recursion is
+evaluated in order of arrival for drawn times, and its mean is stated with its standard error.
 
 References
 ----------
@@ -28,13 +32,11 @@ from heapq import heappop, heappush
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.phenomena.ssp import Path, check_slack, check_width
-from refsgd.theory.prediction import check_count, check_distribution, check_time
+from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution, check_time, check_width
+from refsgd.theory.phenomena.ssp import check_slack
 
-Values = npt.NDArray[np.float64]
 Table = list[list[float]]  # seconds by worker and gradient
 
 MESSAGES = 6_000  # of one replica, at most: a longer run is continued at its pace
@@ -45,12 +47,16 @@ LEAST = 40  # gradients of each worker
 
 @dataclass(frozen=True)
 class Network:
-    """What messages meet: K servers, w seconds of the whole model on a link, latency, time of an update."""
+    """What messages meet: K servers, w seconds of the whole model on a link, latency, time of an update.
+
+    near: worker 0 is on the servers' node, so its messages meet no link.
+    """
 
     servers: int = 1
     transfer: float = 0.0
     latency: float = 0.0
     update: Distribution | None = None
+    near: bool = False
 
     def __post_init__(self) -> None:
         check_count("servers", self.servers)
@@ -65,9 +71,10 @@ class Fresh:
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], s: float = math.inf) -> None:
         self.n, self.clocks, self.times, self.updates, self.s = len(times), len(times[0]), times, updates, s
-        self.g, self.latency, self.transfer = (network.transfer / network.servers, network.latency,
-                                               network.transfer)
-        self.servers = network.servers
+        self.g, self.servers = network.transfer / network.servers, network.servers
+        self.beside = 0 if network.near else -1
+        self.latency, self.transfer = ([0.0 if i == self.beside else seconds for i in range(self.n)]
+                                       for seconds in (network.latency, network.transfer))
         self.heads: list[tuple[float, int]] = []  # on the way: when, twice the worker (+ 1: a request)
         self.line: list[tuple[float, int]] = []  # through the incoming link
         self.waiting: list[tuple[float, int]] = []  # clock of the slowest that is waited for, worker
@@ -93,11 +100,14 @@ class Fresh:
         while heads or line:
             if heads and (not line or heads[0][0] <= line[0][0]):
                 head, which = heappop(heads)
-                free = max(self.incoming, head)
-                if which % 2 == self.asking:
-                    self.queued += free - head
-                self.incoming = free if which % 2 else free + self.g
-                heappush(line, (self.incoming, which))
+                if which // 2 == self.beside:
+                    heappush(line, (head, which))
+                else:
+                    free = max(self.incoming, head)
+                    if which % 2 == self.asking:
+                        self.queued += free - head
+                    self.incoming = free if which % 2 else free + self.g
+                    heappush(line, (self.incoming, which))
                 if not which % 2:
                     self.leave(which // 2)
                 continue
@@ -123,13 +133,13 @@ class Fresh:
     def send(self, i: int, at: float) -> None:
         """A push through the worker's outgoing link."""
         head = max(at, self.leaves[i])
-        self.leaves[i] = head + self.transfer
-        heappush(self.heads, (head + self.latency, 2 * i))
+        self.leaves[i] = head + self.transfer[i]
+        heappush(self.heads, (head + self.latency[i], 2 * i))
 
     def ask(self, i: int) -> None:
         """A request behind what has been pushed, if there is another gradient."""
         if self.made[i] < self.clocks:
-            heappush(self.heads, (max(self.ends[i][-1], self.leaves[i]) + self.latency, 2 * i + 1))
+            heappush(self.heads, (max(self.ends[i][-1], self.leaves[i]) + self.latency[i], 2 * i + 1))
 
     def leave(self, i: int) -> None:
         """What a worker does while its push is under way."""
@@ -164,16 +174,19 @@ class Fresh:
         while self.waiting and self.waiting[0][0] <= self.slowest:
             ready.append(heappop(self.waiting)[1])
         if ready:
-            for j, at in zip(sorted(ready), self.answers(len(ready)), strict=True):
+            ready.sort()
+            for j, at in zip(ready, self.answers(ready), strict=True):
                 self.final = max(self.final, at)
                 self.answered(j, at)
 
-    def answers(self, count: int) -> list[float]:
-        """When so many answers are with their workers, summed as a link sums (messages may tie)."""
+    def answers(self, ready: list[int]) -> list[float]:
+        """When the answers are with these workers, in order, summed as a link sums (messages may tie)."""
         leaves = max(self.outgoing, self.busy)
+        near = [self.busy for i in ready if i == self.beside]
+        count = len(ready) - len(near)
         self.queued += count * (leaves - self.busy) + self.g * count * (count - 1) / 2
         self.outgoing = leaves + self.g * count
-        return [leaves + self.g * k + self.latency + self.g * self.servers for k in range(count)]
+        return near + [leaves + self.g * k + self.latency[-1] + self.g * self.servers for k in range(count)]
 
     def answered(self, i: int, at: float) -> None:
         """A worker has the model of now."""
@@ -255,7 +268,7 @@ class Eager(Fresh):
     def arrive(self, i: int, request: int) -> None:
         """A row to all if the slowest clock has advanced."""
         if self.slowest == len(self.arrivals):
-            self.arrivals.append(self.answers(self.n))
+            self.arrivals.append(self.answers(list(range(self.n))))
             self.others.append([self.version - d for d in self.done])
             self.proceed()
 
@@ -292,7 +305,7 @@ class Fetching(Fresh):
     def start(self) -> None:
         """Everybody fetches first."""
         for i in range(self.n):
-            heappush(self.heads, (self.latency, 2 * i + 1))
+            heappush(self.heads, (self.latency[i], 2 * i + 1))
 
     def begin(self, i: int, start: float) -> None:
         """Compute until something is to be pushed or fetched."""
@@ -357,6 +370,17 @@ def evaluated(times: Sequence[Distribution], update: Distribution | None, clocks
     return np.array(rows)
 
 
+@dataclass(frozen=True)
+class Path:
+    """Seconds of an iteration and of a run, staleness; reads and seconds of queueing per gradient."""
+
+    pace: Estimate
+    end: Estimate
+    staleness: Estimate
+    refreshes: float
+    queued: float
+
+
 def parameter_server(times: Sequence[Distribution], network: Network, staleness: float, steps: int,
                      refresh: str = "fresh") -> Path:
     """SSP(s) through queues; s = infinity: ASP.  Several servers: the same order of pushes at all of them."""
@@ -389,15 +413,14 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     random = any(time.family != "fixed" for time in every)
 
     def means(clocks: int) -> Values:
-        replicas = max(4, min(256, DRAWS // (n * clocks))) if random else 1
+        least = 4 if n <= 500 else 3  # workers are many draws too
+        replicas = max(least, min(256, DRAWS // (n * clocks))) if random else 1
         return evaluated(times, network.update, clocks, replicas, make, own)
 
     clocks = max(min(steps, MESSAGES // n), min(steps, LEAST))
     enough = max(LEAST, min(160, PACE // n))
     run = means(clocks)
     long = run if clocks >= min(enough, 120) else means(enough)
-    mean, more = run.mean(axis=0), steps - clocks
-    errors, pace = run.std(axis=0) / math.sqrt(len(run)), float(long[:, 0].mean())
-    error = float(long[:, 0].std()) / math.sqrt(len(long))
-    return Path(pace, error, float(mean[1]) + more * pace, float(mean[2]), float(mean[3]), True,
-                float(long[:, 4].mean()), float(errors[1]) + more * error, float(errors[2]))
+    pace = Estimate.of(long[:, 0])
+    return Path(pace, Estimate.of(run[:, 1]).continued(steps - clocks, pace), Estimate.of(run[:, 2]),
+                float(run[:, 3].mean()), float(long[:, 4].mean()))

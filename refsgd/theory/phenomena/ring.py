@@ -23,13 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution
+from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution
 from refsgd.theory.phenomena.collectives import Link
-from refsgd.theory.prediction import DomainError, check_count, check_distribution
-
-Values = npt.NDArray[np.float64]
 
 STEPS = 12_000  # of the ring, in one replica: a longer run is continued at its pace
 DRAWS = 60_000  # drawn compute times, over all replicas
@@ -37,12 +34,10 @@ DRAWS = 60_000  # drawn compute times, over all replicas
 
 @dataclass(frozen=True)
 class Rounds:
-    """Figures of the drawn recursion."""
+    """Seconds of a round, mean over the ranks, and of the run."""
 
-    seconds: float
-    error: float
-    end: float
-    end_error: float
+    pace: Estimate
+    end: Estimate
 
 
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
@@ -50,8 +45,6 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
            before: int = 0, after: int = 0) -> Rounds:
     """Rounds of so many gradients each and a ring allreduce."""
     n = check_count("workers", len(times))
-    if not gradients:
-        raise DomainError("0 rounds; the recursion assumes at least one")
     own = list(updates) or [None] * n
     seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]
     replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1)))
@@ -65,11 +58,10 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
         ends[k] = clock.ready
     low = len(seen) // 3
     pace = (ends[-1].mean(axis=1) - (ends[low - 1].mean(axis=1) if low else 0.0)) / (len(seen) - low)
-    error = float(np.std(pace) / math.sqrt(replicas))
-    last = ends[-1].max(axis=1)
-    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1) * float(np.mean(pace))
-    return Rounds(float(np.mean(pace)), error, float(np.mean(last)) + unseen,
-                  float(np.std(last) / math.sqrt(replicas)))
+    each = Estimate.of(pace)
+    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1) * each.value
+    end = Estimate.of(ends[-1].max(axis=1))
+    return Rounds(each, Estimate(end.value + unseen, end.error))
 
 
 def _sums(times: Sequence[Distribution | None], count: int, replicas: int,

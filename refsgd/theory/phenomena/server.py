@@ -21,8 +21,9 @@ import math
 from collections.abc import Sequence
 
 from refsgd.cluster.distributions import Distribution
+from refsgd.theory.estimate import check_count, check_time
 from refsgd.theory.phenomena.iteration import mean_time, update_mean
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_time
+from refsgd.theory.prediction import DomainError, Prediction
 
 
 def alone(times: Sequence[Distribution], servers: int, transfer: float, latency: float, update: float,
@@ -43,6 +44,14 @@ def alone(times: Sequence[Distribution], servers: int, transfer: float, latency:
         away = (servers - own) / servers
         out.append(update + (2 * latency + (away + 1 / servers) * transfer if away else 0.0))
     return out
+
+
+def beside_workers(workers: int, servers: int, transfer: float) -> float:
+    """Seconds that an iteration keeps the link of a server's node, servers standing beside workers.
+
+    With a server on every node all stay in step, and nobody waits.
+    """
+    return 0.0 if workers == servers else (workers + servers - 2) / servers / workers * transfer
 
 
 def mean_value_analysis(workers: int, round_time: float, service: float,
@@ -70,29 +79,27 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
 
     Exact: equal fixed times; negligible links and updates (any times: n / sum 1/R_i); exponential updates
     with equal workers and negligible links (`repairman`).  Else mean-value analysis on the slowest
-    station, an approximation within 8 %, with the saturation bound as `lower`.
+    station, an approximation within 8 %, with the saturation bound as `lower`.  Servers beside workers
+    (`colocated`) are covered where nothing queues.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
-    mean = mean_time(times)
-    if colocated:
-        return _asp_colocated(times, k, w, alpha, u)
-    rounds = [time.mean + e for time, e in zip(times, alone(times, k, w, alpha, u), strict=True)]
+    mean, exchanges = mean_time(times), alone(times, k, w, alpha, u, colocated)
+    rounds = [time.mean + e for time, e in zip(times, exchanges, strict=True)]
     harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
-    service = max(w / k, u)
+    service = max(w / k, u) if n > 1 else 0.0
     cv2 = update.variance / (u * u) if update is not None and u > w / k and math.isfinite(
         update.variance) else 0.0
     lower = max(harmonic_round, n * service)
     equal = len(set(times)) == 1
     fixed = equal and times[0].family == "fixed" and (update is None or update.family == "fixed")
-    if fixed or n == 1 or not service:
+    if fixed or not service:
         value, kind = lower, True
     elif equal and w == 0 and k == 1 and update is not None and update.family == "exponential":
         value, kind = n / repairman(n, mean + 2 * alpha, u).value, True
     else:
         value, kind = max(n / mean_value_analysis(n, harmonic_round, service, cv2)[0], lower), False
-    lone = 2 * alpha + (1 + 1 / k) * w
-    queueing = max(value - harmonic_round, 0.0)
+    lone, queueing = math.fsum(exchanges) / n - u, max(value - harmonic_round, 0.0)
     return Prediction(
         value, "s", "exact" if kind else "approximation",
         {"compute E[T]": max(harmonic_round - lone - u, 0.0), "transfer": lone, "update": u,
@@ -102,32 +109,6 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         else "n / sum 1/R_i",
         "Lazowska et al. 1984, chapters 5 and 6", "independent times; full duplex; first come first served",
         lower=lower)
-
-
-def _asp_colocated(times: Sequence[Distribution], k: int, w: float, alpha: float, u: float) -> Prediction:
-    """Collocated servers: a worker's own server is reached without the network."""
-    n = len(times)
-    rounds = [time.mean + e for time, e in zip(times, alone(times, k, w, alpha, u, True), strict=True)]
-    harmonic_round = n / math.fsum(1 / r for r in rounds) if all(rounds) else 0.0
-    exact = n == 1 or (not w and not u)
-    value, queue = harmonic_round, 0.0
-    if k == 1 and not exact:  # worker 0 is out of the others' way, on the links at least
-        service, others = max(w, u), (n - 1) / math.fsum(1 / r for r in rounds[1:])
-        each = max((n - 1) / mean_value_analysis(n - 1, others, service)[0], others, (n - 1) * service)
-        value, queue = n / (1 / rounds[0] + (n - 1) / each), each - others
-    elif not exact:
-        service = max(0.0 if k == n else (n + k - 2) / k / n * w, u)  # of a server's node, per iteration
-        if service:
-            rate = mean_value_analysis(n, max(harmonic_round, service), service)[0]
-            value = max(n / rate, harmonic_round, n * service)
-        queue = value - harmonic_round
-    mean = math.fsum(time.mean for time in times) / n
-    return Prediction(value, "s", "exact" if exact else "approximation",
-                      {"compute E[T]": mean, "transfer": max(harmonic_round - mean - u, 0.0), "update": u,
-                       "queueing": queue},
-                      "n/X by mean-value analysis; a worker's own server is reached without the network",
-                      "Lazowska et al. 1984, chapter 6",
-                      "independent times; full duplex; first come first served")
 
 
 def repairman(workers: int, think: float, service: float) -> Prediction:

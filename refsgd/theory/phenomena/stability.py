@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from refsgd.theory.prediction import DomainError, Prediction, check_count
+from refsgd.theory.estimate import check_count
+from refsgd.theory.prediction import DomainError, Prediction
 
 
 def _curvature(curvature: float) -> float:

@@ -22,7 +22,8 @@ import math
 from collections.abc import Sequence
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.prediction import DomainError, Prediction, check_count, check_distribution, check_time
+from refsgd.theory.estimate import check_count, check_distribution, check_time
+from refsgd.theory.prediction import DomainError, Prediction
 
 SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
 

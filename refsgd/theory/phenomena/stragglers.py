@@ -26,7 +26,8 @@ import numpy.typing as npt
 from scipy import special
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.prediction import DomainError, check_count, check_distribution
+from refsgd.theory.estimate import check_count, check_distribution
+from refsgd.theory.prediction import DomainError
 
 Values = npt.NDArray[np.float64]
 

@@ -1,0 +1,92 @@
+"""Means of draws, the kind of a figure, and what formulas assume of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.prediction import STANDARD_ERROR, DomainError, Kind, Prediction
+
+Values = npt.NDArray[np.float64]
+
+LARGEST = 10_000  #: workers or servers that formulas go through one by one
+WIDEST = 2_000  #: workers of an evaluated recursion, which then takes a second or two
+
+
+class Uncovered(DomainError):
+    """No formula covers any figure of the setting; the message says why."""
+
+
+def kind_of(faithful: bool, error: float = 0.0) -> Kind:
+    """The kind of a figure without a bound, from whether nothing is simplified and its standard error."""
+    return "approximation" if not faithful else "numerical" if error else "exact"
+
+
+def sampling(error: float) -> dict[str, float]:
+    """The term of a Monte Carlo mean's standard error; none where nothing is drawn."""
+    return {STANDARD_ERROR: error} if error else {}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A Monte Carlo mean and its standard error, 0 where nothing was drawn."""
+
+    value: float
+    error: float = 0.0
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.float64], drawn: bool = True) -> Estimate:
+        """The mean of independent values; without an error where they are not `drawn`."""
+        return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)) if drawn else 0.0)
+
+    def continued(self, steps: float, pace: Estimate) -> Estimate:
+        """A run that goes on for so many steps at a pace."""
+        return Estimate(self.value + steps * pace.value, self.error + steps * pace.error)
+
+    def scaled(self, factor: float) -> Estimate:
+        """Of a multiple."""
+        return Estimate(factor * self.value, abs(factor) * self.error)
+
+    def predicted(self, unit: str, terms: Mapping[str, float], formula: str, source: str,
+                  assumptions: str = "", *, faithful: bool = True, lower: float | None = None,
+                  upper: float | None = None) -> Prediction:
+        """The figure that it is the value of: an approximation unless the drawn model is `faithful`."""
+        return Prediction(self.value, unit, kind_of(faithful, self.error),
+                          {**terms, **sampling(self.error)}, formula, source, assumptions,
+                          lower=lower, upper=upper)
+
+
+def check_count(name: str, value: int, least: int = 1) -> int:
+    """`value` if it is a whole number of at least `least`; else DomainError."""
+    if isinstance(value, bool) or int(value) != value or value < least:
+        raise DomainError(f"{name} {value}; the formula assumes a whole number of at least {least}")
+    return int(value)
+
+
+def check_time(name: str, value: float) -> float:
+    """`value` if it is a finite number of seconds >= 0; else DomainError."""
+    if not value >= 0 or math.isinf(value):
+        raise DomainError(f"{name} {value} s; the formula assumes a finite time >= 0")
+    return float(value)
+
+
+def check_distribution(name: str, time: Distribution | None) -> Distribution:
+    """`time` if it is stated and has a finite mean; else DomainError."""
+    if time is None:
+        raise DomainError(
+            f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
+    if not math.isfinite(time.mean):
+        raise DomainError(f"{name} {time}; the formula assumes a distribution with a finite mean")
+    return time
+
+
+def check_width(workers: int) -> None:
+    """Uncovered where there are too many workers to evaluate a recursion in a second or two."""
+    if workers > WIDEST:
+        raise Uncovered(f"the recursion of who waits for whom has no closed form and is evaluated for up to "
+                        f"{WIDEST} workers, not for {workers}")
