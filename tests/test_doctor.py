@@ -34,9 +34,7 @@ def test_the_command_ends_with_one_if_something_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", (doctor.starting,))
     assert main(["doctor"]) == 0
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor"])
-    assert stopped.value.code == 1
+    assert main(["doctor"]) == 1
     said = " ".join(capsys.readouterr().out.split())  # lines are as wide as the terminal
     assert said.rpartition("missing start methods")[2].startswith(
         " spawn; OS processes need fork, which this system does not support: use WSL")

@@ -33,6 +33,10 @@ class Replica:
     def __post_init__(self) -> None:
         self.v = self.sgd.start(self.x)  #: velocity, which never travels
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process gives back at its end: not the update rule, whose schedule may be a lambda."""
+        return {**vars(self), "sgd": None}
+
     def step(self, g: Array, t: int) -> Program[None]:
         """x <- update(x, g), which takes the time of an update; g is the gradient of iteration t."""
         self.x, self.v = yield Compute(self.sgd.step, self.x, self.v, g, t, kind="update")

@@ -161,7 +161,7 @@ def test_the_deviation_of_no_noise_is_1e_4():
 
 @pytest.mark.parametrize("right, wrong", [
     ("grad=g / (s * tau)", "grad=g / (moments[2] * tau)"),  # the deviation before this gradient
-    ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(x)", "np.zeros_like(x)"),
+    ("new * g * g", "new * g"), ("m2 - m1 * m1", "m2"), ("np.ones_like(shard.x)", "np.zeros_like(shard.x)"),
     ("grad=g / (s * tau)", "grad=g / s"),
 ])
 def test_another_rule_is_caught(right, wrong):
