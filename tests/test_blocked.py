@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-BLOCKED = ("numba", "psutil", "rich", "matplotlib", "threadpoolctl", "multiprocessing_logging")
+BLOCKED = ("numba", "psutil", "rich", "matplotlib", "threadpoolctl")
 HOOK = """
 import builtins, sys, warnings
 

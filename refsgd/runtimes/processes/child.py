@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from refsgd.runtimes.processes.driver import Aborted, Driver
-from refsgd.runtimes.processes.logs import Stamp
+from refsgd.runtimes.processes.logs import ToParent
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, in_crash_log
 from refsgd.runtimes.processes.status import HALT
 from refsgd.runtimes.processes.system import keep_memory, prctl, settle
@@ -39,12 +39,13 @@ def live(launch: Launch, process: str, parent: int) -> None:
     if not launch.machine.paced:
         settle(launch.processes.index(process), len(launch.processes))
     gc.freeze()  # else the first collection touches, and so copies, every page of the parent
-    stamp = Stamp(lambda: (process, 0))
+    logs = ToParent(launch.records[1], lambda: (process, 0))
+    logs.replace_all()
     transport: Transport | None = None
     try:
         transport = launch.network.connect(process)
         driver = _driver(launch, process, transport)
-        stamp.standing = driver.standing
+        logs.standing = driver.standing
         driver.run(_wait_for_start(launch, process, transport) - driver.now)
         _give(launch.outboxes[process], Report.of(driver, launch.status.run.command == HALT))
     except BaseException as error:

@@ -101,9 +101,11 @@ class Launch:
         self.wake_up = WakeUp()
         later(self.wake_up.close)
         self.death = os.pipe()  # which a process finds closed when the launcher is gone
+        self.records = logs.channel()
         for end in self.death:
             later(os.close, end)
-        self._resources.enter_context(logs.shared_handlers())
+        for socket in self.records:
+            later(socket.close)
         self.outboxes, self.crash_logs = dict[str, Outbox](), dict[str, Outbox]()
         for process in self.processes:
             self.outboxes[process] = Outbox()
@@ -139,11 +141,13 @@ class Launch:
     def watch(self) -> None:
         """Until every process has ended."""
         sentinels = {child.sentinel: process for process, child in self.children.items()}
+        receiver = self.records[0]
         while sentinels:
-            ready = wait_for([*sentinels, self.wake_up.fileno()],
+            ready = wait_for([*sentinels, self.wake_up.fileno(), receiver.fileno()],
                              0.001 if self._before is not None else self._continue_paused())
             if self.wake_up.fileno() in ready:
                 self.wake_up.drain()
+            logs.handle(receiver)
             self._judge([sentinels.pop(fd) for fd in ready if fd in sentinels])
             if self._closing:
                 self._watch.closing()
@@ -315,6 +319,7 @@ class Launch:
                 child.kill()
             child.join()
             child.close()
+        logs.handle(self.records[0])
         self._resources.close()
 
     def result(self) -> Run:
