@@ -11,8 +11,6 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
-import pytest
-
 import refsgd
 from refsgd.cli import main
 from refsgd.experiment import doctor
