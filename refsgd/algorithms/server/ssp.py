@@ -6,7 +6,7 @@ worker has completed c - s, s being the slack.  There are three ways to get a ne
 * ``lazy`` (Ho et al.): the worker computes on its cache, to which it adds its own updates, and asks for a new
   copy only when the cache is older than c - s.  Fewest bytes, oldest parameters.
 * ``eager`` (ESSP, Dai et al.): as lazy, but the server sends its model to all when the slowest clock
-advances.
+  advances.
 * ``fresh``: the server answers each push with its newest model, once the bound allows it, see `ssp_gate`.
 
 Quick facts
