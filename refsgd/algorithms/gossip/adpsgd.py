@@ -74,7 +74,7 @@ def train(replica: Replica, passive: Sequence[str], problem: Objective, steps: i
 
 
 def respond(replica: Replica) -> Program[None]:
-    """Responder of a passive peer: average with whoever asks, in one step."""
+    """Handler of a passive peer: average with whoever asks, in one step."""
     while True:
         i, ask = yield Recv(Ask)
         replica.x = replica.x + (ask.x - replica.x) / 2  # the mean of equal replicas is the same bits

@@ -88,7 +88,7 @@ def train(replica: Weighted, others: Sequence[str], problem: Objective, steps: i
 
 
 def listen(replica: Weighted) -> Program[None]:
-    """Responder: queue what comes; when nothing can come any more, merge the rest."""
+    """Handler: queue what comes; when nothing can come any more, merge the rest."""
     try:
         while True:
             _, share = yield Recv(Share)

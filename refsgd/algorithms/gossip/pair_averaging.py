@@ -67,7 +67,7 @@ def train(replica: Replica, others: Sequence[str], problem: Objective, steps: in
 
 
 def respond(replica: Replica) -> Program[None]:
-    """Responder: send the replica of this moment to whoever asks."""
+    """Handler: send the replica of this moment to whoever asks."""
     while True:
         i, _ = yield Recv(Pull)
         yield Send(i, Model(replica.x))

@@ -1,7 +1,7 @@
 """The server of SSP that answers a push at its gate: with its newest model, once the bound allows it.
 
 It is the form `fresh` of `ssp`, with the worker of BSP and ASP.  With a slack of 0 it waits as BSP does, with
-an infinite one it never waits, as ASP.  CONSGD and DYNSGD use it too; DSSP moves its bound.
+an infinite one it never waits, as ASP.  CONSGD runs this server; DSSP's moves the bound.
 
 References
 ----------

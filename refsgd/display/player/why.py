@@ -131,7 +131,7 @@ class Why:
         decided, values = self._decided(its, marked, key, k)
         trigger, decided = self._trigger(key, k), decided or place
         said, moving = ("", cause) if trigger else self._meanwhile(key, k)
-        # a responder leaves it to its main program
+        # a handler leaves it to its main program
         if its[1] and not trigger and self._stand((other, 0), k).says not in ENDED:
             said = f", while {other} {self._doing((other, 0), k, (key[0],))}"
         return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}",
