@@ -30,3 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return Stepper
     raise AttributeError(f"module 'refsgd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "Stepper"})

@@ -10,6 +10,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms.parts import Model, Push, names, worker
+from refsgd.cli import main
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
 from refsgd.experiment.arguments import Usage, check_problem
 from refsgd.problems import quadratic
@@ -445,3 +446,39 @@ def test_run_takes_a_lone_fault():
                      machine=refsgd.Machine(compute="fixed(0.02)"), faults="kill worker 1 at step 2",
                      on_death="continue")
     assert [e.node for e in run.trace.of(Crashed)] == ["worker1"]
+
+
+def test_marks_that_say_too_little_are_named():
+    """Programs without marks are told so (no "ok"), and an update must say what its gradients read."""
+
+    def marking(**values):
+        def deploy(problem, workers, steps, sgd):
+            def train(rank, x, v):
+                for t in range(steps):
+                    g = yield Compute(problem.gradient, x, rank, t)
+                    x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
+                    if values:
+                        yield Mark("update", x=x, **values)
+                return x
+
+            return {f"w{i}": Node(train(i, problem.x0, sgd.start(problem.x0))) for i in range(workers)}
+
+        return next(f for f in check(deploy, processes=False, max_runs=5) if f.name == "gradients")
+
+    assert marking().held is None and "mark no updates" in marking().text
+    assert marking(part=0).held is False and 'Mark("update") without reads, version' in marking(part=0).text
+
+
+def test_check_takes_options_of_a_function_from_a_file(tmp_path, capsys):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from refsgd.algorithms.server.bsp import bsp\n"
+                    "def strict(problem, workers, steps, sgd, *, quorum=2):\n"
+                    "    if quorum != 3:\n"
+                    "        raise ValueError(f'quorum {quorum!r}; expected 3')\n"
+                    "    return bsp(problem, workers, steps, sgd)\n")
+    assert main(["check", f"{mine}:strict", "--quorum", "3", "--no-processes"]) == 0
+    assert "ok   all schedules" in capsys.readouterr().out
+    assert main(["check", "--no-processes", f"{mine}:strict"]) == 1
+    assert "quorum 2; expected 3" in capsys.readouterr().out
+    assert main(["check", f"{mine}:strict", "--quorun", "3"]) == 2
+    assert "has no option --quorun; did you mean --quorum?" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.cli.options import Parser, own_given, own_options
 from refsgd.cli.outputs import tell
 from refsgd.cluster.units import counted
 from refsgd.experiment.prepare import Usage
@@ -24,6 +25,8 @@ def add(commands: Any) -> None:
                    help="your deployment function f(problem, workers, steps, sgd, *, options), or the name "
                         "of an algorithm of the catalogue")
     p.add_argument("--no-processes", action="store_true", help="leave real processes out")
+    p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
+                   help="the algorithm's own options, e.g. --staleness 1")
     p.set_defaults(do=do)
 
 
@@ -32,8 +35,11 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.testing import check
 
     function = CATALOGUE.get(args.target) or imported(args.target)
-    failed = 0
-    for finding in check(function, processes=not args.no_processes):
+    own = Parser(prog=f"refsgd check {args.target}")
+    own.add_argument("--no-processes", action="store_true", default=args.no_processes)
+    own_options(own, args.target, function)
+    given, failed = own.parse_args(args.own), 0
+    for finding in check(function, processes=not given.no_processes, **own_given(given)):
         tell(str(finding), 5)
         sys.stdout.flush()
         failed += finding.held is False

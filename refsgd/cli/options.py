@@ -179,11 +179,13 @@ def number(text: str) -> float:
     return int(value) if math.isfinite(value) and value == int(value) else value
 
 
-def own_options(parser: argparse.ArgumentParser, algorithm: str) -> None:
+def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Callable[..., Any]) -> None:
     """Flags for the keyword-only parameters of an algorithm's function."""
     group = parser.add_argument_group(f"options of {algorithm}")
-    for name, parameter in options_of(CATALOGUE[algorithm]).items():
+    for name, parameter in options_of(function).items():
         kind = parameter.annotation
+        if kind is parameter.empty:
+            kind = type(parameter.default)
         if type(None) in typing.get_args(kind):  # "number or None": None is what leaving the flag out means
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         how: dict[str, Any] = {"dest": f"own_{name}", "help": f"default {parameter.default}"}
@@ -257,7 +259,7 @@ def each_algorithm(commands: Commands, name: str, says: str, description: str,
         line = first_line(algorithm)
         parser = algorithms.add_parser(algorithm, help=line, description=line)
         options(parser)
-        own_options(parser, algorithm)
+        own_options(parser, algorithm, CATALOGUE[algorithm])
         parser.set_defaults(do=do)
 
 

@@ -168,11 +168,15 @@ class Experiment:
             raise Usage(str(error)) from None
 
     def predictions(self) -> Figures:
-        """Closed forms for this experiment; empty for an algorithm or a machine that has none."""
+        """Closed forms for this experiment, and the reasons for those that it has none of."""
         from refsgd import theory
 
-        if self.name not in theory.ALGORITHMS or not self.machine.paced:
-            return theory.Figures()
+        if self.name not in theory.ALGORITHMS:
+            return theory.Figures().without(
+                f"no formula knows {self.name}; simulate it: --kind simulated", *theory.FIGURES)
+        if not self.machine.paced:
+            return theory.Figures().without("the machine has no compute time; say one: --compute 20ms",
+                                            *theory.FIGURES)
         return theory.predict(
             self.name, self.machine, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batch, steps=self.steps,

@@ -295,6 +295,9 @@ class Result:
         """The algorithm with its options, e.g. ``ssp staleness=3``."""
         return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """A few lines for people."""
         m = self.measured
