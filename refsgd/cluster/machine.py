@@ -3,14 +3,16 @@
 A `Machine` has a `Distribution` of the time of a gradient and of an update, and links with a latency and a
 bandwidth.  It knows no algorithm.
 
-Links meet in a switch that never blocks.  A node's outgoing and its incoming link each serve one message
+Links meet in a switch that never blocks.  A host's outgoing and its incoming link each serve one message
 at a time, first come first served, cut-through.  A message of m bytes::
 
     start   = max(now, out_free);   out_free = start + m / bandwidth
     arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
 
 and an incoming link serves in the order in which heads (start + latency) arrive.  Half duplex: one link both
-ways, ``out_free`` and ``in_free`` are the same time.
+ways, ``out_free`` and ``in_free`` are the same time.  Nodes of one host exchange messages for free, unless
+the machine has links `inside` its hosts; `groups` of hosts have an `uplink` each.  `refsgd.cluster.links` has
+the rule for any number of links on the way.
 
 Each program that computes has a processor of its own, unless `cores` limits those of a host: then each of k
 programs that compute proceeds at rate min(1, cores / k) (see `refsgd.cluster.cores`).
@@ -26,9 +28,13 @@ from functools import wraps
 from numbers import Integral
 from typing import Any
 
-from refsgd.cluster import units
+from refsgd.cluster import placement, units
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
+from refsgd.cluster.links import Link
+from refsgd.cluster.placement import Groups, Hosts
 from refsgd.effects import Deployment, ranks
+
+LEVELS = ("hosts", "inside", "groups", "uplink")  #: fields of a machine that is not flat
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,29 @@ class Machine:
         at rate min(1, cores / k). None: processors are no limit.  A gradient whose threads take all
         processors of its host counts as one program on one core.
     duplex : {"full", "half"}
-        Whether a node's outgoing and incoming link are two, or one that serves both ways first come first
+        Whether a host's outgoing and incoming link are two, or one that serves both ways first come first
         served.
+    hosts : str or tuple of tuple of str
+        Where nodes live, on hosts numbered from 0: ``"4x2"``, four hosts of two workers each, with a host of
+        its own for each server unless they are `colocated`; ``"cyclic:4"``, workers and servers each dealt in
+        turn to four hosts; or the nodes of each host, such as ``(("worker0", "worker1", "server0"),
+        ("worker2", "worker3"))``.  Empty: a host for each node.  Latency, bandwidth and duplex are those of
+        the links between hosts, which the nodes of a host share.
+    inside : Link or str or None
+        Link of each node to the others on its host, such as ``"10us,32GB/s"``; None: messages within a host
+        are free.
+    groups : tuple of tuple of int or str
+        Hosts of each rack or site by number; ``"2x8"``: two groups of eight hosts.
+    uplink : Link or str or None
+        Link of each group, in each direction, to the others, shared by its hosts.
 
     Examples
     --------
     >>> Machine(compute="exponential(20ms)", latency="1ms").compute.mean
     0.02
+    >>> racks = Machine(bandwidth="10Gbps", hosts="4x2", groups="2x2", uplink="50us,10Gbps")
+    >>> racks.groups
+    ((0, 1), (2, 3))
     """
 
     compute: Distribution | None = None
@@ -75,27 +97,29 @@ class Machine:
     colocated: bool = False
     cores: int | None = None
     duplex: str = "full"
+    hosts: Hosts = ""
+    inside: Link | None = None
+    groups: Groups = ()
+    uplink: Link | None = None
 
     def __post_init__(self) -> None:
         for name in ("compute", "update"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if name == "update" and is_number(value) and value == 0
                                else as_distribution(name, value))
-        for name, read in (("latency", units.seconds), ("bandwidth", units.bytes_per_second),
-                           ("speeds", units.speeds)):
-            if isinstance(value := getattr(self, name), str):
-                try:
-                    object.__setattr__(self, name, read(value))
-                except ValueError as error:
-                    raise ValueError(f"{name} {error}") from None
-        for name, unit, expected in (("latency", "s", "a finite number of seconds >= 0"),
-                                     ("bandwidth", "bytes/s", "a number of bytes/s > 0 (inf: unlimited)"),
-                                     ("reduction", "s/byte", "a number of s/byte >= 0")):
-            if not is_number(value := getattr(self, name)):
-                raise _wrong_type(name, value, expected)
-            fits = value > 0 if name == "bandwidth" else value >= 0
-            if not fits or (name == "latency" and value == math.inf):
-                raise ValueError(f"{name} {value} {unit}; expected {expected}")
+        link = self.between
+        object.__setattr__(self, "latency", link.latency)
+        object.__setattr__(self, "bandwidth", link.bandwidth)
+        self._check_levels()
+        if isinstance(self.speeds, str):
+            try:
+                object.__setattr__(self, "speeds", units.speeds(self.speeds))
+            except ValueError as error:
+                raise ValueError(f"speeds {error}") from None
+        if not is_number(self.reduction):
+            raise _wrong_type("reduction", self.reduction, "a number of s/byte >= 0")
+        if not self.reduction >= 0:
+            raise ValueError(f"reduction {self.reduction} s/byte; expected a number of s/byte >= 0")
         speeds = tuple(self.speeds) if isinstance(self.speeds, Iterable) else (None,)
         if not all(is_number(s) and 0 < s < math.inf for s in speeds):
             raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
@@ -106,8 +130,22 @@ class Machine:
             raise _wrong_type("cores", self.cores, "a whole number, at least 1, or None")
         if self.cores is not None and self.cores < 1:
             raise ValueError(f"cores {self.cores}; expected at least 1, or None")
-        if self.duplex not in ("full", "half"):
-            raise ValueError(f"duplex {self.duplex!r}; expected full or half")
+
+    def _check_levels(self) -> None:
+        """Read and check hosts, groups and their links."""
+        object.__setattr__(self, "hosts", placement.read_hosts(self.hosts))
+        object.__setattr__(self, "groups", placement.read_groups(self.groups))
+        for name in ("inside", "uplink"):
+            if getattr(self, name) is not None:
+                try:
+                    object.__setattr__(self, name, Link.of(getattr(self, name)))
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        if self.groups and self.uplink is None:
+            raise ValueError(f"groups {placement.written_groups(self.groups)} without an uplink; expected "
+                             "latency and bandwidth of each group's link, such as uplink 1ms,1Gbps")
+        if self.uplink is not None and not self.groups:
+            raise ValueError(f"uplink {self.uplink} without groups; expected {placement.GROUPS}")
 
     @classmethod
     def this(cls) -> Machine:
@@ -120,9 +158,15 @@ class Machine:
         return self.compute is not None
 
     @property
+    def between(self) -> Link:
+        """The link of a host to the others."""
+        return Link(self.latency, self.bandwidth, self.duplex)
+
+    @property
     def linked(self) -> bool:
         """Whether messages take time."""
-        return self.latency > 0 or not math.isinf(self.bandwidth)
+        links = [self.between, self.inside, self.uplink]
+        return any(link and (link.latency > 0 or not math.isinf(link.bandwidth)) for link in links)
 
     def speed(self, worker: int) -> float:
         """Speed factor of a worker.
@@ -171,11 +215,11 @@ class Machine:
         found = {"gradient": self.compute, "update": self.update}.get(kind)
         return found.scaled(1 / speed) if found is not None else None
 
-    def hosts(self, deployment: Deployment) -> dict[str, str]:
-        """The host of each node, by name.
+    def place(self, deployment: Deployment) -> dict[str, str]:
+        """The host of each node, by name: "host0" and so on where `hosts` places it, else its own name.
 
-        A node lives on the host that its `Node` names, else on its own; a co-located server k on that of
-        worker k mod n.
+        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own; a
+        co-located server k that is placed by neither lives with worker k mod n.
 
         Parameters
         ----------
@@ -184,16 +228,13 @@ class Machine:
         Returns
         -------
         dict of str to str
+
+        Raises
+        ------
+        ValueError
+            Where `hosts` names nodes that are not there, or has no host for one.
         """
-        place = {name: node.host or name for name, node in deployment.items()}
-        rank = ranks(deployment)
-        workers = [name for name, node in deployment.items() if node.role == "worker"]
-        workers.sort(key=rank.__getitem__)
-        if self.colocated and workers:
-            for name, node in deployment.items():
-                if node.role == "server" and node.host is None:
-                    place[name] = place[workers[rank[name] % len(workers)]]
-        return place
+        return placement.place(self.hosts, self.colocated, deployment)
 
     def with_(self, **changes: Any) -> Machine:
         """A copy with some fields changed.
@@ -233,10 +274,13 @@ class Machine:
         return replace(self, compute=self.compute and self.compute.scaled(factor),
                        update=self.update and self.update.scaled(factor),
                        latency=self.latency * factor, bandwidth=self.bandwidth / factor,
-                       reduction=self.reduction * factor)
+                       reduction=self.reduction * factor,
+                       inside=self.inside and self.inside.slower(factor),
+                       uplink=self.uplink and self.uplink.slower(factor))
 
     def for_workers(self, workers: int) -> Machine:
-        """The same machine with a speed for each of this many workers, if it has any; further ones have 1.
+        """The same machine for this many workers: without listed nodes of further ones, and with a speed for
+        each, if it has any; further ones have 1.
 
         Parameters
         ----------
@@ -246,7 +290,8 @@ class Machine:
         -------
         Machine
         """
-        return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers]) if self.speeds else self
+        return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers] if self.speeds else (),
+                       hosts=placement.of_workers(self.hosts, workers))
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
@@ -257,7 +302,13 @@ class Machine:
                 out[name] = {"family": drawn.family, "parameters": list(drawn.parameters)}
         out["bandwidth"] = None if math.isinf(self.bandwidth) else self.bandwidth
         out["speeds"] = list(self.speeds)
-        return out
+        for name in ("hosts", "groups"):
+            value = getattr(self, name)
+            out[name] = value if isinstance(value, str) else [list(part) for part in value]
+        for name in ("inside", "uplink"):
+            link: Link | None = getattr(self, name)
+            out[name] = link and link.to_json()
+        return {name: value for name, value in out.items() if value or name not in LEVELS}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
@@ -315,6 +366,12 @@ class Machine:
             parts.append(f"cores {self.cores}")
         if self.duplex != "full":
             parts.append(f"links {self.duplex} duplex")
+        if self.hosts:
+            parts.append(f"hosts {self.hosts if isinstance(self.hosts, str) else len(self.hosts)}")
+        if self.inside is not None:
+            parts.append(f"inside a host {self.inside}")
+        if self.groups:
+            parts.append(f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}")
         return ", ".join(parts)
 
 

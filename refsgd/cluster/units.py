@@ -107,3 +107,34 @@ def written(speeds: Sequence[float]) -> str:
     runs = [(speed, len(list(equal))) for speed, equal in itertools.groupby(speeds)]
     return ",".join(f"{count}x{speed:g}" if count > 3 else ",".join([f"{speed:g}"] * count)
                     for speed, count in runs)
+
+
+def as_time(seconds: float) -> str:
+    """A time with its unit.
+
+    Examples
+    --------
+    >>> as_time(0.000025), as_time(0.1), as_time(0)
+    ('25 us', '100 ms', '0 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.6g} {unit}"
+    return f"{seconds / 1e-9:.6g} ns" if seconds else "0 s"
+
+
+def as_rate(bytes_per_second: float) -> str:
+    """A bandwidth in bytes or in bits, whichever is shorter to read.
+
+    Examples
+    --------
+    >>> as_rate(1.25e9), as_rate(32e9), as_rate(float("inf"))
+    ('10 Gbps', '32 GB/s', 'unlimited')
+    """
+    if bytes_per_second == float("inf"):
+        return "unlimited"
+    texts = []
+    for rate, unit in ((bytes_per_second, "B/s"), (8 * bytes_per_second, "bps")):
+        prefix = next((p for p in "TGMK" if rate >= _PREFIXES[p]), "")
+        texts.append(f"{rate / _PREFIXES[prefix]:.6g} {prefix.replace('K', 'k')}{unit}")
+    return min(texts, key=len)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refsgd.algorithms.parts import equal
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, ranks, roles
 from refsgd.experiment.prepare import Experiment
@@ -67,7 +68,7 @@ class Attempts:
         self.x, self.done = parameters(halted, self.x, self.experiment.servers), self.done + more
         self.dead.update(names)
         self.next = self._attempt(self.run.trace)
-        log.warning("%s; the run continues from iteration %d with %s", "; ".join(halted.dead.values()),
+        log.warning("%s; the run continues from iteration %d with %s", "; ".join(dict.fromkeys(halted.dead.values())),
                     self.done, ", ".join(new if new == old else f"{new} (was {old})"
                                          for new, old in self.next.names.items()))
 
@@ -94,6 +95,10 @@ class Attempts:
         names = {node: node for node in servers} | dict(zip(workers, left, strict=False))
         if machine.speeds:
             machine = machine.with_(speeds=tuple(machine.speed(rank) for rank in was))
+        if machine.hosts or machine.groups:  # the others stay where they are
+            network = Network(machine, experiment.deploy())
+            machine = machine.with_(hosts=[[new for new, old in names.items() if network.host[old] == host]
+                                           for host in network.hosts])
         problem = replace(problem, x0=self.x,
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
@@ -122,8 +127,12 @@ class Attempts:
         sent = Counter((e.node, e.to) for e in before.of(Sent))
         events = [_renamed(e, names, before, sent, self.done) for e in after.events]
         lateness = before.lateness | {names[node]: late for node, late in after.lateness.items()}
+        uses = [u._replace(start=before.seconds + u.start, end=before.seconds + u.end, src=names[u.src],
+                           to=names[u.to]) for u in after.links]
+        wires = {(names[src], names[to]): wire for (src, to), wire in after.wires.items()}
         trace = Trace(before.events + events, before.nodes, before.seconds + after.seconds, before.latency,
-                      before.bandwidth, lateness, before.roles)
+                      before.bandwidth, lateness, before.roles, before.links + uses,
+                      {**before.wires, **wires})
         values = {names[node]: value for node, value in last.values.items()}
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
 

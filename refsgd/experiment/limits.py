@@ -41,7 +41,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 def check_processes(experiment: Experiment, runtime: str) -> None:
     """Refuse more processes than this computer starts within about half a minute, or has memory for; over
     MPI another number than that of the ranks."""
-    needed = len(set(experiment.machine.hosts(experiment.deploy()).values()))
+    needed = len(set(experiment.machine.place(experiment.deploy()).values()))
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi
 

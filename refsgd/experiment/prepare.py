@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment
@@ -268,7 +269,11 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         recorded = said | {"workers": workers, "steps": steps, "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
                             training.seed, training.rule(), recorded)
-    experiment.deploy()  # refuses wrong options now, before anything runs
+    deployment = experiment.deploy()  # refuses wrong options now, before anything runs
+    try:
+        Network(machine, deployment)
+    except ValueError as error:
+        raise Usage(str(error)) from None
     return experiment
 
 

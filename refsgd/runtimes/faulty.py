@@ -8,7 +8,7 @@ from typing import Any
 
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment, Died, Factory
-from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Task
+from refsgd.runtimes.engine import RESUME, Task
 from refsgd.runtimes.faults import KEEP, Fault, Halted, Plan, check, survives_workers
 from refsgd.runtimes.simulator import RunFailed, Simulator
 from refsgd.trace import Crashed, Run
@@ -63,9 +63,8 @@ class Faulty(Simulator):
 
     def _tell(self, dead: str, to: str) -> None:
         """The news comes behind everything that the dead has sent."""
-        order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self.deliver)
-        head = max(self.now, self._out_free[self.host[dead]]) + self._latency(dead, to)
-        self._at(head, order, self.rank[dead], call, to, dead, Died(dead), -1, 0)
+        task = self.tasks[dead][0]
+        self.post(task, to, Died(dead), -1, 0, self.departs(task, to, 0))
 
     def _survives(self, stuck: list[Task]) -> bool:
         if not self.dead:
@@ -99,8 +98,11 @@ class Faulty(Simulator):
     def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
         return super()._duration(task, kind, nbytes) * self._faults.slower(task.node)
 
-    def _latency(self, src: str, to: str) -> float:
-        return super()._latency(src, to) + self._faults.later(src, to)
+    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Send a message on its way, later where a fault delays it; none on a way through memory."""
+        if self._ways[task.node, to]:
+            start += self._faults.later(task.node, to)
+        super().post(task, to, body, number, nbytes, start)
 
     # -- the dead do nothing, and the paused do it later ---------------------------------------------------
 

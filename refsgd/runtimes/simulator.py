@@ -18,12 +18,13 @@ from typing import Any
 
 from refsgd.cluster.cores import Processors
 from refsgd.cluster.draws import Draws
+from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.runtimes.engine import Deadlock as Deadlock
 from refsgd.runtimes.programs import line_of, priced_bytes, read, share_of
-from refsgd.trace import Event, Marked, Polled, Run, Trace
+from refsgd.trace import Event, Marked, Polled, Run, Trace, Use
 
 
 class RunFailed(RuntimeError):
@@ -75,10 +76,11 @@ class Simulator(Engine):
         self.machine = machine = machine or Machine()
         deployment = deployment() if callable(deployment) else deployment
         super().__init__(deployment, observe=observe, keep=keep)
-        self.host, speeds = machine.hosts(deployment), machine.node_speeds(deployment)
-        self._out_free = dict.fromkeys(self.host.values(), 0.0)
-        self._in_free = self._out_free if machine.duplex == "half" else dict(self._out_free)
-        self._byte_time = 1 / machine.bandwidth
+        self.network, speeds = Network(machine, deployment), machine.node_speeds(deployment)
+        self.host = self.network.host
+        self._free = [0.0] * len(self.network.links)
+        self._ways = self.network.ways
+        self._uses: list[Use] | None = None if self.network.flat else []
         self._read = 0
         # programs that are still to be told that the run has ended
         self._told: Iterator[Task] | None = None
@@ -135,7 +137,8 @@ class Simulator(Engine):
     def trace(self) -> Trace:
         """The events so far as a `Trace`."""
         return Trace(self.events, self.nodes, self.seconds or self.now, self.machine.latency,
-                     self.machine.bandwidth, roles=self.roles)
+                     self.machine.bandwidth, roles=self.roles, links=self._uses or [],
+                     wires=self.network.wires(self._ways))
 
     def _begin(self, task: Task) -> None:
         self.ready = task, None
@@ -150,7 +153,7 @@ class Simulator(Engine):
             self._occupy(task, seconds, self.computed, self.now, kind, result)
         else:
             now = self.now
-            self._sequence += 1  # as in `_at`, where to pack *args would take as long as the heap
+            self._sequence += 1  # as in `_at`, where to pack *args takes as long as the heap
             heappush(self._agenda, (now + seconds, RESUME, task.rank, self._sequence, self.computed,
                                     (task, now, kind, result)))
 
@@ -186,39 +189,59 @@ class Simulator(Engine):
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _latency(self, src: str, to: str) -> float:
-        return self.machine.latency
-
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the outgoing link is free for a message; a message within a host needs no link."""
-        here, start, free = task.host, self.now, self._out_free
-        if here != self.host[to]:
-            if free[here] > start:
-                start = free[here]
-            free[here] = start + nbytes * self._byte_time
+        """When the first link of its way is free for a message; a message within memory needs none."""
+        start, way = self.now, self._ways[task.node, to]
+        if way:
+            link, byte_time, _ = way[0]
+            free = self._free
+            if free[link] > start:
+                start = free[link]
+            free[link] = end = start + nbytes * byte_time
+            if self._uses is not None:
+                self._uses.append(Use(link, start, end, task.node, to))
         return start
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Put the message's head, or where no link is emulated its arrival, on the agenda."""
-        order: int = ARRIVE
-        call: Callable[..., None] = self.deliver
-        if task.host != self.host[to]:
-            start += self._latency(task.node, to)
-            if self._byte_time:
-                order, call = HEAD, self._head
+        """Put the arrival of the message's head at the next link, or where there is none its own, on the
+        agenda."""
+        way = self._ways[task.node, to]
         self._sequence += 1  # as in `_at`
-        heappush(self._agenda, (start, order, task.rank, self._sequence, call,
-                                (to, task.node, body, number, nbytes)))
+        if len(way) > 1:
+            _, byte_time, latency = way[0]
+            heappush(self._agenda, (start + latency, HEAD, task.rank, self._sequence, self._head,
+                                    (to, task.node, body, number, nbytes, way, 1, nbytes * byte_time)))
+        else:
+            if way:
+                _, byte_time, latency = way[0]
+                start += nbytes * byte_time + latency
+            heappush(self._agenda, (start, ARRIVE, task.rank, self._sequence, self.deliver,
+                                    (to, task.node, body, number, nbytes)))
 
-    def _head(self, to: str, src: str, body: Any, number: int, nbytes: int) -> None:
-        """The head of a message reaches the receiver's incoming link, which serves in this order."""
-        there, start, free = self.host[to], self.now, self._in_free
-        if free[there] > start:
-            start = free[there]
-        free[there] = due = start + nbytes * self._byte_time
+    def _head(self, to: str, src: str, body: Any, number: int, nbytes: int, way: tuple[Hop, ...], at: int,
+              lag: float) -> None:
+        """The head of a message reaches a link of its way, which serves in this order; its tail is `lag`
+        behind."""
+        now, free = self.now, self._free
+        link, byte_time, latency = way[at]
+        start, time = free[link], nbytes * byte_time
+        if start > now:
+            lag += now - start
+        else:
+            start = now
+        free[link] = end = start + time
+        if time > lag:
+            lag = time
+        if self._uses is not None:
+            self._uses.append(Use(link, start, end, src, to))
+        at += 1
         self._sequence += 1  # as in `_at`
-        heappush(self._agenda, (due, ARRIVE, self.rank[src], self._sequence, self.deliver,
-                                (to, src, body, number, nbytes)))
+        if at < len(way):
+            heappush(self._agenda, (start + latency, HEAD, self.rank[src], self._sequence, self._head,
+                                    (to, src, body, number, nbytes, way, at, lag)))
+        else:
+            heappush(self._agenda, (start + lag + latency, ARRIVE, self.rank[src], self._sequence,
+                                    self.deliver, (to, src, body, number, nbytes)))
 
     # -- the end -------------------------------------------------------------------------------------------
 

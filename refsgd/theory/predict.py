@@ -50,6 +50,9 @@ def _check_covered(name: str, c: Setting) -> None:
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
+    if name != "sequential" and (m.hosts or m.inside or m.groups):
+        raise Uncovered("no formula knows hosts of several nodes or groups of hosts yet; "
+                        f"{name} is simulated and measured only")
     alone = name in ("sequential", "independent", "hogwild") or (name == "bsp" and c.servers == 1)
     if c.one_link and not alone:
         servers = f" with {c.servers} servers" if name == "bsp" else ""
@@ -101,8 +104,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
         clock_gap_max, lead_max.  Its ``missing`` says why others are not there.  It is empty where the
         options name a graph without a formula, where updates share processors with gradients, for more
-        workers than formulas are evaluated for, and on half-duplex links for all but BSP with one server and
-        what sends nothing.
+        workers than formulas are evaluated for, on half-duplex links for all but BSP with one server and
+        what sends nothing, and on machines with hosts of several nodes or groups.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from refsgd.trace.events import (
     thin,
 )
 from refsgd.trace.metrics import CAUSES
-from refsgd.trace.run import Run, Trace, Transit
+from refsgd.trace.run import Run, Trace, Transit, Use
 
 __all__ = [
     "CAUSES",
@@ -38,6 +38,7 @@ __all__ = [
     "Thinner",
     "Trace",
     "Transit",
+    "Use",
     "taken",
     "thin",
 ]

@@ -31,6 +31,17 @@ class Transit(NamedTuple):
     received: float
 
 
+class Use(NamedTuple):
+    """A link serves a message of `src` to `to` from `start` to `end`; `link` is its index in the machine's
+    network."""
+
+    link: int
+    start: float
+    end: float
+    src: str
+    to: str
+
+
 @dataclass
 class Trace:
     """The events of one run in order of time, and the metrics computed from them (`refsgd.trace.metrics`).
@@ -49,6 +60,11 @@ class Trace:
         How late each node's real process was, by metric; empty in virtual time.
     roles : mapping of str to str
         "worker" or "server" of each node; one that is not listed is a worker.
+    links : list of Use
+        When each link served which message, on machines with links inside hosts or groups of hosts; empty on
+        others.
+    wires : mapping of (str, str) to (float, float)
+        Latency and bandwidth from one node to another, where they are not `latency` and `bandwidth`.
     """
 
     events: list[Event]
@@ -58,6 +74,22 @@ class Trace:
     bandwidth: float = float("inf")
     lateness: dict[str, dict[str, float]] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    links: list[Use] = field(default_factory=list)
+    wires: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+
+    def wire(self, src: str, to: str) -> tuple[float, float]:
+        """Latency and bandwidth that a message meets on its way; 0 and inf where nothing is emulated.
+
+        Parameters
+        ----------
+        src, to : str
+            Nodes.
+
+        Returns
+        -------
+        tuple of float
+        """
+        return self.wires.get((src, to), (self.latency, self.bandwidth))
 
     def is_worker(self, node: str) -> bool:
         """Whether a node is no server.

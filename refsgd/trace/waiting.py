@@ -55,11 +55,12 @@ class _History:
 
     def wire(self, m: Transit) -> Iterator[tuple[float, float, str]]:
         """Pieces (start, end, cause) of a message's way; unpaced runs do not tell its parts apart."""
-        if not self.trace.latency and self.trace.bandwidth == float("inf"):
+        latency, bandwidth = self.trace.wire(m.src, m.to)
+        if not latency and bandwidth == float("inf"):
             yield m.sent, m.arrival, "transfer"
             return
-        head = m.start + self.trace.latency
-        served = max(head, m.arrival - m.nbytes / self.trace.bandwidth)
+        head = m.start + latency
+        served = max(head, m.arrival - m.nbytes / bandwidth)
         yield m.sent, m.start, "queueing"
         yield m.start, head, "transfer"
         yield head, served, "queueing"

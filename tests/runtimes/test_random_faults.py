@@ -76,7 +76,7 @@ def unplanned(rng, seed, name, transport):
     machine = rng.choice(MACHINES)
     endless = prepare(name, data="quadratic", lr=0.01, steps=3000, workers=n, seed=seed, machine=machine)
     deployment = endless.deploy()
-    hosts = machine.hosts(deployment)
+    hosts = machine.place(deployment)
     ranks = [name for name, node in deployment.items() if node.role == "worker"]
     if kind == "exception":
         rank, step = rng.randrange(len(ranks)), rng.randrange(20)

@@ -188,9 +188,10 @@ class Why:
             return e.arrival
         if self.arrivals is not None:
             return self.arrivals.get(letter, float("inf"))
-        trace, sent = self.trace, self._send(letter)
-        known = trace.latency or trace.bandwidth != float("inf")
-        return sent.start + trace.latency + sent.nbytes / trace.bandwidth if known else float("inf")
+        sent = self._send(letter)
+        latency, bandwidth = self.trace.wire(sent.node, sent.to)
+        known = latency or bandwidth != float("inf")
+        return sent.start + latency + sent.nbytes / bandwidth if known else float("inf")
 
     def _source(self, key: Program, k: int) -> str | None:
         e = self._next(key, k)

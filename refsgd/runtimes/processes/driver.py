@@ -58,7 +58,7 @@ class Driver(Engine):
                  transport: Transport, table: StatusTable, quiet: Callable[[], None],
                  watch: Sequence[int] = (), observe: int = 64, faults: Iterable[Fault] = (),
                  keep: int = 0) -> None:
-        self.process_of, self.here = machine.hosts(deployment), process
+        self.process_of, self.here = machine.place(deployment), process
         super().__init__(deployment, [n for n in deployment if self.process_of[n] == process], observe, keep)
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.paced = machine.paced

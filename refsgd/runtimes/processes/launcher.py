@@ -66,7 +66,7 @@ class Launch:
                  beginning: Beginning | None, journal: Callable[[Event], None] | None) -> None:
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.on_death, self.faults, self.beginning, self.journal = on_death, faults, beginning, journal
-        self.process_of = machine.hosts(deployment)
+        self.process_of = machine.place(deployment)
         self.processes = list(dict.fromkeys(self.process_of.values()))
         self.dead = list(dict.fromkeys(self.process_of[n] for n in (beginning.dead if beginning else ())))
         self.endable = {node for node in deployment if deployment[node].survives}

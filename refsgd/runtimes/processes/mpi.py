@@ -98,7 +98,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     if any(node.cells for node in deployment.values()):
         raise ValueError("the nodes of this deployment share memory (Load, Add), which MPI ranks do not; "
                          "use processes or the simulator")
-    processes = list(dict.fromkeys(machine.hosts(deployment).values()))
+    processes = list(dict.fromkeys(machine.place(deployment).values()))
     if len(processes) > ranks.size:
         raise ValueError(f"this deployment needs {len(processes)} processes and MPI has started "
                          f"{ranks.size}; use mpiexec -n {len(processes)}")
@@ -138,7 +138,7 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deploymen
            journal: Callable[[Event], None] | None,
            beginning: Beginning | None, largest: int) -> Run | None:
     """One rank's part of a run."""
-    me, place, order = processes[comm.rank], machine.hosts(deployment), list(deployment)
+    me, place, order = processes[comm.rank], machine.place(deployment), list(deployment)
     table = StatusTable(
         {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].handlers))]})
     nodes = [frozenset(i for i, n in enumerate(order) if place[n] == process) for process in processes]

@@ -1,0 +1,261 @@
+"""Links inside a host, between hosts and between groups of hosts, and the ways of messages over them.
+
+A message of m bytes occupies the links of its way in turn, cut-through: each link passes the head on as soon
+as it begins to serve the message.  With h the arrival of the head at a link, b the link's seconds per byte,
+and `lag` how much later than its head the tail of the message arrives (0 at the first link)::
+
+    start = max(h, free);   free = start + m b
+    lag   = max(m b, lag + h - start)
+    next link: h = start + latency;   after the last link: arrival = start + lag + latency
+
+So a link serves one message at a time, in the order in which heads arrive, and is busy for m b with each.  A
+tail that comes over a slow link is late however fast the next link is.  Half duplex: both directions of a
+link are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from refsgd.cluster import placement, units
+from refsgd.cluster.distributions import is_number
+from refsgd.effects import Deployment
+
+if TYPE_CHECKING:
+    from refsgd.cluster.machine import Machine
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency, bandwidth and duplex of the links of one level.
+
+    Parameters
+    ----------
+    latency : float or str
+        Seconds until the first byte of a message has passed, >= 0; or text such as ``"25us"``.
+    bandwidth : float or str
+        Bytes per second in each direction; > 0, may be infinite; or text such as ``"10Gbps"``.
+    duplex : {"full", "half"}
+        Whether the two directions are two links, or one that serves both ways first come first served.
+
+    Examples
+    --------
+    >>> Link.of("25us,10Gbps") == Link("25us", 1.25e9)
+    True
+    >>> print(Link(1e-5, "32GB/s", "half"))
+    10 us, 32 GB/s, half duplex
+    """
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    duplex: str = "full"
+
+    def __post_init__(self) -> None:
+        for name, read, unit, expected in (
+                ("latency", units.seconds, "s", "a finite number of seconds >= 0"),
+                ("bandwidth", units.bytes_per_second, "bytes/s",
+                 "a number of bytes/s > 0 (inf: unlimited)")):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                try:
+                    value = read(value)
+                except ValueError as error:
+                    raise ValueError(f"{name} {error}") from None
+                object.__setattr__(self, name, value)
+            if not is_number(value):
+                raise ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")
+            if not (value > 0 if name == "bandwidth" else 0 <= value < math.inf):
+                raise ValueError(f"{name} {value} {unit}; expected {expected}")
+        if self.duplex not in ("full", "half"):
+            raise ValueError(f"duplex {self.duplex!r}; expected full or half")
+
+    @classmethod
+    def of(cls, given: Any) -> Link:
+        """A link from what describes one.
+
+        Parameters
+        ----------
+        given : Link, str or mapping
+            A link, text such as ``"25us,10Gbps"`` or ``"25us,10Gbps,half"``, or some of the three fields by
+            name.
+
+        Returns
+        -------
+        Link
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, str):
+            parts = [part.strip() for part in given.split(",")]
+            if 2 <= len(parts) <= 3:
+                return cls(*parts)  # type: ignore[arg-type]
+        elif isinstance(given, dict):
+            if unknown := sorted(set(map(str, given)) - {"latency", "bandwidth", "duplex"}):
+                raise ValueError(f"{unknown[0]!r} is no figure of a link; expected some of latency, "
+                                 "bandwidth, duplex")
+            values = dict(given)
+            if values.get("bandwidth", 0) is None:  # as JSON has it
+                values["bandwidth"] = math.inf
+            return cls(**values)
+        raise ValueError(f"{given!r}; expected a latency and a bandwidth, such as 25us,10Gbps or "
+                         "25us,10Gbps,half")
+
+    def slower(self, factor: float) -> Link:
+        """The same link, this many times as slow.
+
+        Parameters
+        ----------
+        factor : float
+
+        Returns
+        -------
+        Link
+        """
+        return Link(self.latency * factor, self.bandwidth / factor, self.duplex)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values, which `of` reads back; an unlimited bandwidth is None."""
+        return {"latency": self.latency, "bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
+                "duplex": self.duplex}
+
+    def __str__(self) -> str:
+        return (f"{units.as_time(self.latency)}, {units.as_rate(self.bandwidth)}"
+                + ", half duplex" * (self.duplex == "half"))
+
+
+class Hop(NamedTuple):
+    """One link of a way: its index, its seconds per byte, and the seconds from it to the next link."""
+
+    link: int
+    byte_time: float
+    latency_after: float
+
+
+class _Ways(dict[tuple[str, str], tuple[Hop, ...]]):
+    """Ways by sender and receiver, each found once."""
+
+    def __init__(self, find: Callable[[str, str], tuple[Hop, ...]]) -> None:
+        self._find = find
+
+    def __missing__(self, pair: tuple[str, str]) -> tuple[Hop, ...]:
+        found = self[pair] = self._find(*pair)
+        return found
+
+
+class Network:
+    """The links of a machine as a deployment uses them, and the way of each message.
+
+    Attributes
+    ----------
+    host : dict of str to str
+        Where each node lives.
+    hosts : list of str
+        All hosts by number, also those without a node.
+    links : list of str
+        What each link is called, by index; a half-duplex link stands there once.
+    shared : frozenset of int
+        Links of groups, which several hosts use.
+    ways : dict of (str, str) to tuple of Hop
+        What `way` answers, for those who ask it for every message.
+    """
+
+    def __init__(self, machine: Machine, deployment: Deployment) -> None:
+        self._machine = machine
+        self.host = machine.place(deployment)
+        self.hosts = placement.numbered(machine.hosts, self.host)
+        self.links: list[str] = []
+        self._group = placement.grouped(machine.groups, self.hosts, self.host)
+        between = machine.between.duplex
+        self._of_host = {host: self._pair(host, "out", "in", between) for host in self.hosts}
+        self._of_group: dict[int, tuple[int, int]] = {}
+        if machine.uplink is not None:
+            before = len(self.links)
+            self._of_group = {g: self._pair(f"group{g}", "up", "down", machine.uplink.duplex)
+                              for g in range(len(machine.groups))}
+            self.shared = frozenset(range(before, len(self.links)))
+        else:
+            self.shared = frozenset()
+        self._inside: dict[str, tuple[int, int]] = {}
+        if machine.inside is not None:
+            self._inside = {node: self._pair(f"{node} inside", "out", "in", machine.inside.duplex)
+                            for node in self.host}
+        self.ways = _Ways(self._find)
+
+    @property
+    def flat(self) -> bool:
+        """Whether a way is at most the outgoing link of one host and the incoming one of another."""
+        return not self._inside and not self._group
+
+    def way(self, src: str, to: str) -> tuple[Hop, ...]:
+        """The links that a message passes, in order; none between programs that share memory for free.
+
+        An unlimited link that no message waits for is left out, unless it is the first, which carries the
+        latency.
+
+        Parameters
+        ----------
+        src, to : str
+            Nodes.
+
+        Returns
+        -------
+        tuple of Hop
+        """
+        return self.ways[src, to]
+
+    def wires(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[float, float]]:
+        """Latency and least bandwidth of the ways between some nodes; empty for a flat machine.
+
+        Parameters
+        ----------
+        pairs : iterable of (str, str)
+            Senders and receivers.
+
+        Returns
+        -------
+        dict of (str, str) to (float, float)
+        """
+        found = {}
+        for pair in [] if self.flat else list(pairs):
+            way = self.way(*pair)
+            slowest = max((hop.byte_time for hop in way), default=0.0)
+            found[pair] = sum(hop.latency_after for hop in way), 1 / slowest if slowest else math.inf
+        return found
+
+    def _pair(self, name: str, outgoing: str, incoming: str, duplex: str) -> tuple[int, int]:
+        """Indices of the two directions of a link."""
+        names = [name] if duplex == "half" else [f"{name} {outgoing}", f"{name} {incoming}"]
+        first = len(self.links)
+        self.links += names
+        return first, first + len(names) - 1
+
+    def _find(self, src: str, to: str) -> tuple[Hop, ...]:
+        m, here, there = self._machine, self.host[src], self.host[to]
+        if src == to or (here == there and m.inside is None):
+            return ()
+        if here == there and m.inside is not None:
+            time = 1 / m.inside.bandwidth
+            return _without_unlimited([Hop(self._inside[src][0], time, m.inside.latency),
+                                       Hop(self._inside[to][1], time, 0.0)])
+        time = 1 / m.bandwidth
+        way = [Hop(self._of_host[here][0], time, m.latency), Hop(self._of_host[there][1], time, 0.0)]
+        a, b = self._group.get(here), self._group.get(there)
+        if a != b and a is not None and b is not None and m.uplink is not None:
+            time = 1 / m.uplink.bandwidth
+            way[1:1] = [Hop(self._of_group[a][0], time, m.uplink.latency),
+                        Hop(self._of_group[b][1], time, 0.0)]
+        return _without_unlimited(way)
+
+
+def _without_unlimited(way: list[Hop]) -> tuple[Hop, ...]:
+    """A way in which an unlimited link adds its latency to that of the link before it."""
+    found = way[:1]
+    for hop in way[1:]:
+        if hop.byte_time:
+            found.append(hop)
+        else:
+            found[-1] = found[-1]._replace(latency_after=found[-1].latency_after + hop.latency_after)
+    return tuple(found)

@@ -1,0 +1,206 @@
+"""Placement: which host each node lives on, and which group each host belongs to.
+
+Hosts and groups are numbered from 0.  A machine describes them in text or as lists: ``4x2`` (four hosts of
+two workers each), ``cyclic:4`` (workers and servers each dealt in turn to four hosts), or each host's nodes
+by name; ``2x8`` (two groups of eight hosts), or each group's hosts by number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from refsgd.effects import Deployment, ranks
+
+Hosts = str | tuple[tuple[str, ...], ...]
+Groups = tuple[tuple[int, ...], ...]
+
+HOSTS = ("4x2 (four hosts of two workers each), cyclic:4 (workers and servers dealt in turn to four hosts) "
+         "or the nodes of each host, such as 'worker0,worker1,server0; worker2,worker3'")
+GROUPS = "2x8 (two groups of eight hosts) or the hosts of each group, such as '0-7,16; 8-15'"
+_MOST = 100_000  #: hosts in one text
+
+
+def read_hosts(given: Any) -> Hosts:
+    """The hosts of a machine from text or lists of nodes, checked; a shorthand stays text."""
+    wrong = ValueError(f"hosts {given!r}; expected {HOSTS}")
+    if isinstance(given, str):
+        text = given.strip()
+        if not text or re.fullmatch(r"[1-9]\d{0,4}x[1-9]\d{0,4}|cyclic:[1-9]\d{0,4}", text):
+            return text
+        if not re.fullmatch(r"[A-Za-z][\w.-]*(\s*[,;]\s*[A-Za-z][\w.-]*)*", text):
+            raise wrong
+        given = [[name.strip() for name in host.split(",")] for host in text.split(";")]
+    if not _lists_of(given, str):  # a host may be empty
+        raise wrong
+    _each_once("node", given, "hosts")
+    return tuple(tuple(host) for host in given) or ""
+
+
+def read_groups(given: Any) -> Groups:
+    """The groups of a machine from text or lists of hosts, checked."""
+    wrong = ValueError(f"groups {given!r}; expected {GROUPS}")
+    if isinstance(given, str):
+        try:
+            given = _written_groups(given)
+        except ValueError:
+            raise wrong from None
+    if (not _lists_of(given, Integral) or not all(given)
+            or any(host < 0 for group in given for host in group)):
+        raise wrong
+    _each_once("host", given, "groups")
+    return tuple(tuple(map(int, group)) for group in given)
+
+
+def _written_groups(text: str) -> list[list[int]]:
+    """Lists of hosts from ``2x8`` or ``0-7,16; 8-15``."""
+    if not text.strip():
+        return []
+    if found := re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", text):
+        count, size = int(found[1]), int(found[2])
+        if count * size > _MOST:
+            raise ValueError
+        return [list(range(g * size, (g + 1) * size)) for g in range(count)]
+    groups = []
+    for part in text.split(";"):
+        edges = [[int(edge) for edge in span.split("-")] for span in part.split(",")]
+        if any(len(edge) > 2 or edge[-1] - edge[0] > _MOST for edge in edges):
+            raise ValueError
+        groups.append([host for edge in edges for host in range(edge[0], edge[-1] + 1)])
+    return groups
+
+
+def _lists_of(given: Any, kind: type) -> bool:
+    """Whether a value is a list of lists of one kind."""
+    return (isinstance(given, list | tuple) and all(isinstance(part, list | tuple) for part in given)
+            and all(isinstance(item, kind) and not isinstance(item, bool) for part in given for item in part))
+
+
+def _each_once(what: str, given: Sequence[Sequence[Any]], key: str) -> None:
+    """Refuse what stands in two lists, or twice in one."""
+    one, before = key[:-1], dict[Any, int]()
+    for number, part in enumerate(given):
+        for item in part:
+            if item in before:
+                where = (f"{one}s {before[item]} and {number}" if before[item] != number
+                         else f"{one} {number} twice")
+                raise ValueError(f"{key}: {what} {item} is on {where}; expected each {what} once")
+            before[item] = number
+
+
+def written_groups(groups: Groups) -> str:
+    """The text that `read_groups` reads."""
+    sizes = {len(group) for group in groups}
+    if len(sizes) == 1 and [h for group in groups for h in group] == list(range(len(groups) * min(sizes))):
+        return f"{len(groups)}x{min(sizes)}"
+    return "; ".join(",".join(_spans(group)) for group in groups)
+
+
+def _spans(numbers: Sequence[int]) -> Iterable[str]:
+    """Numbers as text, runs of consecutive ones as ``0-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, str]:
+    """The host of each node: the one that its `Node` names, else that of the placement, else its own; a
+    co-located server k that no placement names lives with worker k mod n."""
+    rank = ranks(deployment)
+    found = {name: node.host for name, node in deployment.items() if node.host}
+    found |= {name: f"host{number}" for name, number in _numbers(hosts, deployment, rank).items()
+              if name not in found}
+    workers = sorted((n for n, node in deployment.items() if node.role == "worker"), key=rank.__getitem__)
+    for name, node in deployment.items():
+        if name not in found and not (colocated and workers and node.role == "server"):
+            if not isinstance(hosts, str):
+                raise ValueError(f"hosts: {name} is on none of them; expected every node of the run, as "
+                                 f"{node.role}{rank[name]} or by its own name")
+            found[name] = name
+    return {name: found.get(name) or found[workers[rank[name] % len(workers)]] for name in deployment}
+
+
+def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> dict[str, int]:
+    """The host's number of each node that a placement covers."""
+    if not isinstance(hosts, str):
+        return _listed(hosts, deployment, rank)
+    if hosts.startswith("cyclic:"):
+        count = int(hosts.removeprefix("cyclic:"))
+        return {name: rank[name] % count for name in deployment}
+    if not hosts:
+        return {}
+    count, size = map(int, hosts.split("x"))
+    workers = [name for name, node in deployment.items() if node.role == "worker"]
+    if beyond := [name for name in workers if rank[name] >= count * size]:
+        raise ValueError(f"hosts {hosts} have room for {count * size} workers, and {beyond[0]} is number "
+                         f"{rank[beyond[0]] + 1}; expected hosts for all, such as "
+                         f"{-(-len(workers) // size)}x{size}")
+    return {name: rank[name] // size for name in workers}
+
+
+def _listed(hosts: Sequence[Sequence[str]], deployment: Deployment,
+            rank: Mapping[str, int]) -> dict[str, int]:
+    """The host's number of each listed node.
+
+    A node goes by its own name, or by its role and rank: an algorithm may call its workers peers.  The
+    servers of a list are no error where an algorithm has none.
+    """
+    known = {f"{node.role}{rank[name]}": name for name, node in deployment.items()}
+    known |= {name: name for name in deployment}
+    roles = {node.role for node in deployment.values()}
+    found: dict[str, int] = {}
+    for number, names in enumerate(hosts):
+        for listed in names:
+            if (name := known.get(listed)) is None:
+                if listed.rstrip("0123456789") in {"worker", "server"} - roles:
+                    continue
+                raise ValueError(f"hosts: {listed} on host {number} is no node of this run; expected some of "
+                                 f"{_some(known)}")
+            if found.setdefault(name, number) != number:
+                raise ValueError(f"hosts: node {name} is on hosts {found[name]} and {number}; expected each "
+                                 "node once")
+    return found
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first names of many."""
+    listed = list(names)
+    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
+
+
+def of_workers(hosts: Hosts, workers: int) -> Hosts:
+    """The same hosts, without listed workers of a higher rank."""
+    if isinstance(hosts, str):
+        return hosts
+    gone = {name for host in hosts for name in host if (found := re.fullmatch(r"worker(\d+)", name))
+            and int(found[1]) >= workers}
+    return tuple(tuple(name for name in host if name not in gone) for host in hosts)
+
+
+def numbered(hosts: Hosts, placed: Mapping[str, str]) -> list[str]:
+    """All hosts by number: those that a placement names, then those of other nodes as they come."""
+    if not isinstance(hosts, str):
+        count = len(hosts)
+    else:
+        count = int(re.split("[x]", hosts.removeprefix("cyclic:"))[0]) if hosts else 0
+    return list(dict.fromkeys([*(f"host{number}" for number in range(count)), *placed.values()]))
+
+
+def grouped(groups: Groups, hosts: Sequence[str], placed: Mapping[str, str]) -> dict[str, int]:
+    """The group of each host that has a node; empty for a machine without groups."""
+    if not groups:
+        return {}
+    group = {hosts[number]: g for g, members in enumerate(groups) for number in members
+             if number < len(hosts)}
+    for node, host in placed.items():
+        if host not in group:
+            raise ValueError(f"groups {written_groups(groups)}: host {hosts.index(host)}, where {node} "
+                             "lives, is in none; expected a group for each host (a server has its own, "
+                             "unless colocated or hosts such as cyclic:4 place it beside workers)")
+    return group
