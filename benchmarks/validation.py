@@ -371,23 +371,26 @@ def page(found: dict[str, Any]) -> str:
 
 HEAD = """# Formula, simulation, measurement
 
-Every figure that `refsgd predict` prints, held to the simulator; the simulator, held to real processes; formulas, held to what others
-have measured. `python -m benchmarks.validation grid`, `paced` and `page` make this page; its numbers are in
-`benchmarks/results/validation.json`, and `theory/test_validation.py` computes a part of them again.
+This page compares every figure of `refsgd predict` with the simulator, the simulator with real processes, and
+formulas with published measurements. `python -m benchmarks.validation grid`, `paced` and `page` generate it;
+its numbers are in `benchmarks/results/validation.json`, and `theory/test_validation.py` recomputes a part of
+them.
 
-The grid: {cases} cases (every algorithm of the catalogue and some of their options; fixed, exponential and log-normal times of mean 20 ms; 2, 4 and
-8 workers; latency 0 and 2 ms; the model 0, 1 and 5 ms on a link, of which 8 workers saturate a server's), {rows} figures. Simulated: {steps}
-iterations, {seeds} runs where times are random, each algorithm with draws of its own; what the mean of a run's drawn times explains is taken out by
-regression.
+The grid has {cases} cases and {rows} figures: every algorithm of the catalogue and some of their options;
+fixed, exponential and log-normal times of mean 20 ms; 2, 4 and 8 workers; latency 0 and 2 ms; the model 0, 1
+and 5 ms on a link (at 5 ms, 8 workers saturate a server's link). A simulation has {steps} iterations, and
+{seeds} runs if times are random, with separate draws for each algorithm. Variance that the mean of a run's
+drawn times explains is removed by regression.
 
 ![Error of iteration time and idle ratio of every approximation](images/validation-errors.png)
 """
 
 EXACT = """## Exact and numerical figures
 
-With fixed times {digits} of {of_digits} figures equal the simulation's to six digits. With random times {inside} of {of_inside} figures
-lie within their own 99 % confidence interval (Student's; standard errors of the simulation and of a formula's Monte Carlo mean together). The
-largest deviation of all is {largest:.1f} standard errors ({worst}); all of them together stay below {limit:.1f} with a probability of 99 %.
+With fixed times, {digits} of {of_digits} figures equal the simulation's to six digits. With random times,
+{inside} of {of_inside} figures lie within their own 99 % confidence interval (Student's; it combines the
+standard errors of the simulation and of a formula's Monte Carlo mean). The largest deviation is {largest:.1f}
+standard errors ({worst}); with a probability of 99 %, all of them stay below {limit:.1f}.
 
 ![Deviations of exact figures](images/validation-exact.png)
 """
@@ -413,18 +416,17 @@ def _approximations(rows: list[Row]) -> str:
     """Counts by algorithm and figure, largest errors of all, and of each."""
     worst, most, labels = largest(rows), stated(rows), list(dict.fromkeys(r.label for r in rows))
     out = ["## Approximations", "",
-           "Errors are predicted/simulated - 1 for times, bytes and staleness (staleness below one update: "
-           "the difference in "
-           "updates), the difference for the idle ratio. They contain the noise of the simulation, whose "
-           "standard error is in brackets in the same unit. "
-           "Over the whole grid:", "", "| figure | largest error | where |", "|---|---|---|"]
+           "Errors are predicted/simulated - 1 for times, bytes and staleness (below one update: the "
+           "difference in updates), and the difference for the idle ratio. They include the noise of the "
+           "simulation; its standard error is in brackets, in the same unit. Over the whole grid:", "",
+           "| figure | largest error | where |", "|---|---|---|"]
     out += [f"| {NAMES[name]} | {unit(r, r.relative)} ({_noise(r):.3f}) | `{r.label}`, {_where(r)} |"
             for name in FIGURES if (r := most.get(name))]
-    out += ["", "GoSGD's bytes are predicted in expectation: what is left is the luck of its draws.", "",
-            "## Every algorithm", "",
-            "E: all rows exact or numerical, and how many; *k of m*: so many are approximations, with their "
-            "largest error; B: a bound; -: no formula (`refsgd "
-            "predict` says why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |",
+    out += ["", "GoSGD's bytes are predicted in expectation; the rest is the random variation of its draws.",
+            "", "## Every algorithm", "",
+            "E: all rows are exact or numerical, with their number; *k of m*: k of m rows are "
+            "approximations, with their largest error; B: a bound; -: no formula (`refsgd predict` says "
+            "why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |",
             "|---" * (len(FIGURES) + 1) + "|"]
     for label in labels:
         cells = []
@@ -447,9 +449,9 @@ def _noise(r: Row) -> float:
 
 
 def _processes(runs: list[dict[str, Any]]) -> str:
-    out = ["## Processes beside the simulation", "",
-           "Four workers as OS processes over shared memory, paced to the machine, same draws as the "
-           "simulation. " + _summary(runs), "",
+    out = ["## Processes compared with the simulation", "",
+           "Four workers run as OS processes over shared memory, paced to the machine, with the same draws "
+           "as the simulation. " + _summary(runs), "",
            "![Measured against simulated iteration time](images/validation-paced.png)", "",
            "| algorithm | machine | iteration, simulated | measured | | idle, simulated | measured | "
            "staleness, simulated | measured | bytes |",
@@ -487,13 +489,12 @@ def _summary(runs: list[dict[str, Any]]) -> str:
     beyond = max((max(low - seen, seen - high, 0.0) / max(high, 1.0) for _, low, high, seen in ranges),
                  default=0.0)
     return (
-        f"Of {len(runs)} pairs the largest difference in iteration time is {percent(times)}, in idle ratio "
+        f"Over {len(runs)} pairs the largest difference in iteration time is {percent(times)}, in idle ratio "
         f"{idle:+.3f}, in mean staleness {percent(ages)}; "
-            f"bytes are equal in {sum(a[3] for a in apart)} of {len(runs)}. With fixed times and no latency "
-            "all ask at one moment and nobody is first: "
-            "served all at once in the order of their ranks or one by one, staleness is, where the two "
-            f"differ by a tenth, {wide}; no process is "
-            f"more than {beyond:.1%} outside of that.")
+        f"bytes are equal in {sum(a[3] for a in apart)} of {len(runs)}. With fixed times and no latency "
+        "all messages arrive at the same moment, and the order in which they are served is arbitrary. Mean "
+        "staleness lies between two cases, all at once in the order of ranks and one by one; where these "
+        f"differ by more than a tenth: {wide}. No measurement is more than {beyond:.1%} outside this range.")
 
 
 def ties(run: dict[str, Any]) -> bool:
@@ -517,9 +518,8 @@ def orders(run: dict[str, Any]) -> tuple[float, float]:
 
 def _published() -> str:
     out = ["## Published figures", "",
-           "Calibrated on figures of a single node alone (`benchmarks.published`), nothing fitted to "
-           "several nodes. "
-           "Lines that miss by more than a quarter say why.", "",
+           "The models are calibrated on figures of a single node (`benchmarks.published`); nothing is "
+           "fitted to several nodes. Each line with an error of more than a quarter gives the reason.", "",
            "| source | what | quoted | model | predicted | error | |", "|---|---|---|---|---|---|---|"]
     every = figures()
     for f in every:
@@ -528,7 +528,7 @@ def _published() -> str:
             f"{f.unit.replace('1', '') if f.unit == '1' else f.unit} | {f.model} | {f.predicted:.4g} | "
                    f"{percent(f.error)} | {f.reason if abs(f.error) > 0.25 else ''} |")
     met = sum(abs(f.error) <= 0.25 for f in every)
-    out += ["", f"{met} of {len(every)} lines are within a quarter. Not addressed by any formula:", ""]
+    out += ["", f"{met} of {len(every)} lines are within a quarter. No formula covers these:", ""]
     out += [f"* {source}: {what}: {why}." for source, what, why in UNADDRESSED]
     return "\n".join([*out, ""])
 

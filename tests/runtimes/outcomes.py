@@ -1,4 +1,4 @@
-"""What follows a fault, for every algorithm of the catalogue: stated once, printed in the documentation,
+"""The outcome of a fault for every algorithm of the catalogue: stated once, printed in the documentation,
 tested in every runtime."""
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ from typing import Literal
 
 from refsgd.runtimes.faults import POLICIES
 
-Outcome = Literal["ends", "refused", "goes on", "same bits"]
+Outcome = Literal["ends", "refused", "continues", "same bits"]
 #: an error names the culprit | one line before anything runs | to the end, with other parameters | with the
 #: same parameters
 
-#: Algorithms in which somebody waits for every worker, so that none can be missing.
+#: Algorithms in which some node waits for every worker.
 WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
 #: Algorithms whose parameters do not depend on how long anything takes.
 TIMELESS = (*WAITS, "sequential", "independent")
 
-#: What is lost with a worker where the others go on without it.
+#: State that is lost with a worker when the others continue.
 LOST = {
     "asp": "the gradient that it was computing",
     "ssp": "the gradient that it was computing; the bound counts the living",
@@ -32,36 +32,36 @@ LOST = {
     "dssp": "the gradient that it was computing; the bound counts the living",
     "approximate": "the gradient that it was computing, and its centre's last flush",
     "gosgd": "its replica and weight, and what is sent to it later",
-    "adpsgd": "its replica; whoever asked it skips that average",
-    "pair-averaging": "its replica; whoever asked it skips that average",
+    "adpsgd": "its replica; a peer that asked it skips that average",
+    "pair-averaging": "its replica; a peer that asked it skips that average",
     "independent": "its replica",
     "hogwild": "what it has not added yet",
 }
 
 
 def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> Outcome:
-    """What is expected of a run.
+    """The expected outcome of a run.
 
     Examples
     --------
     >>> outcome("bsp", "kill", "continue"), outcome("asp", "kill", "continue"), outcome("bsp", "slow", "stop")
-    ('refused', 'goes on', 'same bits')
+    ('refused', 'continues', 'same bits')
     """
     alone = algorithm == "sequential"
     if (on_death == "continue" and algorithm in WAITS) or (on_death == "shrink" and alone):
         return "refused"
     if fault not in ("kill", "drop"):
-        return "same bits" if algorithm in TIMELESS else "goes on"
-    return "ends" if on_death == "stop" or server or alone else "goes on"
+        return "same bits" if algorithm in TIMELESS else "continues"
+    return "ends" if on_death == "stop" or server or alone else "continues"
 
 
 def table() -> str:
     """The outcomes of the death of a worker as a table in Markdown."""
-    lines = [f"| algorithm | {' | '.join(POLICIES)} | lost where the others go on |",
+    lines = [f"| algorithm | {' | '.join(POLICIES)} | lost when the others continue |",
              "| --- " * (len(POLICIES) + 2) + "|"]
     for name in sorted([*WAITS, *LOST, "sequential"]):
         found = [outcome(name, "kill", policy) for policy in POLICIES]
         lines.append(
             f"| {name} | {' | '.join(found)} | "
-            f"{LOST.get(name, 'nobody goes on' if name == 'sequential' else 'velocities, residuals')} |")
+            f"{LOST.get(name, 'there are no others' if name == 'sequential' else 'velocities, residuals')} |")
     return "\n".join(lines)

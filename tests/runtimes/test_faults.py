@@ -483,9 +483,9 @@ def observe(algorithm, fault, member, on_death, runtime):
     assert np.all(np.isfinite(x))
     if fault in ("kill", "drop"):
         assert [e.node for e in found.trace.of(Crashed)] == [victim.replace(" ", "")]
-        return "goes on", [e.silent for e in found.trace.of(Crashed) if runtime != "simulator"]
+        return "continues", [e.silent for e in found.trace.of(Crashed) if runtime != "simulator"]
     return ("same bits" if np.array_equal(x, final_parameters(perform(experiment, "simulator")))
-            else "goes on"), []
+            else "continues"), []
 
 
 def check_cases(algorithm, runtime):
@@ -496,9 +496,9 @@ def check_cases(algorithm, runtime):
         expected = outcomes.outcome(algorithm, fault, on_death, member == "server")
         found, silences = observe(algorithm, fault, member, on_death, runtime)
         # Two random schedules may end at the same bits.
-        assert found == expected or (found, expected) == ("same bits", "goes on"), (fault, member, on_death)
+        assert found == expected or (found, expected) == ("same bits", "continues"), (fault, member, on_death)
         assert all(0 < silent < 2.0 for silent in silences), (fault, member, on_death)
-        if found in ("ends", "goes on") and fault in ("kill",
+        if found in ("ends", "continues") and fault in ("kill",
                                                       "drop") and on_death == "stop" and runtime != "simulator":
             assert silences, (fault, member)
 

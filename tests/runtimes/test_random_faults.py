@@ -119,7 +119,7 @@ def planned(rng, seed, name, runtime):
     began, silent = time.monotonic(), 0.0
     try:
         run = perform(experiment, runtime, faults=plan, on_death=on_death)
-        found = "goes on"
+        found = "continues"
         silent = max((e.silent for e in run.trace.of(Crashed) if runtime != "simulator"), default=0.0)
     except Usage:
         found = "refused"
@@ -127,7 +127,7 @@ def planned(rng, seed, name, runtime):
         found, silent = "ends", getattr(error, "silent", 0.0)
         assert any(f.node in str(error) for f in lives) and "\n" not in str(error), error
     expected = {outcome(name, f.kind, on_death, f.node.startswith("server")) for f in lives or plan}
-    if found == "goes on":  # a node that is done, or dies with its host, never comes to its fault
+    if found == "continues":  # a node that is done, or dies with its host, never comes to its fault
         assert "refused" not in expected
     elif found == "ends":
         # Deaths add up: more than the backups mask, the server beside a worker, all that there were.
@@ -153,7 +153,7 @@ SPAN = 50
 # seconds in which a death must be known, from the last sign of life on; a stopped process: its deadline and
 # as much
 NOTICE = 2.0
-DEADLINES = {"SIGSTOP": 4.0, "exception": 4.0, "planned, ends": 6.0, "planned, goes on": 20.0,
+DEADLINES = {"SIGSTOP": 4.0, "exception": 4.0, "planned, ends": 6.0, "planned, continues": 20.0,
              "planned, refused": 1.0}
 
 
