@@ -1,9 +1,14 @@
-"""Threads that share a batch."""
+"""Threads that share a batch, and threads that share a net."""
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
 from benchmarks.parallel import Parallel
+from refsgd.problems.data import Shards
 from refsgd.problems.nn import nets
+from refsgd.problems.nn.net import Net
 
 
 @pytest.fixture
@@ -47,3 +52,41 @@ def test_a_small_batch_is_one_part():
         wanted_loss, wanted = net.gradient(x, images, labels)
         assert (loss == wanted_loss and np.array_equal(g, wanted)) == alone
     parallel.close()
+
+
+class OnePlan(Net):
+    """A wrong one: all threads compute in the same buffers."""
+
+    @contextmanager
+    def _planned(self, keep):
+        with super()._planned(keep) as plan:
+            pass  # given back at once
+        yield plan
+
+
+@pytest.mark.parametrize("kind", [Net, OnePlan])
+def test_threads_may_use_one_net_at_the_same_time(kind):
+    """As the nodes of one host do: each gets the bits that it gets alone."""
+    net, random = nets.build("tiny"), np.random.default_rng(0)
+    net.__class__ = kind
+    images = random.standard_normal((4, 64, 8, 8, 1)).astype(np.float32)
+    labels, x = random.integers(0, 10, (4, 64)), net.init(0)
+    alone = [net.gradient(x, images[k], labels[k])[1].tobytes() for k in range(4)]
+
+    def many(k):
+        return [net.gradient(x, images[k], labels[k])[1].tobytes() == alone[k] for _ in range(40)]
+
+    with ThreadPoolExecutor(4) as pool:
+        same = [one for found in pool.map(many, range(4)) for one in found]
+    assert all(same) == (kind is Net)
+    if kind is Net:
+        assert 1 <= len(net._idle[True]) <= 4  # no more sets of buffers than threads
+
+
+def test_threads_may_ask_for_shares_of_any_epoch():
+    """Orders of a few epochs are kept; whoever needs another one draws it again."""
+    shards, alone = Shards(40, 2, 5, seed=0), Shards(40, 2, 5, seed=0)
+    steps = [int(t) for t in np.random.default_rng(0).integers(0, 80, 400)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda t: shards.share(t % 2, t), steps))
+    assert all(np.array_equal(one, alone.share(t % 2, t)) for one, t in zip(found, steps))

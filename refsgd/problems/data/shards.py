@@ -96,7 +96,8 @@ class Shards:
         return union[low:high]
 
     def _order(self, epoch: int) -> Indices:
-        if epoch not in self._orders:
+        order = self._orders.get(epoch)
+        if order is None:  # threads may find so at the same time, and draw the same
             random = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(_ORDER, epoch)))
             if self._sorted is None:
                 order = random.permutation(self.images).astype(np.int64)
@@ -106,10 +107,10 @@ class Shards:
                     low, high = _split(self.images, self.workers, worker)
                     random.shuffle(order[low:high])
             order.setflags(write=False)
-            if len(self._orders) == _EPOCHS_KEPT:
-                del self._orders[next(iter(self._orders))]
+            if len(self._orders) >= _EPOCHS_KEPT:
+                self._orders.pop(min(self._orders), None)
             self._orders[epoch] = order
-        return self._orders[epoch]
+        return order
 
 
 def _split(length: int, parts: int, part: int) -> tuple[int, int]:

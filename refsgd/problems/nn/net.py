@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,8 +71,9 @@ class Net:
     """A list of layers with softmax cross-entropy on top.
 
     `parameters` is the length d of the flat vector, `segments` the place of each array in it, by name
-    ("conv1.weight"), `classes` the number of scores.  A net owns the buffers in which it computes: use
-    one net object per thread.  Two nets of the same name give the same bits for the same arguments.
+    ("conv1.weight"), `classes` the number of scores.  A net owns the buffers in which it computes, a set for
+    each thread that uses it at the same time.  Two nets of the same name give the same bits for the same
+    arguments.
 
     Examples
     --------
@@ -93,7 +95,7 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
-        self._plans: dict[bool, Plan] = {}
+        self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread uses now
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
         """Name the layers, those of branches included, and give each of their parameters its segment."""
@@ -157,20 +159,20 @@ class Net:
             loss, g[:] = self._finite(x, images, self.reference_gradient(x, images, labels, key))
             g *= np.float32(weight)
             return loss * weight, g
-        plan = self._planned(keep=True)
         frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
-        chunk = plan.chunk or b
-        plan.reserve(min(b, chunk))
         share, loss = np.float32(weight / b), 0.0
-        for step in plan.steps:
-            step.prepare(frame)
-        for k in range(0, b, chunk):
-            part = slice(k, min(k + chunk, b))
-            plan.forward(images[part], frame)
-            loss += plan.loss(labels[part], share)[0]
-            plan.backward(part.stop - k, frame)
-        for step in plan.steps:
-            step.finish(frame)
+        with self._planned(keep=True) as plan:
+            chunk = plan.chunk or b
+            plan.reserve(min(b, chunk))
+            for step in plan.steps:
+                step.prepare(frame)
+            for k in range(0, b, chunk):
+                part = slice(k, min(k + chunk, b))
+                plan.forward(images[part], frame)
+                loss += plan.loss(labels[part], share)[0]
+                plan.backward(part.stop - k, frame)
+            for step in plan.steps:
+                step.finish(frame)
         self._finite(x, images, (loss / b, g))
         return loss * weight / b, g
 
@@ -181,7 +183,7 @@ class Net:
 
         Each part is final and may travel while the layers before it are computed. The whole batch passes
         together, so the parts equal `gradient` up to rounding (bit for bit up to the net's chunk, 64 images
-        or more). The iterator computes in the net's own buffers: exhaust it before using the net again.
+        or more).
         """
         images, labels = self._checked(x, images, labels)
         b, g = len(images), np.zeros(self.parameters, np.float32)
@@ -191,21 +193,23 @@ class Net:
         if not reference.has_kernels():
             loss, g = self._finite(x, images, self.reference_gradient(x, images, labels, key))
             return loss, (self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at)
-        plan = self._planned(keep=True)
         frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
-        plan.reserve(b)
-        for step in plan.steps:
-            step.prepare(frame)
-        plan.forward(images, frame)
-        loss = plan.loss(labels, np.float32(1 / b))[0] / b
-        self._finite(x, images, (loss, g))
         leaves = {min(leaf.at.values()): leaf for leaf in self.leaves if leaf.at}
 
-        def parts_in_turn() -> Iterator[LayerGradient]:
-            for at in plan.backward_by_step(b, frame):
-                yield self._part(leaves[min(at.values())], g)
+        def computed() -> Iterator[Any]:
+            with self._planned(keep=True) as plan:
+                plan.reserve(b)
+                for step in plan.steps:
+                    step.prepare(frame)
+                plan.forward(images, frame)
+                yield plan.loss(labels, np.float32(1 / b))[0] / b
+                for at in plan.backward_by_step(b, frame):
+                    yield self._part(leaves[min(at.values())], g)
 
-        return loss, parts_in_turn()
+        found = computed()
+        loss = next(found)
+        self._finite(x, images, (loss, g))
+        return loss, found
 
     def _part(self, leaf: Leaf, g: Vector) -> LayerGradient:
         segments = [self.segments[f"{leaf.name}.{key}"].slice for key in leaf.at]
@@ -227,23 +231,23 @@ class Net:
             sample = images[:500]
         if not reference.has_kernels():
             return reference.loss_and_accuracy(self.layers, self.unflatten(x), images, labels, sample)
-        plan = self._planned(keep=False)
         frame = Frame(x.ctypes.data, 0)
-        for step in plan.steps:
-            step.prepare(frame)
-        if plan.normalises:
-            sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
-            plan.reserve(len(sample))
-            plan.forward(sample, frame)
-        frame = replace(frame, fixed=True)
-        chunk = plan.chunk or 64
-        plan.reserve(min(b, chunk))
         loss, right = 0.0, 0
-        for k in range(0, b, chunk):
-            part = slice(k, k + chunk)
-            plan.forward(images[part], frame)
-            more, hits = plan.loss(labels[part], np.float32(0))
-            loss, right = loss + more, right + hits
+        with self._planned(keep=False) as plan:
+            for step in plan.steps:
+                step.prepare(frame)
+            if plan.normalises:
+                sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
+                plan.reserve(len(sample))
+                plan.forward(sample, frame)
+            frame = replace(frame, fixed=True)
+            chunk = plan.chunk or 64
+            plan.reserve(min(b, chunk))
+            for k in range(0, b, chunk):
+                part = slice(k, k + chunk)
+                plan.forward(images[part], frame)
+                more, hits = plan.loss(labels[part], np.float32(0))
+                loss, right = loss + more, right + hits
         return loss / b, right / b
 
     def describe(self) -> list[Row]:
@@ -284,14 +288,20 @@ class Net:
             views[layer][field] = x[part].reshape(shape)
         return _nested(self.layers, iter(views.values()))
 
-    def _planned(self, keep: bool) -> Plan:
-        # Imported here: numba takes a quarter of a second to load.
-        if keep not in self._plans:
-            from refsgd.problems.nn.plan import Plan
+    @contextmanager
+    def _planned(self, keep: bool) -> Iterator[Plan]:
+        """A plan that no other thread uses meanwhile: the nodes of one host share a net."""
+        from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
 
-            self._plans[keep] = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves),
-                                     keep)
-        return self._plans[keep]
+        idle = self._idle[keep]
+        try:
+            plan = idle.pop()  # in one step, as every method of a list
+        except IndexError:
+            plan = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves), keep)
+        try:
+            yield plan
+        finally:
+            idle.append(plan)
 
     def _finite(self, x: Array, images: Array, found: tuple[float, Vector]) -> tuple[float, Vector]:
         """A loss and its gradient, unless the loss is not finite."""
