@@ -20,6 +20,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, roles
 from refsgd.experiment.arguments import Usage, check_deployment, check_function
+from refsgd.experiment.batches import Batch, weights_of
 from refsgd.experiment.lint import forgotten_yields, parts_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
@@ -350,7 +351,8 @@ def server_lead(run: Run) -> int:
 
 
 def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int = 1, steps: int = 2,
-                      max_runs: int = 20_000, walks: int | None = None, seed: int = 0, **options: Any) -> str:
+                      batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None, seed: int = 0,
+                      **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
 
     Parameters
@@ -359,6 +361,8 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
         A name of the catalogue, or a deployment function.
     workers, servers, steps : int
         Sizes; three workers and three steps are the practical limit.
+    batch : sequence of int or text
+        Examples of each worker's gradient, which weigh it, e.g. ``"3,1"``.
     max_runs : int
         Stop after so many schedules.
     walks : int, optional
@@ -377,7 +381,8 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     Counterexample
         With the shortest schedule that breaks an invariant.
     """
-    (name, function), problem = deployment_function(algorithm), integer_gradients(d=4, workers=workers)
+    name, function = deployment_function(algorithm)
+    problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
     extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
     if name == "sequential":
         workers = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd.cli.options import each_algorithm, own_given
+from refsgd.cli.options import each_algorithm, own_given, weights
 from refsgd.experiment.prepare import Usage
 
 
@@ -21,6 +21,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
+    weights(parser)
     parser.add_argument("--max-runs", type=int, default=20_000,
                         help="stop after so many schedules (default 20000)")
     parser.add_argument("--walks", type=int, metavar="R",
@@ -37,4 +38,5 @@ def do(args: argparse.Namespace) -> None:
     if args.servers < 1:
         raise Usage(f"servers {args.servers}; expected at least 1")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
-                            max_runs=args.max_runs, walks=args.walks, seed=args.seed, **own_given(args)))
+                            batch=args.batch, max_runs=args.max_runs, walks=args.walks, seed=args.seed,
+                            **own_given(args)))

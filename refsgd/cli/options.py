@@ -84,8 +84,9 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     work.add_argument("--net", metavar="NAME", type=current_name,
                       help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
                            "parameters and nothing to compute")
-    work.add_argument("--batch", type=int, metavar="B",
-                      help=f"images per worker and iteration (default {Training.batch})")
+    work.add_argument("--batch", type=batch, metavar="B",
+                      help=f"images per worker and iteration (default {Training.batch}); 20,1: of each "
+                           "worker; auto:21 shares 21 by the workers' speeds")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
     work.add_argument("--epochs", type=float, metavar="E",
                       help=f"passes over the data (default {DEFAULT_EPOCHS})")
@@ -163,9 +164,20 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
                             "separated by commas")
 
 
+def batch(text: str) -> int | str:
+    """A batch: a number, or text that `refsgd.experiment.batches` reads."""
+    return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
+
+
 def with_unit(text: str, unit: str) -> str:
     """The end of an error about a number that seems to lack its unit: ": did you mean ...?"."""
     return f": did you mean {text.strip()}{unit}?" if re.fullmatch(r"[\d.\s]+", text) else ""
+
+
+def weights(parser: argparse.ArgumentParser) -> None:
+    """The option for the weights of the workers' gradients in a small case without images."""
+    parser.add_argument("--batch", type=batch, default=1, metavar="B",
+                        help="examples of each worker's gradient, which weigh it: 3,1 (default: all equal)")
 
 
 def flag(name: str) -> str:
@@ -296,7 +308,7 @@ def _described(args: argparse.Namespace) -> Machine:
                                        None if varies else args.workers or Training.workers))
 
 
-def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
+def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
     """Warn where a machine's compute times are of another net or batch than the run's; sizes in name only
     have times of any net."""
     from refsgd.problems.data import NAMES
@@ -304,11 +316,11 @@ def _check_timed(args: argparse.Namespace, net: str, batch: int) -> None:
     trains = hasattr(args, "data")  # else it is asked about a model alone
     data, given = (args.data or Training.data) if trains else "", args.batch or Training.batch
     asked = args.net or (default_net(data) if data in NAMES else None)
-    fits = batch == given and (asked is None or asked == net or asked.startswith("shapes:"))
+    fits = size == given and (asked is None or asked == net or asked.startswith("shapes:"))
     if fits or (trains and data not in (*NAMES, "none")):
         return
     rate = "" if trains else " or --rate FLOP/S"
-    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {batch}, and "
+    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {size}, and "
                   f"{asked or 'your model'} at batch {given} is asked for; give the time of one such "
                   f"gradient with --compute DIST{rate}", stacklevel=3)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TextIO
 
-from refsgd.cli.options import each_algorithm, own_given
+from refsgd.cli.options import each_algorithm, own_given, weights
 from refsgd.cli.outputs import write
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.stepper import Stepper
@@ -89,6 +89,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3, metavar="T",
                         help="iterations of each worker (default 3)")
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
+    weights(parser)
     parser.add_argument("--decisions", action="store_true",
                         help="stop only where messages or programs race, as `refsgd explore` counts; else at "
                              "every effect")
@@ -110,8 +111,8 @@ def do(args: argparse.Namespace) -> None:
     except ValueError:
         raise Usage(f"schedule {args.schedule!r}; expected numbers separated by commas, e.g. 0,2,1") from None
     stepper = Stepper(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
-                      lr=args.lr, grain="decision" if args.decisions else "effect", schedule=schedule,
-                      **own_given(args))
+                      lr=args.lr, batch=args.batch, grain="decision" if args.decisions else "effect",
+                      schedule=schedule, **own_given(args))
     converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
     if args.player:
         write(args.player, stepper.player().html)

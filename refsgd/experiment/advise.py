@@ -26,6 +26,7 @@ from refsgd.experiment.strategies import (
     Plan,
     Strategy,
 )
+from refsgd.problems.data import apportion
 
 #: pages of the documentation that explain a column, by its name
 PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results",
@@ -88,7 +89,8 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
         start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
     if even := next((s for s in fitting if s.name == f"{strategy}, work by speed"
                      and s.seconds < best.seconds), None):
-        start += f" Batches in proportion to speed take {even.seconds:.4g} s but need a sampler of your own."
+        start += (f" Batches in proportion to speed, {even.batch}, take {even.seconds:.4g} s; PyTorch needs "
+                  "a sampler of your own for them.")
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
     if other is None:
         return (start + " No strategy of another kind is faster here, so there is nothing to gain for a "
@@ -167,20 +169,21 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
 
 
 def _variants(case: Case) -> list[Case]:
-    """The cluster without its slowest workers, and with batches in proportion to speed; none where speeds
-    are equal."""
+    """The cluster without its slowest workers, and with batches in proportion to speed where nobody is left
+    without an image; none where speeds are equal."""
     speeds, compute = case.speeds, case.machine.compute
     slow = [i for i, v in enumerate(speeds) if v == min(speeds)]
     if len(slow) == case.workers or compute is None:
         return []
     kept = tuple(v for v in speeds if v > min(speeds))
-    mean = sum(speeds) / case.workers
     without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"
-    return [case._replace(variant=without, machine=case.machine.with_(speeds=kept), workers=len(kept)),
-            case._replace(variant=BY_SPEED,
-                          machine=case.machine.with_(speeds=(1.0,) * case.workers,
-                                                     compute=compute.scaled(1 / mean)),
-                          largest=max(speeds) / mean)]
+    found = [case._replace(variant=without, machine=case.machine.with_(speeds=kept), workers=len(kept))]
+    batches = apportion(case.workers * case.batch, speeds)
+    if min(batches):  # how fast each computes a gradient of its own batch; digits as a command shows them
+        own = tuple(float(f"{v * case.batch / b:.6g}") for v, b in zip(speeds, batches))
+        found.append(case._replace(variant=BY_SPEED, machine=case.machine.with_(speeds=own),
+                                   batches=tuple(batches)))
+    return found
 
 
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:

@@ -195,6 +195,8 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     second = None
     if hard and experiments:
         step("the same algorithms where they part")
-        second = compare(chosen, runtime="simulator", options=options,
-                         **{**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])})
+        apart = {**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])}
+        if not isinstance(apart.get("batch", 1), int):  # the batches are of other workers
+            apart["batch"] = max(1, int(sum(experiments[-1].batches) / experiments[-1].workers))
+        second = compare(chosen, runtime="simulator", options=options, **apart)
     return Comparison(machine, runtime, experiments[0].seed if experiments else 0, rows, second)

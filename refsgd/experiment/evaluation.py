@@ -59,9 +59,9 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     return Result(
         experiment.name, experiment.options, problem.describe, experiment.machine, runtime,
         experiment.workers, sum(not trace.is_worker(node) for node in trace.nodes), experiment.steps,
-        experiment.seed, measure(trace, experiment.batch), predicted_to_json(experiment.predictions()), rows,
-        accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace), trace, x,
-        experiment.deploy)
+        experiment.seed, measure(trace, experiment.by_worker), predicted_to_json(experiment.predictions()),
+        rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
+        trace, x, experiment.deploy)
 
 
 def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tuple[float, int]]:

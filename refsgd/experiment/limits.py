@@ -27,15 +27,17 @@ def usable_cores() -> int:
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
-    """Mean and least seconds of one gradient on one core of this computer, but for a first one, which may
-    be compiled."""
+    """Mean and least seconds of one gradient of a mean batch on one core of this computer, but for a first
+    one, which may be compiled."""
     problem.gradient(problem.x0, 0, 0)
     found: list[float] = []
     while len(found) < 5 and sum(found) < 0.5:
         started = time.perf_counter()
         problem.gradient(problem.x0, 0, len(found))
         found.append(time.perf_counter() - started)
-    return sum(found) / len(found), min(found)
+    said = problem.describe  # these gradients were worker 0's
+    mean = said["batch"] / max(said["batches"][0], 1) if "batches" in said else 1.0
+    return sum(found) / len(found) * mean, min(found) * mean
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:

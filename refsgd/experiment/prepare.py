@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.effects import Deployment
+from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
@@ -28,7 +28,9 @@ from refsgd.experiment.arguments import (
     options_of,
     suggestion,
 )
+from refsgd.experiment.batches import Batch, batches_of, text_of
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
+from refsgd.problems.problem import described
 from refsgd.problems.shapes import current_name, shape_only
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
@@ -63,11 +65,12 @@ def has_servers(function: Callable[..., Deployment]) -> bool:
     return "servers" in inspect.signature(function).parameters
 
 
-def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shards: str) -> Problem:
+def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
+                  shards: str) -> Problem:
     """The problem that ``--data`` and ``--net`` name; see `refsgd.problems`."""
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
-    check_whole(1, batch=batch)
+    uneven = batch if isinstance(batch, Sequence) else ()
     net = current_name(net)
     if net.startswith("shapes:"):
         if data not in ("none", DEFAULT_DATA):  # which is also what not naming any gives
@@ -78,9 +81,9 @@ def build_problem(data: str, net: str, workers: int, batch: int, seed: int, shar
                         "shapes:25557032")
         return shape_only(int(number), batch)
     if data == "quadratic":
-        return quadratic(workers=workers, noise=0.1, seed=seed)
+        return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
     if data == "integers":
-        return integer_gradients(workers=workers, seed=seed)
+        return integer_gradients(workers=workers, seed=seed, batches=uneven)
     from refsgd.problems.data import NAMES, load
     from refsgd.problems.nn import nets
 
@@ -114,19 +117,31 @@ def own_problem(problem: Problem, name: str, workers: int) -> Problem:
         alone = " (sequential has one)" if name == "sequential" else ""
         raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same: "
                     f"classification(..., workers={workers})")
-    source, images = 'describe["batch"]', problem.describe.get("batch")
-    if images is None:
-        source = "images(0, 0)"  # of every gradient, unless the problem says its batch
-        try:
-            images = problem.images(0, 0)
-        except Exception as error:
-            raise Usage(f"images(0, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
-                        "number of images of a gradient") from None
-    check_whole(0, **{source: images})
     size = int(problem.x0.size)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
-             **problem.describe, "batch": int(images)}
+             **problem.describe, **described(_own_batches(problem, workers))}
     return replace(problem, describe=known)
+
+
+def _own_batches(problem: Problem, workers: int) -> list[int]:
+    """Images of a gradient of each worker, as a reader's own problem says them, or of its first step."""
+    said = problem.describe
+    if "batches" not in said and said.get("batch") is not None:
+        check_whole(0, **{'describe["batch"]': said["batch"]})
+        return [int(said["batch"])] * workers
+    found = list(said.get("batches", ()))
+    for rank in range(workers if "batches" not in said else 0):
+        try:
+            found.append(problem.images(rank, 0))
+        except Exception as error:
+            raise Usage(f"images({rank}, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
+                        "number of images of a gradient") from None
+    for rank, images in enumerate(found):
+        check_whole(0, **{'describe["batches"]' if "batches" in said else f"images({rank}, 0)": images})
+    if len(found) != workers:
+        raise Usage(f'describe["batches"] has {len(found)} numbers; expected one for each of '
+                    f"{counted(workers, 'worker')}")
+    return list(map(int, found))
 
 
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +167,19 @@ class Experiment:
     arguments: dict[str, Any] | None = None
 
     @property
-    def batch(self) -> int:
-        """Images of a gradient; no share is larger than the data."""
-        return int(self.problem.describe["batch"])
+    def batches(self) -> list[int]:
+        """Images of a gradient of each worker; no share is larger than the data."""
+        said = self.problem.describe
+        return said.get("batches") or [said["batch"]] * self.workers
+
+    @property
+    def by_worker(self) -> float | dict[str, float]:
+        """The batch of all workers, or that of each by name."""
+        if len(set(self.batches)) == 1:
+            return self.batches[0]
+        deployment = self.deploy()
+        kind = roles(deployment)
+        return {w: self.batches[rank] for w, rank in ranks(deployment).items() if kind[w] == "worker"}
 
     def deploy(self) -> Deployment:
         """A fresh deployment: generator objects that have not run yet."""
@@ -180,7 +205,7 @@ class Experiment:
                                             *theory.FIGURES)
         return theory.predict(
             self.name, self.machine, workers=self.workers, servers=self.servers,
-            nbytes=4 * self.problem.x0.size, batch=self.batch, steps=self.steps,
+            nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
             options=with_defaults(self.function, self.options))
 
     @property
@@ -198,7 +223,7 @@ class Training:
     servers: int = 1
     steps: int | None = None
     epochs: float | None = None
-    batch: int = DEFAULT_BATCH
+    batch: Batch = DEFAULT_BATCH
     data: str = DEFAULT_DATA
     net: str | None = None
     lr: float = DEFAULT_LR
@@ -228,12 +253,15 @@ class Training:
             check_speeds(machine, self.workers)
         return (1, machine.for_workers(1)) if name == "sequential" else (self.workers, machine)
 
-    def problem(self, own: Problem | None, name: str, workers: int) -> Problem:
+    def problem(self, own: Problem | None, name: str, workers: int, batch: int | Sequence[int]) -> Problem:
         """The problem that `data` and `net` name, or the one that was given."""
-        if own is not None:
-            return own_problem(own, name, workers)
-        return build_problem(self.data, self.net or default_net(self.data), workers, self.batch, self.seed,
-                             self.shards)
+        if own is None:
+            return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
+                                 self.shards)
+        if not isinstance(batch, int):
+            raise Usage(f"batch {text_of(batch)} with a problem of your own; expected its images(rank, t) to "
+                        "say how many images a gradient has")
+        return own_problem(own, name, workers)
 
     def length(self, problem: Problem) -> int:
         """Iterations of each worker."""
@@ -260,13 +288,15 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     training.check()
     check_options(name, function, options, ["problem", *known])
     workers, machine = training.on_machine(name)
+    batch = batches_of(training.batch, workers, machine, together=name == "sequential")
     own = problem is not None
-    problem = training.problem(problem, name, workers)
+    problem = training.problem(problem, name, workers, batch)
     steps = training.length(problem)
     recorded = None
     if not callable(algorithm) and not own:
         said = {key: getattr(training, key) for key in known if key != "epochs"}
-        recorded = said | {"workers": workers, "steps": steps, "machine": machine.to_json()} | options
+        recorded = said | {"workers": workers, "batch": batch, "steps": steps,
+                           "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
                             training.seed, training.rule(), recorded)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs

@@ -15,7 +15,7 @@ import numpy as np
 
 from refsgd import __version__
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import counted
+from refsgd.cluster.units import counted, written
 from refsgd.effects import Array, Factory
 from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
@@ -158,14 +158,14 @@ def final_parameters(run: Run) -> Array:
     return average(workers)
 
 
-def measure(trace: Trace, batch: int) -> dict[str, Any]:
+def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
     """The metrics of a trace under the keys of the public JSON format.
 
     Parameters
     ----------
     trace : Trace
-    batch : int
-        Images per worker and iteration.
+    batch : number or mapping of str to number
+        Images per worker and iteration; or of each worker, by name.
 
     Returns
     -------
@@ -173,13 +173,15 @@ def measure(trace: Trace, batch: int) -> dict[str, Any]:
     """
     taus = [tau for _, tau in trace.staleness]
     rate = trace.iteration_rate  # of all workers together, each until its own end
+    images = (sum(batch[w] * each for w, each in trace.rates.items()) if isinstance(batch, Mapping)
+              else batch * rate)
     # a server's draws are too short for a ratio
     late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
     drawn = sum(t["drawn"] for t in late)
     return {
         "seconds": trace.seconds,
         "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
-        "images_per_second": batch * rate,
+        "images_per_second": images,
         "updates": max(trace.updates.values(), default=0),
         "bytes_sent": dict(trace.bytes_sent),
         "messages": trace.messages,
@@ -306,7 +308,7 @@ class Result:
             f"{counted(self.steps, 'step')}, {self.runtime}, seed {self.seed}",
             f"machine    {self.machine}",
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
-            f"{self.problem.get('parameters')} parameters, batch {self.problem.get('batch')}",
+            f"{self.problem.get('parameters')} parameters, {_batches(self.problem)}",
         ]
         if self.accuracy:
             lines.append(f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, "
@@ -410,6 +412,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def _batches(problem: Mapping[str, Any]) -> str:
+    """The batch of all workers, or the batches of each, in words."""
+    each = problem.get("batches")
+    return f"batches {written(each)}" if each else f"batch {problem.get('batch')}"
 
 
 def _finite(value: Any) -> Any:

@@ -26,7 +26,7 @@ def simulated(experiment: Experiment) -> Figures:
 
     Parameters are shape-only; an algorithm that looks at them really computes on the experiment's problem.
     """
-    shape = shape_only(experiment.problem.x0.size, max(experiment.batch, 1))
+    shape = shape_only(experiment.problem.x0.size, [max(b, 1) for b in experiment.batches])
     try:
         runs, problem = _runs(replace(experiment, problem=shape)), "a shape-only problem"
     except Usage:
@@ -50,7 +50,7 @@ def _runs(experiment: Experiment) -> list[dict[str, Any]]:
     """The figures of each run."""
     out = []
     for seed in range(experiment.seed, experiment.seed + RUNS):
-        found = measure(perform(replace(experiment, seed=seed), "simulator").trace, experiment.batch)
+        found = measure(perform(replace(experiment, seed=seed), "simulator").trace, experiment.by_worker)
         sent = sum(found["bytes_sent"].values())
         out.append({**found, "bytes_sent": sent, "bytes_per_iteration": sent / max(experiment.steps, 1),
                     "idle_by_cause": found["idle_ratio"], "causes": found["idle_by_cause"],

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from refsgd.cluster.units import counted
 from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
+from refsgd.experiment.batches import text_of, weights_of
 from refsgd.experiment.prepare import Algorithm, Usage, prepare
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.programs import Where, describe
@@ -78,6 +79,8 @@ class Stepper:
     workers, servers, steps : int
         Sizes; small ones are easiest to read.
     lr, momentum : float
+    batch : sequence of int or text, optional
+        Examples of each worker's gradient, which weigh it: ``"3,1"``.  All are equal if it is not given.
     grain : {"effect", "decision"}
         What one action is: every effect of every program, or only what others can race with, as
         `refsgd.runtimes.explorer.explore` counts; its schedules are of the second kind.
@@ -110,13 +113,16 @@ class Stepper:
         if grain not in ("effect", "decision"):
             raise Usage(f"grain {grain!r}; expected effect or decision")
         if problem is None and "data" not in options:
-            problem = quadratic(d=min(4, max(2, workers)), workers=max(1, workers))
+            problem = quadratic(d=min(4, max(2, workers)), workers=max(1, workers),
+                                batches=weights_of(options.pop("batch", 1), workers))
         experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=lr,
                              momentum=momentum, **options)
         self.deploy, self.grain = experiment.deploy, grain
         said = "".join(f" {k}={v}" for k, v in options.items())
         self.name = (
             f"{experiment.name}{said}: {counted(experiment.workers, 'worker')}, {counted(steps, 'step')}")
+        if len(set(experiment.batches)) > 1:
+            self.name += f", batches {text_of(experiment.batches)}"
         self._begin()
         for pick in schedule:
             self.choose(pick)

@@ -123,6 +123,7 @@ class Strategy:
     note: str  #: what to expect of that run; "" if it is this strategy's pass
     pytorch: str  #: what PyTorch has for it; "" if there is nothing built in
     page: str  #: the page of the documentation that explains it
+    batch: str  #: images of each worker's gradient
     seconds: float  #: of a pass over the data, until every worker has finished its equal share
     factor: float  #: `seconds` relative to the baseline's
     images_per_second: float  #: while all workers are busy, without images whose gradients are dropped
@@ -163,7 +164,7 @@ class Case(NamedTuple):
     activations: float
     described: str
     layers: tuple[tuple[int, float], ...]
-    largest: float = 1.0  #: batch of the fastest worker, in mean batches
+    batches: tuple[int, ...] = ()  #: of each worker, where they are not all `batch`
 
     @property
     def speeds(self) -> list[float]:
@@ -213,6 +214,11 @@ class Plan:
         servers = f" K={'n' if self.candidate.colocated else self.servers}" if self.servers else ""
         variant = f", {self.case.variant}" if self.case.variant else ""
         return self.candidate.algorithm + options + servers + variant
+
+    @property
+    def batch(self) -> str:
+        """Images of each worker's gradient, as the command line reads them."""
+        return written(self.case.batches or [self.case.batch])
 
     def _predicted(self, machine: Machine, nbytes: int, steps: int) -> dict[str, Prediction]:
         try:
@@ -287,7 +293,7 @@ class Plan:
         """Bytes of the fullest node: a worker with one model on its way, and the server where it is beside
         it."""
         case = self.case
-        worker = float(memory.worker(case.parameters, case.activations * case.largest, case.batch,
+        worker = float(memory.worker(case.parameters, case.activations, max(case.batches, default=case.batch),
                                      buffers=4 * case.parameters).value)
         if not self.servers:
             return worker
@@ -303,27 +309,22 @@ class Plan:
         described = case.described or _flags(case.machine)
         if case.described and case.machine.speeds:
             described += f" --speeds {written(case.machine.speeds)}"
-        if case.described and case.variant == BY_SPEED:  # a later flag changes an earlier one
-            described += f" --compute '{case.machine.compute}'"
         return (f"refsgd run {c.algorithm}{options} --net shapes:{case.parameters} --data none --workers "
-                f"{case.workers}{where} --batch {case.batch} --steps {self.steps} {described}"
+                f"{case.workers}{where} --batch {self.batch} --steps {self.steps} {described}"
                 + " --colocated" * c.colocated)
 
     def note(self) -> str:
         """What to expect of the command's run where that is not the strategy's pass."""
         whole = max(1, round(self.iterations))
-        by_speed = self.case.variant == BY_SPEED
-        differs = [f"{self.case.workers} equal workers stand in for batches by speed"] if by_speed else []
-        differs += ["there is no overlap"] if self.gain > 1 else []
-        if self.steps == whole and not differs:
-            return ""
+        overlap = "; differs from the row: there is no overlap" if self.gain > 1 else ""
+        by_speed = "speeds are those of a gradient of each worker's own batch" if self.case.batches else ""
+        if self.steps == whole and not overlap:
+            return by_speed
         expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
         expect += f", {self.value('seconds'):.4g} s"
         if "idle_ratio" in self.metrics:
             expect += f", idle {self.value('idle_ratio'):.0%}"
-        if differs:
-            expect += f"; differs from the row{' twice' * (len(differs) > 1)}: {', and '.join(differs)}"
-        return expect
+        return expect + overlap + f"; {by_speed}" * bool(by_speed)
 
     def pytorch(self) -> str:
         """What PyTorch has for the algorithm and the division of work."""
@@ -358,7 +359,7 @@ class Plan:
             name=self.name, group=group, workers=self.case.workers, variant=self.case.variant,
             command=self.command(), note=self.note(), pytorch=self.pytorch(),
             page=f"docs/algorithms/{algorithm}",
-            seconds=self.seconds, factor=1.0,
+            batch=self.batch, seconds=self.seconds, factor=1.0,
             images_per_second=self.used * self.gain * known["images_per_second"],
             idle=None if idle is None else max(1 - (1 - idle) * self.gain, 0.0), run_idle=idle,
             staleness=tau, bytes=known.get("bytes_per_iteration"), memory=self.memory(), rate=rate,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,9 @@ class Problem:
         ``(rank, t) -> int``: size of that share, the weight of its gradient in a mean.
     describe : dict
         What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
-        figures per second (``images(0, 0)`` where it is left out); "workers", the only number of workers that
-        a run may have (any); "steps_per_epoch" (100).
+        figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
+        those of each worker where they differ; "workers", the only number of workers that a run may have
+        (any); "steps_per_epoch" (100).
 
     Examples
     --------
@@ -66,8 +67,43 @@ class Problem:
     describe: dict[str, Any] = field(default_factory=dict)
 
 
+def with_batches(problem: Problem, batches: Sequence[int]) -> Problem:
+    """The same gradients as means over so many examples, which weigh them.
+
+    Parameters
+    ----------
+    problem : Problem
+    batches : sequence of int
+        Of each worker; of a single number, that of all.
+
+    Returns
+    -------
+    Problem
+    """
+    return replace(problem, images=lambda rank, t: batches[rank % len(batches)],
+                   describe={**problem.describe, **described(batches)})
+
+
+def described(batches: Sequence[int]) -> dict[str, Any]:
+    """What a problem says of its batches: the mean over workers, and each of them where they differ.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Of each worker.
+
+    Returns
+    -------
+    dict
+    """
+    if len(set(batches)) == 1:
+        return {"batch": batches[0]}
+    mean = sum(batches) / len(batches)
+    return {"batch": int(mean) if mean.is_integer() else mean, "batches": list(batches)}
+
+
 def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: float = 1.0, seed: int = 0,
-              dtype: Any = np.float32) -> Problem:
+              dtype: Any = np.float32, batches: Sequence[int] = ()) -> Problem:
     """A quadratic whose minimum differs from worker to worker: f_i(x) = a/2 |x - c_i|^2 with c_i ~ N(0, I).
 
     Parameters
@@ -82,6 +118,8 @@ def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: floa
         Of the centres and of the noise.
     dtype : data-type
         Of the parameters and gradients; float32 in runs.
+    batches : sequence of int, optional
+        Examples of each worker's gradient, where they differ: the loss is the mean over examples.
 
     Returns
     -------
@@ -96,13 +134,15 @@ def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: floa
         return np.asarray(g)
 
     def loss(x: Array) -> float:
-        return float(0.5 * curvature * np.mean(np.sum((np.asarray(x, float) - centers) ** 2, axis=1)))
+        squares = np.sum((np.asarray(x, float) - centers) ** 2, axis=1)
+        return float(0.5 * curvature * np.average(squares, weights=batches or None))
 
-    return Problem(np.zeros(d, dtype), gradient, loss, describe={"data": "quadratic", "net": "quadratic",
-                                                                 "parameters": d, "bytes": 4 * d, "batch": 1})
+    found = Problem(np.zeros(d, dtype), gradient, loss, describe={
+        "data": "quadratic", "net": "quadratic", "parameters": d, "bytes": 4 * d, "batch": 1})
+    return with_batches(found, batches) if batches else found
 
 
-def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
+def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0, batches: Sequence[int] = ()) -> Problem:
     """Gradients that depend on x and are small integers, so that sums are exact in float32 in any order.
 
     With a learning rate that is a power of two every schedule of additions gives the same bits.
@@ -113,6 +153,9 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
         Dimension, and number of workers.
     seed : int
         Of the draws.
+    batches : sequence of int, optional
+        Examples of each worker's gradient, where they differ; weighted means are exact where they sum to a
+        power of two.
 
     Returns
     -------
@@ -123,9 +166,9 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0) -> Problem:
         draw = np.random.default_rng([seed, rank, t]).integers(-8, 9, d)
         return np.asarray(draw + np.sign(np.round(x)), x.dtype)
 
-    return Problem(np.zeros(d, np.float32), gradient, lambda x: float(np.sum(np.abs(x))),
-                   describe={"data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d,
-                             "batch": 1})
+    found = Problem(np.zeros(d, np.float32), gradient, lambda x: float(np.sum(np.abs(x))), describe={
+        "data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d, "batch": 1})
+    return with_batches(found, batches) if batches else found
 
 
 def _key(seed: int, rank: int, t: int) -> int:
@@ -133,8 +176,8 @@ def _key(seed: int, rank: int, t: int) -> int:
     return ((seed & 0xFFFFF) << 44) | ((rank & 0xFFFFF) << 24) | (t & 0xFFFFFF)
 
 
-def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0, by_label: bool = False,
-                   evaluate: int = 2000) -> Problem:
+def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int], seed: int = 0,
+                   by_label: bool = False, evaluate: int = 2000) -> Problem:
     """Train a net on a data set, split among workers.
 
     Parameters
@@ -143,8 +186,10 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
         Of `refsgd.problems.data`.
     net : Net
         Of `refsgd.problems.nn`.
-    workers, batch : int
-        n, as of the run, and the images per worker and step.
+    workers : int
+        n, as of the run.
+    batch : int or sequence of int
+        Images per worker and step; or of each worker.
     seed : int
         Of the initial parameters and of every epoch's order.
     by_label : bool
@@ -193,9 +238,10 @@ def classification(data: Any, net: Any, workers: int, batch: int, seed: int = 0,
                                                sample)[1])
         return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
 
+    # equal batches count as full ones, also where the data are too few by an image or two
+    batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
-                    "bytes": 4 * net.parameters,
-                    "batch": shards.batch, "workers": workers,
+                    "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})

@@ -7,13 +7,14 @@ slicing, arithmetic and the numpy functions that algorithms use give another sha
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
 
 from refsgd.effects import Array
-from refsgd.problems import Problem
+from refsgd.problems.problem import Problem, with_batches
 
 _SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
 
@@ -109,9 +110,11 @@ class ShapeOnly:
     __neg__ = __pos__ = _same
 
 
-def shape_only(d: int, batch: int = 1) -> Problem:
-    """A problem with `d` shape-only parameters: gradients take their drawn time and nothing else."""
-    for name, value in (("parameters", d), ("images a gradient", batch)):
+def shape_only(d: int, batch: int | Sequence[int] = 1) -> Problem:
+    """A problem with `d` shape-only parameters: gradients, of batches that may differ by worker, take their
+    drawn time and nothing else."""
+    batches = batch if isinstance(batch, Sequence) else [batch]
+    for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
         if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"shape-only net of {value} {name}; expected a whole number, at least 1")
     x: Any = ShapeOnly(d)
@@ -119,9 +122,9 @@ def shape_only(d: int, batch: int = 1) -> Problem:
     def gradient(x: Array, rank: int, t: int) -> Array:
         return x
 
-    return Problem(x, gradient, lambda x: float("nan"),
-                   describe={"data": "none", "net": f"shapes:{d}", "parameters": d, "bytes": 4 * d,
-                             "batch": batch, "shape_only": True})
+    found = Problem(x, gradient, lambda x: float("nan"), describe={
+        "data": "none", "net": f"shapes:{d}", "parameters": d, "bytes": 4 * d, "shape_only": True})
+    return with_batches(found, batches)
 
 
 def current_name(net: str) -> str:

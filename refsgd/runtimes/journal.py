@@ -24,13 +24,28 @@ from typing import Any, NamedTuple
 from refsgd.runtimes.replay import ReplayError, unordered
 from refsgd.trace import UNORDERED, Added, Event, Sent, Trace
 from refsgd.trace.codec import Steps, event_of, row_misfit, row_of
-from refsgd.trace.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, Row, misfit, one_of, or_null, whole
+from refsgd.trace.schema import (
+    COUNT,
+    NUMBER,
+    OBJECT,
+    SECONDS,
+    TEXT,
+    Kind,
+    Row,
+    misfit,
+    one_of,
+    or_null,
+    whole,
+)
 
 FORMAT = 2
 # of a line: its first bytes, its last ones
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")
+#: images of each worker's gradients
+BATCH = Kind("a whole number, at least 1, or a list of one for each worker",
+             lambda value: whole(1).fits(value) or not misfit(value, [whole(1)]))
 #: what `refsgd.experiment.prepare.prepare` was told, besides the algorithm's own options
-ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": whole(1), "data": TEXT,
+ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": BATCH, "data": TEXT,
              "net": or_null(TEXT), "lr": NUMBER,
              "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT,
              "seed": COUNT}

@@ -6,7 +6,7 @@ gets back `Figures`: predictions by the names of figures, and why others are mis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +75,21 @@ def _of_no_steps(found: Figures) -> Figures:
     return found.without("no iteration, no update", "staleness_mean", "staleness_max")
 
 
+def _of_unequal_batches(found: Figures, c: Setting) -> None:
+    """Images per second need equal paces where batches differ: paces of workers that wait for each other are
+    equal in the long run, of others where their gradients take equally long."""
+    if len(set(c.batches)) == 1 or c.alike or "images_per_second" not in found:
+        return
+    lead = found.get("lead_max")
+    if lead is None or lead.value >= max(c.steps, 2):
+        found.without("workers with different batches go at different paces", "images_per_second")
+    elif lead.value > 1 and found["images_per_second"].kind != "bound":
+        found["images_per_second"] = replace(found["images_per_second"], kind="approximation")
+
+
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
-            batch: int = 1,
-            steps: int = 1, options: Mapping[str, Any] | None = None) -> Figures:
+            batch: int | Sequence[int] = 1, steps: int = 1,
+            options: Mapping[str, Any] | None = None) -> Figures:
     """Every figure of a run that a formula gives.
 
     Parameters
@@ -90,8 +102,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         n and K, at least 1.
     nbytes : int
         M: bytes of the model on the wire.
-    batch : int
-        Images per worker and iteration.
+    batch : int or sequence of int
+        Images per worker and iteration; or of each worker.  Times do not depend on it.
     steps : int
         Iterations of each worker.
     options : mapping
@@ -127,15 +139,20 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_count("workers", workers)
     check_count("servers", servers)
     check_count("nbytes", nbytes, 0)
-    check_count("batch", batch, 0)
+    batches = tuple(batch) if isinstance(batch, Sequence) else (batch,) * workers
+    for each in set(batches):
+        check_count("batch", each, 0)
+    if len(batches) != workers:
+        raise DomainError(f"{len(batches)} batches of {workers} workers; expected one for each")
     check_count("steps", steps, 0)
     check_distribution("compute", machine.compute)
-    setting = Setting(machine, workers, servers, nbytes, batch, max(steps, 1), dict(options or {}))
+    setting = Setting(machine, workers, servers, nbytes, batches, max(steps, 1), dict(options or {}))
     try:
         _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
     except Uncovered as why:
         return Figures().without(str(why), *FIGURES)
+    _of_unequal_batches(found, setting)
     if name in SERVERLESS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:

@@ -25,7 +25,7 @@ class Setting:
     workers: int
     servers: int
     nbytes: int
-    batch: int
+    batches: tuple[int, ...]  #: of each worker
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -152,11 +152,12 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
 
 def throughput(c: Setting, step: Prediction) -> Prediction:
     """Images per second of all workers together."""
-    images = float(c.workers * c.batch)
+    images = float(sum(c.batches))
     error = images / step.value * (step.error / step.value) if step.value else 0.0
     return Prediction(images / step.value if step.value else math.inf, "images/s", step.kind,
                       {"images per iteration": images, "iteration": step.value, **sampling(error)},
-                      "n b / seconds_per_iteration", step.source, step.assumptions,
+                      f"{'n b' if len(set(c.batches)) == 1 else 'sum b_i'} / seconds_per_iteration",
+                      step.source, step.assumptions,
                       {"images per iteration": "images", "iteration": "s"}, _flipped(step.bound))
 
 

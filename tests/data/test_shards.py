@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.problems.data import Shards
+from refsgd.problems.data import Shards, apportion
 
 
 def visits(shards, epoch):
@@ -32,9 +32,67 @@ def test_shares_are_even_and_in_rank_order(drawn):
     for step in range(shards.steps_per_epoch):
         shares = [shards.share(worker, step) for worker in range(shards.workers)]
         lengths = [len(share) for share in shares]
-        assert max(lengths) - min(lengths) <= 1 and max(lengths) <= shards.batch
+        assert max(lengths) - min(lengths) <= 1 and max(lengths) <= shards.batches[0]
         assert lengths == sorted(lengths, reverse=True)
         assert np.array_equal(np.concatenate(shares), alone.share(0, step))
+
+
+batches = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(st.integers(1, 200), batches, st.booleans(), st.integers(0, 3))
+def test_unequal_batches_visit_every_image_once_an_epoch(images, each, by_label, epoch):
+    shards = Shards(images, len(each), each, 1, np.arange(images) % 7, by_label)
+    assert sorted(visits(shards, epoch)) == list(range(images))
+    assert all(len(shards.share(w, s)) <= b for w, b in enumerate(each) for s in range(shards.steps_per_epoch))
+
+
+@given(st.integers(1, 200), batches)
+def test_unequal_batches_deal_the_sequential_order_in_rank_order(images, each):
+    shards, alone = Shards(images, len(each), each, 1), Shards(images, 1, sum(each), 1)
+    assert alone.steps_per_epoch == shards.steps_per_epoch
+    for step in range(shards.steps_per_epoch):
+        shares = [shards.share(worker, step) for worker in range(len(each))]
+        assert np.array_equal(np.concatenate(shares), alone.share(0, step))
+        if step < shards.steps_per_epoch - 1:
+            assert [len(share) for share in shares] == each
+
+
+def test_the_rest_of_an_epoch_is_dealt_in_proportion_to_the_batches():
+    shards = Shards(50, 3, (12, 6, 2), 0)
+    assert [[len(shards.share(w, s)) for w in range(3)] for s in range(3)] == [[12, 6, 2], [12, 6, 2], [6, 3, 1]]
+
+
+def test_shards_by_label_are_as_large_as_batches_in_proportion():
+    shards = Shards(300, 2, (20, 10), 0, np.repeat(np.arange(10), 30), by_label=True)
+    assert shards.steps_per_epoch == 10
+    assert all([len(shards.share(w, s)) for w in (0, 1)] == [20, 10] for s in range(10))
+
+
+shares = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
+
+
+@given(st.integers(0, 500), shares)
+def test_largest_remainder_shares_out_all_near_the_quota_and_more_to_larger_weights(total, weights):
+    found = apportion(total, weights)
+    assert sum(found) == total
+    for w, share in zip(weights, found):
+        assert abs(share - total * w / sum(weights)) < 1 + 1e-9
+        assert all(share >= other for v, other in zip(weights, found) if w > v)
+
+
+@given(st.integers(1, 50), st.integers(1, 9), st.floats(0.01, 100))
+def test_equal_weights_share_equally(each, workers, weight):
+    assert apportion(each * workers, [weight] * workers) == [each] * workers
+
+
+def rounded(total, weights):
+    """Wrong on purpose: shares rounded one by one."""
+    return [round(total * w / sum(weights)) for w in weights]
+
+
+def test_the_check_of_sums_notices_shares_rounded_one_by_one():
+    assert sum(rounded(10, [1, 1, 1])) != 10
 
 
 class Overlapping(Shards):
@@ -42,7 +100,8 @@ class Overlapping(Shards):
 
     def share(self, worker, step):
         share = super().share(worker, step)
-        return share if len(share) == self.batch else self._order(step // self.steps_per_epoch)[: self.batch]
+        full = self.batches[worker]
+        return share if len(share) == full else self._order(step // self.steps_per_epoch)[:full]
 
 
 def test_the_cover_check_notices_a_wrapped_tail():
@@ -77,6 +136,8 @@ def test_by_label_gives_each_worker_few_classes():
         ((0, 1, 1, 0), "images is 0"),
         ((1, 0, 1, 0), "workers is 0"),
         ((1, 1, -2, 0), "batch is -2"),
+        ((9, 2, (3, 0), 0), "batch is 0"),
+        ((9, 2, (3, 1, 1), 0), "batch has 3 numbers, expected one for each of 2 workers"),
         ((4, 1, 1, 0, None, True), "labels are none"),
         ((4, 1, 1, 0, [1, 2], True), "one for each of 4 images"),
     ],

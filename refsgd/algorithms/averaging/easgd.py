@@ -17,6 +17,8 @@ sum of forces | deterministic: sync yes, async given the order of arrival
 
 An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both to
 the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
+Unequal batches: both ends of a force are equal, so each replica pulls at the centre alike, whatever it has
+seen.
 
 What differs from the paper
 ---------------------------

@@ -15,7 +15,7 @@ synchronous: yes | centralised: no | roles: n peers | messages per peer and iter
 switch, 1/H of it afterwards | bytes per peer and iteration: 2 (n - 1) / n M each way before the switch (M = 4
 d), 1/H of it afterwards | staleness: 0 | clock gap: 0 before the switch, at most H - 1 after it, while
 computing | momentum: local, kept through averages and through the switch | aggregation: mean of the replicas'
-moves | graph: ring | deterministic: yes, whatever the schedule
+moves, weighted by the images of the round | graph: ring | deterministic: yes, whatever the schedule
 
 With t' beyond the last step it is BSP; with t' = 0 it is local SGD.
 

@@ -16,7 +16,8 @@ synchronous: no | centralised: no | roles: n peers | messages, bytes: none | sta
 unbounded | momentum: local | aggregation: none | graph: none | deterministic: yes, whatever the schedule
 
 It is the limit of everything that averages: GoSGD with p = 0, local SGD before its first average, D-PSGD with
-the identity as mixing matrix, EASGD with an elastic force of 0.
+the identity as mixing matrix, EASGD with an elastic force of 0.  Unequal batches: the plain mean of the
+replicas is evaluated, whatever each has seen.
 
 What differs from the papers
 ----------------------------

@@ -12,6 +12,8 @@ between read and application, but no updates) | clock
 gap: unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite |
 deterministic: given the schedule and the choices
 
+Unequal batches: a pair meets in the middle whatever either has seen, so a gradient counts 1/n.
+
 What differs from the paper
 ---------------------------
 An active peer averages once per gradient, as every peer of algorithm 1, a passive one only when asked;

@@ -17,6 +17,8 @@ deg each way | bytes per peer and iteration: deg M each way (M = 4 d); on a ring
 staleness: 0 | clock gap: at most the distance in the graph (`cta`), one less (`atc`) | momentum: local, never
 communicated | aggregation: W | graph: any connected one | deterministic: yes, whatever the schedule
 
+Unequal batches: W is the graph's alone, so the mean of the replicas moves by the plain mean of the gradients.
+
 What differs from the paper
 ---------------------------
 `atc` is not in it (it is what the code of Assran et al. runs under this name).  Cattivelli and Sayed's

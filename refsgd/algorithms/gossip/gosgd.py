@@ -15,6 +15,8 @@ a peer merges between two gradients | clock gap: unbounded | momentum: local, ne
 aggregation: convex combinations that keep the sum of a and the sum of a x | graph: complete | deterministic:
 given the schedule and the choices
 
+Unequal batches: a says who has heard whom, not who has seen how much; a gradient counts 1/n.
+
 What differs from the paper
 ---------------------------
 The paper's p is a Bernoulli draw and then a uniform receiver; here both are one choice.  Plain SGD there;

@@ -13,6 +13,8 @@ between read and application, but no update) | clock gap: unbounded | momentum: 
 aggregation: mean of two, on one side (row-stochastic, not column-stochastic) | graph: complete |
 deterministic: given the schedule and the choices
 
+Unequal batches: a peer meets the other in the middle whatever either has seen.
+
 What differs from the papers
 ----------------------------
 Jin et al. pull every few steps; here before every gradient, as KungFu's PairAveraging optimiser does, which

@@ -16,6 +16,8 @@ staleness: 0 | clock gap: at most one less than the steps that it takes until ev
 everybody, on the one-peer graph ceil(log2 n) - 1 | momentum: local, never communicated | aggregation:
 column-stochastic | graph: directed, may change with t | deterministic: yes, whatever the schedule
 
+Unequal batches: the weights are the graph's alone, so a gradient counts 1/n whatever its batch.
+
 What differs from the paper
 ---------------------------
 Weight decay acts on the numerator, as in the authors' code.  Where all peers have the same number of in- and

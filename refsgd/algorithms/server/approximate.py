@@ -20,7 +20,8 @@ given the order of arrival
 What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one
 isolates the centres until the end.  The last push flushes, so both copies end equal, to rounding; after a
 death it never comes and they differ.  Half of the result is read from each.  A copy's version counts the
-pushes that it knows of, own and remote: staleness means the same on both.
+pushes that it knows of, own and remote: staleness means the same on both.  Unequal batches: each push counts
+alike, however many examples it is the mean of, as in the paper.
 
 What differs from the paper
 ---------------------------

@@ -10,6 +10,8 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 n - 1 | clock gap: unbounded | momentum: at the server, shared by all | aggregation: each push is applied
 alone, n updates where BSP has one | deterministic: given the order of arrival
 
+Unequal batches: each push counts alike, however many examples it is the mean of, as in the papers.
+
 What differs from the papers
 ----------------------------
 Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every

@@ -69,7 +69,8 @@ def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
     problem, workers, steps, sgd, servers, rotated
         As for `refsgd.algorithms.parts.deploy`; server k answers worker k first where they are `rotated`.
     aggregation : {"mean", "sum"}
-        Mean over examples, or the sum of the workers' means (then the effective rate is n times as large).
+        Mean over examples, or the sum of the workers' means (then the effective rate is n times as large,
+        and unequal batches do not weigh).
     """
     if aggregation not in ("mean", "sum"):
         raise ValueError(f"aggregation {aggregation!r}; expected mean or sum")

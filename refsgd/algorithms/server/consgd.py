@@ -12,7 +12,8 @@ started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | momentu
 aggregation: each push is applied alone, times 1/n | deterministic: given the order of arrival
 
 It is SSP with the learning rate lr / n, and written so.  At staleness 0 the updates of a clock sum to BSP's
-mean; with momentum they do so in the long run only, since the velocity decays at every push.
+mean; with momentum they do so in the long run only, since the velocity decays at every push.  Unequal
+batches: the rate 1/n is constant, as in the paper; DYNSGD weighs by examples.
 
 What differs from the paper
 ---------------------------

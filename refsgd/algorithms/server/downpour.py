@@ -14,6 +14,8 @@ updates where push_every = 1, f = fetch_every and messages take no time | clock 
 the server | aggregation: sum of a window's gradients, each push applied alone | deterministic: given the
 order of arrival
 
+Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
+
 What differs from the paper
 ---------------------------
 A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every =

@@ -12,6 +12,7 @@ and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 
 server | aggregation: sum, as SSP | deterministic: given the order of arrival
 
 lower = upper is SSP.  A grant is never taken back, and the bound holds whatever the speeds do after it.
+Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
 
 What differs from the paper
 ---------------------------

@@ -18,6 +18,8 @@ and iteration: K up; K down (fresh), K up and K down per refresh (lazy), K down 
 momentum: at the server | aggregation: sum, as Ho et al.: each push is applied with the full rate |
 deterministic: given the order of arrival
 
+Unequal batches: each push counts alike, however many examples it is the mean of, as in the papers.
+
 What differs from the papers
 ----------------------------
 `fresh` is in neither: SSP with a read after every clock.  Workers of Ho et al. send updates -lr * g that the

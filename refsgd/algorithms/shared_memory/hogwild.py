@@ -12,7 +12,8 @@ unbounded | momentum: none | aggregation: each step is added alone | determinist
 accesses, if atomic
 
 Updates are numbered by the trace, in the order of their last additions (`refsgd.trace.shared`): a counter in
-shared memory would be read and raised by the same racing accesses.
+shared memory would be read and raised by the same racing accesses.  Unequal batches: each step is added in
+full, however many examples its gradient is the mean of.
 
 What differs from the paper
 ---------------------------

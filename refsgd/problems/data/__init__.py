@@ -2,6 +2,7 @@
 from refsgd.problems.data.errors import DataError
 from refsgd.problems.data.published import Status, fetch, status
 from refsgd.problems.data.sets import NAMES, Dataset, load, synthetic
-from refsgd.problems.data.shards import Shards
+from refsgd.problems.data.shards import Shards, apportion
 
-__all__ = ["NAMES", "DataError", "Dataset", "Shards", "Status", "fetch", "load", "status", "synthetic"]
+__all__ = ["NAMES", "DataError", "Dataset", "Shards", "Status", "apportion", "fetch", "load", "status",
+           "synthetic"]

@@ -1,11 +1,16 @@
 """Which images a worker computes its gradient on: a pure function of (seed, epoch, worker, step).
 
-An epoch's order is a permutation drawn for (seed, epoch). Its step k takes the next ``workers * batch``
-entries and deals them to the workers in rank order as evenly as possible; at the end of an epoch a share may
-be short, or empty. Every image is visited exactly once an epoch, however many workers there are.
+An epoch's order is a permutation drawn for (seed, epoch). Its step k takes the next entries, as many as all
+batches together, and deals them to the workers in rank order; the rest at the end of an epoch is dealt in
+proportion to the batches, so that a share may be short, or empty. Every image is visited exactly once an
+epoch, however many workers there are and whatever their batches: all shares of a step together are what one
+worker would take with the sum of the batches.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,19 +32,20 @@ class Shards:
     images : int
         Number N of training images.
     workers : int
-    batch : int
-        Images per worker and step.
+    batch : int or sequence of int
+        Images per worker and step; or of each worker.
     seed : int
     labels : integers, shape (N,), optional
         Needed if ``by_label``.
     by_label : bool
         Sort the images by label and give each worker one contiguous shard, shuffled anew each epoch: workers
-        then see different classes, and their gradients differ as badly as they can.
+        then see different classes, and their gradients differ as badly as they can.  Shards are as large as
+        batches are, in proportion, so that all end their epochs together.
 
     Raises
     ------
     ValueError
-        If a number is not positive, or labels are missing or not N.
+        If a number is not positive, batches are not one for each worker, or labels are missing or not N.
 
     Examples
     --------
@@ -48,25 +54,37 @@ class Shards:
     2
     >>> [len(shards.share(worker, 1)) for worker in (0, 1)]
     [2, 2]
+    >>> [len(Shards(images=42, workers=2, batch=(20, 1), seed=0).share(worker, 0)) for worker in (0, 1)]
+    [20, 1]
     """
 
-    def __init__(self, images: int, workers: int, batch: int, seed: int, labels: Any = None,
+    def __init__(self, images: int, workers: int, batch: int | Sequence[int], seed: int, labels: Any = None,
                  by_label: bool = False) -> None:
-        for name, value in (("images", images), ("workers", workers), ("batch", batch)):
+        batches = list(batch) if isinstance(batch, Sequence) else [batch] * workers
+        for name, value in (("images", images), ("workers", workers), ("batch", min(batches, default=1))):
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected 1 or more")
+        if len(batches) != workers:
+            raise ValueError(f"batch has {len(batches)} numbers, expected one for each of {workers} workers")
         if by_label and (labels is None or np.shape(labels) != (images,)):
             found = "none" if labels is None else f"of shape {np.shape(labels)}"
             raise ValueError(
                 f"labels are {found}, expected one for each of {images} images to shard by label")
         self.images, self.workers, self.seed = images, workers, seed
-        #: images of a full share: not more than a worker's part of all
-        self.batch = min(batch, -(-images // workers))
-        self._sorted: Indices | None = np.argsort(labels,
-                                                  kind="stable").astype(np.int64) if by_label else None
+        together = min(sum(batches), images)
+        #: images of a full share of each worker: not more than its part of all
+        self.batches = apportion(together, batches)
+        self.steps_per_epoch = -(-images // together)
+        self._whole = tuple(accumulate(self.batches, initial=0))
+        rest = images - (self.steps_per_epoch - 1) * together
+        self._rest = tuple(accumulate(apportion(rest, batches), initial=0))
         self._orders: dict[int, Indices] = {}
-        longest = images if self._sorted is None else workers * -(-images // workers)
-        self.steps_per_epoch = -(-longest // (workers * batch))
+        self._sorted: Indices | None = None
+        if by_label:
+            self._sorted = np.argsort(labels, kind="stable").astype(np.int64)
+            parts = apportion(images, batches)
+            self._parts = tuple(accumulate(parts, initial=0))
+            self.steps_per_epoch = max(-(-part // b) for part, b in zip(parts, self.batches) if b)
 
     def share(self, worker: int, step: int) -> Indices:
         """Indices of the images of one worker's step.
@@ -80,7 +98,7 @@ class Shards:
 
         Returns
         -------
-        int64 array, read-only, of at most ``batch`` entries; at the end of an epoch fewer, or none
+        int64 array, read-only, of at most ``batches[worker]`` entries; at the end of an epoch fewer, or none
         """
         if not 0 <= worker < self.workers:
             raise ValueError(f"worker is {worker}, expected 0 to {self.workers - 1}")
@@ -89,11 +107,10 @@ class Shards:
         epoch, k = divmod(step, self.steps_per_epoch)
         order = self._order(epoch)
         if self._sorted is not None:
-            low, high = _split(self.images, self.workers, worker)
-            return order[low:high][k * self.batch : (k + 1) * self.batch]
-        union = order[k * self.workers * self.batch : (k + 1) * self.workers * self.batch]
-        low, high = _split(len(union), self.workers, worker)
-        return union[low:high]
+            mine, b = order[self._parts[worker] : self._parts[worker + 1]], self.batches[worker]
+            return mine[k * b : (k + 1) * b]
+        cut, first = self._rest if k == self.steps_per_epoch - 1 else self._whole, k * self._whole[-1]
+        return order[first + cut[worker] : first + cut[worker + 1]]
 
     def _order(self, epoch: int) -> Indices:
         order = self._orders.get(epoch)
@@ -104,8 +121,7 @@ class Shards:
             else:
                 order = self._sorted.copy()
                 for worker in range(self.workers):
-                    low, high = _split(self.images, self.workers, worker)
-                    random.shuffle(order[low:high])
+                    random.shuffle(order[self._parts[worker] : self._parts[worker + 1]])
             order.setflags(write=False)
             if len(self._orders) >= _EPOCHS_KEPT:
                 self._orders.pop(min(self._orders), None)
@@ -113,8 +129,32 @@ class Shards:
         return order
 
 
-def _split(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Bounds of one of ``parts`` contiguous parts as equal as possible, the longer ones first."""
-    size, longer = divmod(length, parts)
-    low = part * size + min(part, longer)
-    return low, low + size + (part < longer)
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole shares of `total` in proportion to weights, by largest remainder.
+
+    The sum is `total`, no share is further than 1 from its quota, and a larger weight never gets less; of
+    equal remainders the first gets more.
+
+    Parameters
+    ----------
+    total : int
+    weights : sequence of float
+        Positive.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
+    >>> apportion(21, [20, 1]), apportion(10, [1, 1, 1]), apportion(8, [2, 0.5, 1.5])
+    ([20, 1], [4, 3, 3], [4, 1, 3])
+    """
+    exact = [Fraction(weight) for weight in weights]
+    whole = sum(exact)
+    quotas = [total * weight / whole for weight in exact]
+    shares = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda i: shares[i] - quotas[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares

@@ -1,0 +1,77 @@
+"""Batches of the workers: the same for all, one for each, or shares of a whole in proportion to speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted, speeds
+from refsgd.experiment.arguments import Usage, check_whole
+from refsgd.problems.data import apportion
+
+Batch = int | str | Sequence[int]  #: 16; "20,1" or (20, 1); "auto:21"
+EXPECTED = "expected images of each worker, such as 20,1 or 15x20,1, or auto:21, which shares 21 by speed"
+
+
+def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = False) -> int | list[int]:
+    """The batch of all workers where they are equal, else that of each; a single worker takes their sum
+    where it works for all `together`."""
+    if not isinstance(batch, Sequence):
+        check_whole(1, batch=batch)
+        return int(batch)
+    if isinstance(batch, str) and batch.startswith("auto:"):
+        found = shares(_whole(batch.removeprefix("auto:"), batch), workers, machine)
+    else:
+        found = _read(batch) if isinstance(batch, str) else list(batch)
+        for each in found:
+            check_whole(1, batch=each)
+        if len(found) == 1:  # of all
+            found = found * (1 if together else workers)
+    if together:
+        return [sum(found)]
+    if len(found) != workers:
+        raise Usage(f"batch {text_of(found)} is of {counted(len(found), 'worker')}, and there "
+                    f"{'is 1' if workers == 1 else f'are {workers}'}; expected one for each, or "
+                    f"auto:{sum(found)}, which shares {sum(found)} by speed")
+    return found[0] if len(set(found)) == 1 else found
+
+
+def weights_of(batch: Batch, workers: int) -> list[int]:
+    """The batch of each worker where they differ, for a problem without data; empty where they are equal."""
+    found = batches_of(batch, workers, Machine())
+    return [] if isinstance(found, int) else found
+
+
+def shares(total: int, workers: int, machine: Machine) -> list[int]:
+    """`total` images dealt to the workers in proportion to their speeds; refused where one gets none."""
+    fast = [machine.speed(i) for i in range(workers)]
+    found = apportion(total, fast)
+    if 0 in found:
+        slow = found.index(0)
+        raise Usage(f"batch auto:{total} leaves no image to worker {slow}, whose speed is {fast[slow]:g} of "
+                    f"{sum(fast):g} in all; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or a "
+                    "machine without that worker")
+    return found
+
+
+def text_of(batches: Sequence[int]) -> str:
+    """The text that is read as these batches."""
+    return ",".join(map(str, batches))
+
+
+def _read(text: str) -> list[int]:
+    try:
+        found = speeds(text)
+    except ValueError:
+        raise Usage(f"batch {text!r}; {EXPECTED}") from None
+    return [_whole(f"{number:.17g}", text) for number in found]
+
+
+def _whole(number: str, text: str) -> int:
+    try:
+        found = int(number)
+    except ValueError:
+        raise Usage(f"batch {text!r}; {EXPECTED}") from None
+    check_whole(1, batch=found)
+    return found
