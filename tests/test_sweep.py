@@ -58,11 +58,20 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
     assert main(["predict", "bsp", "--against", "asp", "--sweep", "workers=1:6", "--plot", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
     capsys.readouterr()
-    assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--figure", "idle_ratio", "--json",
+    assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--metric", "idle_ratio", "--json",
                  "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1]
-    assert main(["predict", "bsp", "--sweep", "workers=1:3", "--figure", "colour"]) == 2
+    assert main(["predict", "bsp", "--sweep", "workers=1:3", "--metric", "colour"]) == 2
+
+
+def test_the_old_name_of_the_metric_warns_for_one_release(capsys):
+    with pytest.warns(FutureWarning, match="figure is now called metric; the old name goes"):
+        found = sweep("bsp", "workers", (2, 4), figure="idle_ratio", machine=FAST)
+    assert found.metric == "idle_ratio" and found.to_dict()["figure"] == found.to_dict()["metric"]
+    with pytest.warns(FutureWarning, match="--figure is now called --metric"):
+        main(["predict", "bsp", "--sweep", "workers=1:2", "--figure", "idle_ratio", "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["metric"] == "idle_ratio"
 
 
 def test_a_large_residual_is_explained_by_the_draws():

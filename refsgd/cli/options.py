@@ -31,12 +31,12 @@ MACHINE = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "sl
            "colocated", "cores")
 
 
-class _OldName(argparse.Action):
+class OldName(argparse.Action):
     """A flag under the name that it had until the last release."""
 
     def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
-        setattr(found, self.dest, True)
+        setattr(found, self.dest, True if self.nargs == 0 else values)
         warnings.warn(f"{option_string} is now called --{self.dest}; the old name will be removed in the "
                       "next release", FutureWarning, stacklevel=2)
 
@@ -114,7 +114,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                        help="all of the machine K times as slow, so that real processes can keep its pace")
     where.add_argument("--colocated", action="store_true", default=None,
                        help="server k shares the host of worker k mod n")
-    where.add_argument("--collocated", dest="colocated", action=_OldName, nargs=0, help=argparse.SUPPRESS)
+    where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
     where.add_argument("--cores", type=int, metavar="C",
                        help="of a node, which its programs share (default: enough for all)")
     out = parser.add_argument_group("output")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, flag, own_given
+from refsgd.cli.options import OldName, arguments_of, common, each_algorithm, flag, own_given
 from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
 from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.prepare import Usage, prepare
@@ -28,8 +28,10 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
     parser.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
-    parser.add_argument("--figure", default="images_per_second", metavar="KEY",
+    parser.add_argument("--metric", default="images_per_second", metavar="KEY",
                         help="what the sweep shows (default images_per_second)")
+    parser.add_argument("--figure", dest="metric", action=OldName, default=argparse.SUPPRESS,
+                        help=argparse.SUPPRESS)
 
 
 def do(args: argparse.Namespace) -> None:
@@ -95,7 +97,7 @@ def draw_sweep(args: argparse.Namespace) -> None:
     picture = args.plot or "refsgd-sweep.png"
     if args.json != "-":
         check_output(picture)
-    found = sweep(names, quantity, values, figure=args.figure, **arguments)
+    found = sweep(names, quantity, values, metric=args.metric, **arguments)
     if args.json != "-":
         wide = width() or PIPE
         Console(width=wide, markup=False).print(sweep_table(found, wide))

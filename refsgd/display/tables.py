@@ -212,7 +212,7 @@ def sweep_table(found: Sweep, width: int = 120) -> Table:
                        ["-" if points[i] is None else f"{points[i]:.4g}" for points in found.curves.values()],
                        # every second one first
                        bits + 1 - (i & -i).bit_length() if i else 0) for i in range(len(found.values))]
-    return fitted(columns, width, title=f"{found.figure} [{found.unit}]")
+    return fitted(columns, width, title=f"{found.metric} [{found.unit}]")
 
 
 def time_to(result: Result, accuracy: float) -> float | None:

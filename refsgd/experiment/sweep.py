@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -24,7 +25,7 @@ class Sweep:
     """Curves of one predicted metric over one quantity."""
 
     quantity: str
-    figure: str  #: the metric
+    metric: str
     unit: str
     values: tuple[float, ...]
     curves: dict[str, list[float | None]]  #: by algorithm; None where the formula does not cover the point
@@ -32,7 +33,8 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"quantity": self.quantity, "figure": self.figure, "unit": self.unit,
+        return {"quantity": self.quantity, "metric": self.metric, "unit": self.unit,
+                "figure": self.metric,  # the metric's key until the last release
                 "values": list(self.values), "curves": self.curves,
                 "crossings": self.crossings}
 
@@ -82,8 +84,12 @@ def _check(quantity: str, values: Sequence[float]) -> None:
 
 
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *,
-          figure: str = "images_per_second", **arguments: Any) -> Sweep:
+          metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
+    if "figure" in arguments:
+        warnings.warn("figure is now called metric; the old name goes with the next release", FutureWarning,
+                      stacklevel=2)
+        metric = arguments.pop("figure")
     _check(quantity, values)
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     curves: dict[str, list[float | None]] = {}
@@ -100,7 +106,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
             if quantity == "workers":
                 given["machine"] = machine.for_workers(int(value))
             try:
-                found = predict(algorithm, **given).get(figure)
+                found = predict(algorithm, **given).get(metric)
             except ValueError as error:  # outside the formula's domain, or more servers than it allows
                 found, refused = None, refused or error
             unit = found.unit if found is not None else unit
@@ -108,10 +114,10 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
     if all(point is None for points in curves.values() for point in points):
         if isinstance(refused, Usage):
             raise refused
-        raise Usage(f"no formula gives {figure!r} for {', '.join(curves)} here; expected e.g. "
+        raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here; expected e.g. "
                     "images_per_second, seconds_per_iteration, idle_ratio, staleness_mean, "
                     "bytes_per_iteration")
-    return Sweep(quantity, figure, unit, tuple(values), curves, crossings(values, curves))
+    return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves))
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

@@ -188,7 +188,7 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
         ax.annotate(f"{a} / {b} at {x:.3g}", (x, y), textcoords="offset points", xytext=(6, -10), fontsize=7)
     if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
         ax.set_xscale("log")
-    return with_labels(ax, found.quantity, f"{found.figure.replace('_', ' ')}, {found.unit}")
+    return with_labels(ax, found.quantity, f"{found.metric.replace('_', ' ')}, {found.unit}")
 
 
 def resources(result: Result, ax: Axes | None = None,
