@@ -105,7 +105,7 @@ def test_one_node_under_two_names():
     ({"inside": "1us,-5"}, "inside: bandwidth -5.0 bytes/s; expected a number of bytes/s > 0 (inf: unlimited)"),
     ({"inside": Ellipsis}, "inside: Ellipsis; expected a latency and a bandwidth"),
     ({"inside": {"latency": float("nan")}}, "inside: latency nan s; expected a finite number of seconds >= 0"),
-    ({"inside": {"speed": 3}}, "inside: 'speed' is no figure of a link; expected some of latency, bandwidth, duplex"),
+    ({"inside": {"speed": 3}}, "inside: unknown keys ['speed'] of a link; expected some of ['latency', 'bandwidth', 'duplex']"),
     ({"inside": "1us,1GB/s,both"}, "inside: duplex 'both'; expected full or half"),
     ({"latency": float("inf")}, "latency inf s; expected a finite number of seconds >= 0"),
     ({"bandwidth": float("nan")}, "bandwidth nan bytes/s; expected a number of bytes/s > 0 (inf: unlimited)"),

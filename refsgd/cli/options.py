@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster import placement
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
@@ -27,8 +28,9 @@ from refsgd.problems.shapes import current_name
 Commands = Any  # what argparse's add_subparsers returns; its class is private
 
 #: options that describe the machine
-MACHINE = ("machine", "compute", "latency", "bandwidth", "update", "speeds", "slow", "slow_motion",
-           "colocated", "cores")
+FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
+          "hosts", "inside", "groups", "uplink")
+MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
 
 
 class OldName(argparse.Action):
@@ -102,8 +104,8 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
     where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a slice each (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
-                       help=f"a machine file of `refsgd calibrate`, or one of {', '.join(PRESETS)}; the "
-                            "flags below change it")
+                       help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
+                            "below change it")
     where.add_argument("--compute", metavar="DIST",
                        help="time of one gradient, e.g. 158ms or exponential(20ms), default "
                             f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
@@ -116,7 +118,8 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                        help="server k shares the host of worker k mod n")
     where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
     where.add_argument("--cores", type=int, metavar="C",
-                       help="of a node, which its programs share (default: enough for all)")
+                       help="of a host, which its programs share (default: enough for all)")
+    levels(where)
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     files(out)
@@ -167,6 +170,22 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
 def batch(text: str) -> int | str:
     """A batch: a number, or text that `refsgd.experiment.batches` reads."""
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
+
+
+def levels(where: argparse._ArgumentGroup) -> None:
+    """The options of a machine with hosts of several nodes, or groups of hosts; `none` removes what a file or
+    preset has."""
+    where.add_argument("--hosts", metavar="WHERE", help="where nodes live: " + placement.HOSTS)
+    where.add_argument("--duplex", choices=("full", "half"),
+                       help="half: a host's link serves both directions, one message at a time")
+    where.add_argument("--inside", metavar="LINK",
+                       help="link of each node to others on its host: latency and bandwidth, such as "
+                            "10us,32GB/s or 10us,32GB/s,half (default: free)")
+    where.add_argument("--groups", metavar="HOSTS", help="racks or sites: " + placement.GROUPS)
+    where.add_argument("--uplink", metavar="LINK",
+                       help="link of each group to the others, shared by its hosts, such as 20ms,1Gbps")
+    where.add_argument("--reduction", type=float, metavar="S",
+                       help="seconds per byte that is added in a collective (default 0)")
 
 
 def with_unit(text: str, unit: str) -> str:
@@ -284,10 +303,12 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 
 def _described(args: argparse.Namespace) -> Machine:
-    own = ("compute", "latency", "bandwidth", "update", "speeds", "colocated", "cores")
-    said = {name: value for name in own if (value := getattr(args, name)) is not None}
-    if args.compute == "none":
-        said["compute"] = None
+    said = {name: value for name in FIELDS if (value := getattr(args, name, None)) is not None}
+    for name in ("compute", "hosts", "inside", "groups", "uplink"):
+        if said.get(name) == "none":
+            said[name] = "" if name in ("hosts", "groups") else None
+    if said.get("groups") == "":
+        said["uplink"] = None
     if args.latency is not None and args.latency.strip().startswith("-"):
         raise Usage(f"latency {args.latency}; expected a time >= 0")
     base = Machine() if args.compute is not None else DEFAULT_MACHINE
@@ -296,9 +317,11 @@ def _described(args: argparse.Namespace) -> Machine:
         if timed and base.compute and args.compute is None:
             _check_timed(args, *timed)
     machine = base.with_(**said)
-    if args.bandwidth is not None and machine.bandwidth < 1e3:
-        raise Usage(f"bandwidth {args.bandwidth} is {machine.bandwidth:g} bytes/s; expected at least 1kB/s"
-                    + with_unit(args.bandwidth, "Gbps"))
+    for name in ("bandwidth", "inside", "uplink"):
+        link = machine.between if name == "bandwidth" else getattr(machine, name)
+        if said.get(name) and link.bandwidth < 1e3:
+            raise Usage(f"{name} {said[name]} is {link.bandwidth:g} bytes/s; expected at least 1kB/s"
+                        + with_unit(said[name], "Gbps"))
     if getattr(args, "slow_motion", None) is not None:
         machine = machine.slow_motion(args.slow_motion)
     if not args.slow:
@@ -333,6 +356,6 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     """What `refsgd.run` and its like take, as far as it was given."""
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
-    if any(getattr(args, name) is not None for name in MACHINE):
+    if any(getattr(args, name, None) is not None for name in MACHINE):
         given["machine"] = machine_of(args)
     return given | own_given(args)

@@ -16,11 +16,12 @@ link are one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from refsgd.cluster import placement, units
+from refsgd.cluster.checks import check_keys, wrong_type
 from refsgd.cluster.distributions import is_number
 from refsgd.effects import Deployment
 
@@ -66,7 +67,7 @@ class Link:
                     raise ValueError(f"{name} {error}") from None
                 object.__setattr__(self, name, value)
             if not is_number(value):
-                raise ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")
+                raise wrong_type(name, value, expected)
             if not (value > 0 if name == "bandwidth" else 0 <= value < math.inf):
                 raise ValueError(f"{name} {value} {unit}; expected {expected}")
         if self.duplex not in ("full", "half"):
@@ -92,10 +93,8 @@ class Link:
             parts = [part.strip() for part in given.split(",")]
             if 2 <= len(parts) <= 3:
                 return cls(*parts)  # type: ignore[arg-type]
-        elif isinstance(given, dict):
-            if unknown := sorted(set(map(str, given)) - {"latency", "bandwidth", "duplex"}):
-                raise ValueError(f"{unknown[0]!r} is no figure of a link; expected some of latency, "
-                                 "bandwidth, duplex")
+        elif isinstance(given, Mapping):
+            check_keys(given, ["latency", "bandwidth", "duplex"], "a link")
             values = dict(given)
             if values.get("bandwidth", 0) is None:  # as JSON has it
                 values["bandwidth"] = math.inf
@@ -164,10 +163,13 @@ class Network:
 
     def __init__(self, machine: Machine, deployment: Deployment) -> None:
         self._machine = machine
-        self.host = machine.place(deployment)
-        self.hosts = placement.numbered(machine.hosts, self.host)
+        try:
+            self.host = machine.place(deployment)
+            self.hosts = placement.numbered(machine.hosts, self.host)
+            self._group = placement.grouped(machine.groups, self.hosts, self.host)
+        except ValueError as error:
+            raise ValueError(f"{machine.source}{error}") from None
         self.links: list[str] = []
-        self._group = placement.grouped(machine.groups, self.hosts, self.host)
         between = machine.between.duplex
         self._of_host = {host: self._pair(host, "out", "in", between) for host in self.hosts}
         self._of_group: dict[int, tuple[int, int]] = {}

@@ -23,12 +23,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import wraps
 from numbers import Integral
 from typing import Any
 
 from refsgd.cluster import placement, units
+from refsgd.cluster.checks import check_keys, wrong_type
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
 from refsgd.cluster.links import Link
 from refsgd.cluster.placement import Groups, Hosts
@@ -78,6 +79,8 @@ class Machine:
         Hosts of each rack or site by number; ``"2x8"``: two groups of eight hosts.
     uplink : Link or str or None
         Link of each group, in each direction, to the others, shared by its hosts.
+    source : str
+        How errors about `hosts` and `groups` begin that only a run can find: the file they are from.
 
     Examples
     --------
@@ -101,6 +104,7 @@ class Machine:
     inside: Link | None = None
     groups: Groups = ()
     uplink: Link | None = None
+    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("compute", "update"):
@@ -117,7 +121,7 @@ class Machine:
             except ValueError as error:
                 raise ValueError(f"speeds {error}") from None
         if not is_number(self.reduction):
-            raise _wrong_type("reduction", self.reduction, "a number of s/byte >= 0")
+            raise wrong_type("reduction", self.reduction, "a number of s/byte >= 0")
         if not self.reduction >= 0:
             raise ValueError(f"reduction {self.reduction} s/byte; expected a number of s/byte >= 0")
         speeds = tuple(self.speeds) if isinstance(self.speeds, Iterable) else (None,)
@@ -125,9 +129,9 @@ class Machine:
             raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
         object.__setattr__(self, "speeds", tuple(map(float, speeds)))
         if not isinstance(self.colocated, bool):
-            raise _wrong_type("colocated", self.colocated, "True or False")
+            raise wrong_type("colocated", self.colocated, "True or False")
         if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):
-            raise _wrong_type("cores", self.cores, "a whole number, at least 1, or None")
+            raise wrong_type("cores", self.cores, "a whole number, at least 1, or None")
         if self.cores is not None and self.cores < 1:
             raise ValueError(f"cores {self.cores}; expected at least 1, or None")
 
@@ -248,6 +252,8 @@ class Machine:
         -------
         Machine
         """
+        if {"hosts", "groups"} & set(changes):
+            changes["source"] = ""
         return replace(self, **changes)
 
     def slow_motion(self, factor: float) -> Machine:
@@ -293,6 +299,11 @@ class Machine:
         return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers] if self.speeds else (),
                        hosts=placement.of_workers(self.hosts, workers))
 
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys of a machine file: all fields but `source`."""
+        return sorted(f.name for f in fields(cls) if f.name != "source")
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
         out = asdict(self)
@@ -308,6 +319,7 @@ class Machine:
         for name in ("inside", "uplink"):
             link: Link | None = getattr(self, name)
             out[name] = link and link.to_json()
+        del out["source"]
         return {name: value for name, value in out.items() if value or name not in LEVELS}
 
     @classmethod
@@ -324,12 +336,10 @@ class Machine:
         -------
         Machine
         """
-        known = sorted(f.name for f in fields(cls))
         if not isinstance(data, Mapping):
-            raise _wrong_type("a machine is", data, f"an object with some of {known}")
+            raise wrong_type("a machine is", data, f"an object with some of {cls.keys()}")
         values = _current_names(data)
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"unknown keys {unknown} of a machine; expected some of {known}")
+        check_keys(values, cls.keys(), "a machine")
         for name in ("compute", "update"):
             if isinstance(given := values.get(name), Mapping):
                 if set(given) != {"family", "parameters"} or not isinstance(given["parameters"],
@@ -373,10 +383,6 @@ class Machine:
         if self.groups:
             parts.append(f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}")
         return ", ".join(parts)
-
-
-def _wrong_type(name: str, value: Any, expected: str) -> ValueError:
-    return ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")
 
 
 def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:

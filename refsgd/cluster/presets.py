@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import difflib
 from typing import Any, NamedTuple
 
+from refsgd.cluster import files
 from refsgd.cluster.machine import Machine
 
 
@@ -42,7 +42,7 @@ PRESETS = {
 
 
 def load_machine(name: str) -> Machine:
-    """A preset, or the machine of a JSON file (a machine, or what ``refsgd calibrate`` wrote)."""
+    """A preset, or the machine of a TOML or JSON file (a machine, or what ``refsgd calibrate`` wrote)."""
     return load_timed(name)[0]
 
 
@@ -51,20 +51,11 @@ def load_timed(name: str) -> tuple[Machine, tuple[str, int] | None]:
     if name in PRESETS:
         return PRESETS[name].machine, PRESETS[name].timed
     try:
-        data = json.loads(Path(name).read_text())
+        return files.read(name)
     except FileNotFoundError:
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"machine {name!r} is neither a file nor a preset; expected a file or one of "
-                         f"{', '.join(PRESETS)}") from None
-    except (OSError, ValueError, RecursionError) as error:  # also if it is not text
-        raise ValueError(
-            f"machine file {name}: {error}; expected JSON as `refsgd calibrate` writes it") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"machine file {name} holds a {type(data).__name__}; expected an object")
-    try:
-        machine = Machine.from_json(data.get("machine", data))
-    except ValueError as error:
-        raise ValueError(f"machine file {name}: {error}") from None
-    timed = data.get("net")
-    if not isinstance(timed, dict) or not {"net", "batch"} <= set(timed):
-        return machine, None
-    return machine, (timed["net"], timed["batch"])
+                         f"{', '.join(PRESETS)}{meant}") from None
+    except OSError as error:
+        raise ValueError(f"machine file {name}: {error.strerror}; expected a file in TOML or JSON") from None

@@ -68,9 +68,10 @@ class Attempts:
         self.x, self.done = parameters(halted, self.x, self.experiment.servers), self.done + more
         self.dead.update(names)
         self.next = self._attempt(self.run.trace)
-        log.warning("%s; the run continues from iteration %d with %s", "; ".join(dict.fromkeys(halted.dead.values())),
-                    self.done, ", ".join(new if new == old else f"{new} (was {old})"
-                                         for new, old in self.next.names.items()))
+        why = dict.fromkeys(halted.dead.values())  # nodes of one host die of one cause
+        log.warning("%s; the run continues from iteration %d with %s", "; ".join(why), self.done,
+                    ", ".join(new if new == old else f"{new} (was {old})"
+                              for new, old in self.next.names.items()))
 
     def _check(self, halted: Halted, names: Sequence[str], more: int) -> None:
         """Fail if nobody is left, nobody has the parameters, or a node dies again and again."""
