@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.experiment.strategies import (
     BY_SPEED,
@@ -81,8 +82,9 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     strategy, took = best.name.removesuffix(f", {best.variant}"), f"{best.seconds:.4g} s a pass"
     if best.variant.startswith("without "):
         slow = best.variant.replace("without worker", "the slow worker").removeprefix("without ")
-        start = (f"Start with {strategy} on {best.workers} nodes, leaving out {slow}: {took} instead of "
-                 f"{base.seconds:.4g}" + (f" with {base.name}" if strategy != base.name else "") + ".")
+        than = f"{base.seconds:.4g}" + (f" with {base.name}" if strategy != base.name else "")
+        start = (f"Start with {strategy} on {counted(best.workers, 'node')}, leaving out {slow}: {took} "
+                 f"instead of {than}.")
     else:
         start = f"Start with {best.name}: {took} (" + ("the baseline)" if best is base
                                                        else f"x{best.factor:.2f} of {base.name})")
