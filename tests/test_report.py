@@ -180,7 +180,7 @@ def test_predictions_fit_and_break_no_word(name, width):
     assert [line for line in lines if line.startswith("bytes_sent ") and " bytes" in line]
     if name == "approximate":
         assert [line for line in lines
-                if re.match(r"seconds_per_iteration +≥[\d.]+ s  \(lower bound\)", line)]
+                if re.match(r"seconds_per_iteration +≥[\d.]+ ± [\de.-]+ s  \(lower bound\)", line)]
     if name == "bsp":
         assert [line for line in lines
                 if re.match(r"seconds_per_iteration +[\d.]+ ± [\de.-]+ s  \(numerical\)", line)]

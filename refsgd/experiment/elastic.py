@@ -160,7 +160,7 @@ def parameters(halted: Halted, x0: Array, servers: int) -> Array:
         newest = [kept[node][-1][1] for node in sorted(part, key=part.__getitem__)]
         if sum(x.size for x in newest) == x0.size:
             return np.concatenate(newest)
-        x, cut = x0.copy(), equal(x0.size, servers)
+        x, cut = x0.copy(), equal(x0.size, max(servers, 1 + max(part.values(), default=0)))
         for k, found in zip(sorted(part.values()), newest, strict=True):
             x[cut[k]] = found
         return x

@@ -13,9 +13,10 @@ from typing import Any
 from refsgd.cluster.machine import Machine
 from refsgd.theory.algorithms.allreduce import allreduce, dgc
 from refsgd.theory.algorithms.alone import hogwild, independent, sequential
-from refsgd.theory.algorithms.asp import approximate, asp, softsync, staleness_aware
+from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
 from refsgd.theory.algorithms.backup import backup
 from refsgd.theory.algorithms.bsp import bsp
+from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local

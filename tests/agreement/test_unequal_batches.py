@@ -25,12 +25,12 @@ MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
 SUM, STEPS = 32, 4
 
 #: algorithms whose every update or round is a mean over all workers, with the options that make it one step
-UNION = {"bsp": {}, "backup-workers": {"backups": 0}, "local-sgd": {"period": 1}, "post-local": {"switch": STEPS},
+UNION = {"bsp": {}, "approximate": {"centers": 1}, "backup-workers": {"backups": 0}, "local-sgd": {"period": 1}, "post-local": {"switch": STEPS},
          "diloco": {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}, "dgc": {"ratio": 1.0, "masking": False}}
 #: a mean over those whose gradients an update happens to take: all of them in the first update
 FIRST = {"softsync": {"splitting": 1}, "staleness-aware": {"splitting": 1}}
 #: each gradient is applied alone, or replicas are mixed with the weights of a graph or of a force
-ALONE = ("asp", "ssp", "dssp", "consgd", "dc-asgd", "downpour", "approximate", "hogwild", "easgd", "gosgd", "adpsgd",
+ALONE = ("asp", "ssp", "dssp", "consgd", "dc-asgd", "downpour", "hogwild", "easgd", "gosgd", "adpsgd",
          "pair-averaging", "dpsgd", "sgp", "independent")
 
 batches = st.lists(st.integers(1, SUM - 1), min_size=1, max_size=3).filter(lambda b: sum(b) < SUM).map(

@@ -14,7 +14,7 @@ from tests.wrong import wrong_deployment
 STEPS = 4
 CASES = [*[(name, {}) for name in CATALOGUE], ("downpour", {"adagrad": True}),
          ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
-         *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")]]
+         *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")], ("approximate", {"inside": "asp"})]
 #: replicas whose last update is what they return, and workers that return the last model that answered a push
 #: of theirs
 ENDS = ["sequential", "independent", "allreduce", "dgc", "dpsgd", "sgp", "pair-averaging"]
@@ -31,7 +31,7 @@ def updates_of(name, node, marks):
 
 
 def hold_marks(name, deploy, **options):
-    slices = 2 if has_servers(deploy) or name == "approximate" else 1
+    slices = 2 if has_servers(deploy) else 1
     run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices, **options)
     trace, values = run.trace, run.run.values
     assert {e.work for e in trace.of(Computed)} <= {"gradient", "update", "reduction"}

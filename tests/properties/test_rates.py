@@ -24,11 +24,22 @@ def of_the_worker(run, rank, t, k):
     return t
 
 
+def own_center(run, rank):
+    """Number and workers of a worker's data centre."""
+    centers = [range(run.workers)[center] for center in equal(run.workers, 2)]
+    found, = [(k, center) for k, center in enumerate(centers) if rank in center]
+    return found
+
+
 def of_the_center(run, rank, t, k):
     """Earlier pushes of the workers in the same data centre, in the order of their server."""
-    centers = [range(run.workers)[center] for center in equal(run.workers, 2)]
-    (k, center), = [(k, center) for k, center in enumerate(centers) if rank in center]
+    k, center = own_center(run, rank)
     return [(r, s) for _, new in run.updates(k) for r, s in new if r in center].index((rank, t))
+
+
+def share_of_the_center(run, rank, t, k):
+    """Of the images of all workers in the same data centre in this iteration."""
+    return run.images(rank, t) / sum(run.images(i, t) for i in own_center(run, rank)[1])
 
 
 def whole(run, rank, t, k):
@@ -79,7 +90,7 @@ CASES = [
     ("consgd", {"staleness": 1}, of_the_server, one_of_n),
     ("dssp", {"lower": 0, "upper": 2}, of_the_server, whole),
     ("dynsgd", {"staleness": 1}, of_the_worker, share_of_the_clock_so_far),
-    ("approximate", {}, of_the_center, whole),
+    ("approximate", {}, of_the_worker, share_of_the_center), ("approximate", {"inside": "asp"}, of_the_center, whole),
     ("easgd", {"period": 2}, of_the_worker, whole),
     ("allreduce", {}, of_the_worker, share_of_the_step),
     ("dgc", {}, of_the_worker, share_of_the_step),
@@ -199,7 +210,7 @@ def test_a_stage_counts_its_updates(deploy):
      "yield from shard.update([(w, message)], lambda sgd, x, v, g: sgd.step(x, v, g, clock[w]), message.grad)\n"
      "            clock[w] += 1\n            waiting"),
     ("downpour", "message.grad,\n                                                     shard.version", "message.grad, 0"),
-    ("approximate", "message.grad, done", "message.grad, version"),
+    ("approximate", "push in pushes], self.own)", "push in pushes], self.version)"),
     ("dynsgd", "message.grad, share, c)", "message.grad, share, shard.version)"),
     ("allreduce", "np.float32(whole), t)", "np.float32(whole), t + 1)"),
     ("dgc", "sum_of_sparse(messages, replica.x), t)", "sum_of_sparse(messages, replica.x), 0)"),

@@ -155,7 +155,7 @@ def both_centers(deploy, threshold, seed=0):
                                StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3),
                                                                     curved(workers=3).gradient,
                                                                     lambda x: 0.0))
-    run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold), UNEQUAL, seed)
+    run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold, inside="asp"), UNEQUAL, seed)
     x = np.float64(problem.x0)
     for k, center in enumerate((("worker0",), ("worker1", "worker2"))):
         gradients, server = {w: [g for rank, _, _, g in seen if w == f"worker{rank}"]
@@ -175,10 +175,9 @@ def test_both_data_centres_end_with_the_steps_of_both(threshold):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("old = x\n", "old = v\n"), ("unsent + (x - old), done + 1", "x - old, done + 1"),
-    ("if done < pushes else 0.0", "if done else 0.0"),
-    ("x, v = yield", "x, _ = yield"),
-    ("per_iteration) ** 0.5 if done <", "per_iteration) ** 0.5 if not done <")])
+    ("old = self.x\n", "old = self.state\n"), ("self.unsent + (self.x - old), self.own", "self.x - old, self.own"),
+    ("0.0 if now == steps else", "0.0 if now == steps + 1 else"),
+    ("0.0 if now == steps else", "0.0 if not now == steps else")])
 def test_a_data_centre_that_lacks_something_is_caught(right, wrong):
     with pytest.raises(AssertionError):
         for threshold in (0.01, 50.0):

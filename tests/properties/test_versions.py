@@ -25,7 +25,7 @@ SERVERS = [
     ("backup-workers", {}, 1), ("softsync", {}, 1), ("softsync", {"splitting": 2}, 2),
     ("staleness-aware", {}, 1), ("staleness-aware", {"splitting": 1}, 1),
     ("dc-asgd", {}, 1), ("consgd", {"staleness": 1}, 1), ("dynsgd", {"staleness": 1}, 2),
-    ("approximate", {}, 2),
+    ("approximate", {}, 2), ("approximate", {"inside": "asp", "barrier": 0}, 2),
 ]
 PEERS = ["sequential", "independent", "gosgd", "adpsgd", "pair-averaging", "allreduce", "dgc", "local-sgd",
          "post-local", "diloco", "dpsgd", "sgp"]
@@ -192,8 +192,8 @@ def test_clocks_are_those_of_the_gradients(name):
     ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
     ("asp", "(w, push.version) for", "(w, self.version) for"),
     ("backup-workers", "(w, pushes[w]) for", "(w, pushes[w]._replace(version=shard.version - 1)) for"),
-    ("approximate", "version=version, reads=((w, message.version),)",
-     "version=done, reads=((w, message.version),)"),
+    ("approximate", "reads = tuple((w, push.version) for", "reads = tuple((w, clock) for"),
+    ("approximate", "        self.version += 1\n", "        self.version += len(reads)\n"),
 ])
 def test_wrong_versions_at_servers_are_caught(name, right, wrong):
     deploy = wrong_deployment(CATALOGUE[name], right, wrong)

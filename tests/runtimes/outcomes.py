@@ -30,7 +30,7 @@ LOST = {
     "consgd": "the gradient that it was computing; its weight 1/n is missing",
     "dynsgd": "the gradient that it was computing; the means of open clocks are over fewer",
     "dssp": "the gradient that it was computing; the bound counts the living",
-    "approximate": "the gradient that it was computing, and its centre's last flush",
+    "approximate": "the gradient that it was computing",
     "gosgd": "its replica and weight, and what is sent to it later",
     "adpsgd": "its replica; a peer that asked it skips that average",
     "pair-averaging": "its replica; a peer that asked it skips that average",

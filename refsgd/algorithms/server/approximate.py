@@ -1,125 +1,173 @@
-"""Approximate synchronous parallel (Gaia): two data centres exchange only what has changed significantly.
+"""Approximate synchronous parallel (Gaia): data centres exchange only what has changed significantly.
 
-Inside a data centre links are fast, between them slow and dear.  Each centre has a server with a copy of the
-whole model, which its own workers use at once.  A server gathers, entry by entry, what its own workers have
-changed, and sends an entry to the other centre only when the change is a noticeable share of the entry's
-value.
-
-An entry u_j of the unsent changes is significant if |u_j| > limit |x_j|, with limit = threshold / sqrt(1 +
-iterations done).
+Inside a data centre links are fast, between them slow and dear.  Each centre has servers with a copy of the
+whole model, and its workers read and update that copy only, as under BSP, SSP or ASP.  Three techniques keep
+the copies near each other (section 3.2; `mirrors`): the significance filter shares an entry's changes once
+they are a noticeable share of its value; the selective barrier sends indexes ahead where the wide-area link
+is behind; by the mirror clock a centre that is more than `ahead` clocks ahead of the slowest one waits.
 
 Quick facts
 -----------
-synchronous: no | centralised: a server per data centre | roles: n workers, 2 servers with a full copy each (1
-for a single worker) | messages per worker and iteration: 1 up, 1 down inside the centre, 1 between the
-centres | bytes per worker and iteration: M up, M down inside; 8 for each significant entry between |
-staleness: unbounded, as ASP's; what the filter holds back is at most limit |x_j| an entry | clock gap:
-unbounded | momentum: at each server, of own pushes | aggregation: each push is applied alone | deterministic:
-given the order of arrival
+synchronous: bounded between centres, as chosen inside | centralised: K servers with a part each in each of D
+data centres | roles: n workers, D K servers | messages per worker and iteration: K up, K down inside the
+centre | bytes per worker and iteration: M up, M down inside; 8 for each significant entry and other centre,
+and 4 more where the indexes go ahead | staleness: unbounded in updates; what the filter holds back is at most
+limit |x_j| an entry | clock gap: between centres at most `ahead` completed; inside as BSP, SSP or ASP |
+momentum: at each server, of own updates | aggregation: inside as BSP, SSP or ASP; changes of centres add up |
+deterministic: given the order of arrival
 
 What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one
-isolates the centres until the end.  The last push flushes, so both copies end equal, to rounding; after a
-death it never comes and they differ.  Half of the result is read from each.  A copy's version counts the
-pushes that it knows of, own and remote: staleness means the same on both.  Unequal batches: each push counts
-alike, however many examples it is the mean of, as in the paper.
+isolates the centres until the end.  The last update flushes, so all copies end equal, to rounding, also after
+deaths.  A piece of the result is read from each copy.  Unequal batches: BSP's mean is over examples; centres,
+and the pushes of SSP and ASP, count alike.
 
 What differs from the paper
 ---------------------------
-There the workers of a centre run BSP or SSP among themselves, here ASP.  Left out: the selective barrier
-(indexes ahead of values on a full link) and the mirror clock (a bound on how far one centre runs ahead).  At
-x_j = 0 any change is significant.  A message without significant entries is sent too; it costs no payload.
+A link is behind by a count of acknowledgements, where Gaia knows its WAN's bandwidth.  Workers read all
+parameters in each iteration, so a barrier blocks a server's part whole.  At x_j = 0 any change is
+significant.  A clock that ends without significant changes is told in an update without entries.  Left out:
+thresholds that follow the bandwidth (section 4.4), hubs that relay (section 4.5).
 
 References
 ----------
-Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017: approximate
-synchronous parallel, the significance filter, a threshold that falls as 1 / sqrt(t) from about 1 %.
+Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017: section 3.1, servers
+per data centre; 3.2, approximate synchronous parallel; a threshold that falls as 1 / sqrt(t) from about 1 %.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from refsgd.algorithms.parts import Model, Objective, Push, equal, names, worker
+from refsgd.algorithms.server import ssp_gate
+from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Node, Program, Recv, Send
+
+Inside = Literal["bsp", "ssp", "asp"]
 
 
-class Significant(NamedTuple):
-    """server -> server: changes to add to these entries, after a push of `worker`."""
+@dataclass(frozen=True)
+class Rules:
+    """What the servers of a run go by; the options of `approximate` explain each."""
 
-    entries: npt.NDArray[np.int32]
-    change: Array  # as many as `entries`
-    worker: str
-    version: int  # of the sender's copy at which it computed
+    inside: Inside
+    slack: float  # clocks that a worker may be ahead of the slowest of its centre
+    threshold: float
+    share: float | None
+    ahead: float
 
 
-def filtered(x: Array, unsent: Array, limit: float) -> tuple[npt.NDArray[np.int32], Array]:
-    """Which entries of `unsent` exceed `limit` times the parameter; the rest, with zeros in their place.
+def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps: int,
+           rules: Rules) -> Program[Array]:
+    """Apply what own workers push, show the mirrors what is significant, answer whom the gates let pass;
+    returns its piece of the copy."""
+    mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
+    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if rules.inside == "bsp" else len(workers)
+    flushed = not steps
+    while not flushed or any(m.open(steps) for m in mirrors):
+        src, message = yield Recv(Push, Significant, Barrier, Taken, Died)
+        if isinstance(message, Push):
+            pushes[src] = message
+            waiting.add(src)
+            clock[src] += 1
+        elif isinstance(message, Died):
+            clock.pop(message.node, None)  # the others wait for it no more
+        else:
+            yield from mirror[src].heard(copy, message)
+        now, applied = min(clock.values(), default=steps), list[tuple[str, Push]]()
+        if pushes and (rules.inside != "bsp" or pushes.keys() >= clock.keys()):
+            applied = [(w, pushes[w]) for w in workers if w in pushes]
+            yield from copy.step(applied)
+            pushes.clear()
+        if applied or (now == steps and not flushed):
+            # significance filter: the threshold of iteration t is v / sqrt(t); the last update flushes
+            limit = 0.0 if now == steps else rules.threshold / (1 + (copy.own - 1) // per_clock) ** 0.5
+            yield from copy.share(mirrors, applied, now, limit, rules.share)
+            flushed = now == steps
+        # selective barrier: its receiver blocks its local workers from reading the parameters that it names;
+        # mirror clock: so does a server that is too far ahead of the slowest one with the same parameters
+        lead, blocked = now - min((m.clock for m in mirrors), default=now), any(m.awaited for m in mirrors)
+        if not blocked and lead <= rules.ahead:
+            for w in [w for w in clock if w in waiting and clock[w] <= now + rules.slack]:
+                waiting.remove(w)
+                yield Send(w, Model(copy.x, copy.version))
+        for w in [w for w, _ in applied if w in waiting]:
+            yield Mark("block", worker=w)
+    return copy.x[copy.piece]
 
-    >>> filtered(np.ones(3), np.array([0.5, 0.01, -0.2]), 0.1)
-    (array([0, 2], dtype=int32), array([0.  , 0.01, 0.  ]))
+
+def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) -> list[list[int]]:
+    """The workers of each data centre by rank: of each group of the machine, else as many in each.
+
+    >>> members_of(5, None, None), members_of(4, None, [0, 1, 0, 1])
+    ([[0, 1], [2, 3, 4]], [[0, 2], [1, 3]])
     """
-    significant = np.abs(unsent) > np.float32(limit) * np.abs(x)
-    return np.flatnonzero(significant).astype(np.int32), np.where(significant, np.zeros_like(unsent), unsent)
+    if groups is not None and centers in (None, len(set(groups))):
+        return [[i for i in range(workers) if groups[i] == g] for g in sorted(set(groups))]
+    count = min(2, max(1, workers)) if centers is None else centers
+    if not 1 <= count <= workers:
+        raise ValueError(f"centers {count} for {workers} workers; expected at least 1, and a worker for each")
+    return [list(range(workers))[center] for center in equal(workers, count)]
 
 
-def add(x: Array, entries: npt.NDArray[np.int32], change: Array) -> Array:
-    """The copy with the other centre's changes."""
-    x = x.copy()
-    x[entries] += change
-    return x
-
-
-def server(k: int, other: str | None, mine: slice, x: Array, pushes: int, remote: int, per_iteration: int,
-           sgd: SGD, threshold: float) -> Program[Array]:
-    """Apply `pushes` of own workers and `remote` messages of the other centre; returns part `mine`."""
-    v, unsent, done = sgd.start(x), np.zeros_like(x), 0  # done: own pushes
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
-        for version in range(pushes + remote):  # counts all pushes that the copy knows of
-            w, message = yield Recv(Push, Significant)
-            if isinstance(message, Significant):
-                x = yield Compute(add, x, message.entries, message.change, kind="update")
-                reads = ((message.worker, message.version),)
-                yield Mark("update", part=k, version=version, reads=reads, x=x[mine])
-                continue
-            old = x
-            x, v = yield Compute(sgd.step, x, v, message.grad, done, kind="update")
-            yield Mark("update", part=k, version=version, reads=((w, message.version),), x=x[mine])
-            unsent, done = unsent + (x - old), done + 1
-            # the last push flushes
-            limit = threshold / (1 + (done - 1) // per_iteration) ** 0.5 if done < pushes else 0.0
-            if other is not None:
-                entries, rest = filtered(x, unsent, limit)
-                yield Send(other, Significant(entries, unsent[entries], w, message.version))
-                unsent = rest
-            yield Send(w, Model(x, version + 1))
-    return x[mine]
-
-
-def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, *,
-                threshold: float = 0.01) -> Deployment:
-    """Deploy approximate synchronous parallel SGD on two data centres, half of the workers in each.
+def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+                groups: Sequence[int] | None = None, *, centers: int | None = None, threshold: float = 0.01,
+                inside: Inside = "bsp", staleness: float = 3, barrier: float = 4, ahead: float = 10,
+                share: float | None = None) -> Deployment:
+    """Deploy approximate synchronous parallel SGD.
 
     Parameters
     ----------
     problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`; a single worker is alone in the only data centre.
+        As for `refsgd.algorithms.parts.deploy`.
+    servers : int
+        K, servers of each data centre.
+    groups : sequence of int, optional
+        Group of each worker, on a machine that has groups.
+    centers : int, optional
+        D, data centres; by default the machine's groups, else two (one for a single worker).
     threshold : float
         v >= 0: share of a parameter's value by which it must have changed, at first.
+    inside : {"bsp", "ssp", "asp"}
+        How the workers of a data centre keep together; ssp with the slack `staleness`.
+    staleness : int or inf
+        Clocks >= 0 that a worker may be ahead of the slowest of its data centre, under ssp.
+    barrier : int or inf
+        Iterations >= 0 of which updates to another data centre may be without acknowledgement before their
+        indexes go ahead of their values; inf: never.
+    ahead : int or inf
+        Clocks >= 0 that a data centre may be ahead of the slowest one; inf: any number.
+    share : float, optional
+        In (0, 1]: send this share of the entries, those that have changed most; for nets in shape only.
     """
     if not 0 <= threshold < float("inf"):
         raise ValueError(f"threshold {threshold}; expected a finite number >= 0")
-    ws, ss = names(workers, min(2, max(1, workers)))
-    nodes, centers = dict[str, Node](), equal(workers, len(ss))
-    for s, center in zip(ss, centers, strict=True):
-        nodes |= {w: Node(worker(i, [s], problem, steps), rank=i) for i, w in list(enumerate(ws))[center]}
-    for k, (s, mine) in enumerate(zip(ss, equal(problem.x0.size, len(ss)), strict=True)):
-        own, other = len(ws[centers[k]]), ss[1 - k] if len(ss) == 2 else None
-        remote = (workers - own) * steps
-        program = server(k, other, mine, problem.x0, own * steps, remote, own, sgd, threshold)
-        nodes[s] = Node(program, role="server", rank=k, survives=True)
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"share {share}; expected a share of the entries in (0, 1]")
+    slacks = {"bsp": 0.0, "ssp": staleness, "asp": np.inf}
+    if inside not in slacks:
+        raise ValueError(f"inside {inside!r}; expected {', '.join(slacks)}")
+    for name, value in (("staleness", staleness), ("barrier", barrier), ("ahead", ahead)):
+        ssp_gate.check(value, name)
+    ws, _ = names(workers, servers)
+    members = members_of(workers, centers, groups)
+    ss = names(workers, servers * len(members))[1]
+    rules = Rules(inside, slacks[inside], threshold, share, ahead)
+    nodes = dict[str, Node]()
+    for c, center in enumerate(members):
+        nodes |= {ws[i]: Node(worker(i, ss[c::len(members)], problem, steps), rank=i) for i in center}
+    for i, s in enumerate(ss):  # the first of each centre, then the second of each
+        part, c = divmod(i, len(members))
+        own, x = [ws[j] for j in members[c]], problem.x0[equal(problem.x0.size, servers)[part]]
+        copy = Copy(i, x, sgd, piece=equal(x.size, len(members))[c])
+        window = barrier * (1 if inside == "bsp" else len(own))
+        mirrors = [Mirror(m, window) for m in ss[part * len(members):][:len(members)] if m != s]
+        beside = members[c][part % len(own)]  # on a machine that deals servers to the hosts of workers
+        nodes[s] = Node(server(copy, own, mirrors, steps, rules), role="server",
+                        rank=i if groups is None else beside + workers * (part // len(own)), survives=True)
     return nodes

@@ -38,7 +38,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
     return shard.x
 
 
-def check(staleness: float) -> None:
+def check(slack: float, name: str = "staleness") -> None:
     """Refuse what is no slack with a ValueError."""
-    if not staleness >= 0 or staleness % 1 > 0:  # inf % 1 is NaN
-        raise ValueError(f"staleness {staleness}; expected a whole number of clocks >= 0, or inf")
+    if not slack >= 0 or slack % 1 > 0:  # inf % 1 is NaN
+        raise ValueError(f"{name} {slack}; expected a whole number of clocks >= 0, or inf")

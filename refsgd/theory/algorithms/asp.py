@@ -1,5 +1,5 @@
 """Figures of asynchronous SGD through a parameter server, and of its relatives: softsync,
-staleness-aware, approximate."""
+staleness-aware."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import RUN, Setting, clocks, count, figures, last_of_sums, unbounded, weaker
 
 PUSHES = RUN + ": others may update any number of times meanwhile"
-SIGNIFICANT = "what crosses between the data centres depends on the data"
 DRAWN = ("closed network of links with a gate, by Monte Carlo",
          "Ho et al. 2013: the gate; Lindley 1952: the queues")
 
@@ -118,27 +117,3 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
 def staleness_aware(c: Setting) -> Figures:
     """Softsync in time; every gradient an update of its own unless told otherwise."""
     return softsync(c, None)
-
-
-def approximate(c: Setting) -> Figures:
-    """Two data centres, half of the workers in each: ASP within each.
-
-    What is significant depends on the data, so times are lower bounds where bytes take time, and bytes are.
-    """
-    centers = min(2, c.workers)
-    half = replace(c, workers=-(-c.workers // centers), servers=1,
-                   machine=c.machine if c.workers == 1 else c.machine.with_(colocated=False))
-    step = replace(asp(half)["seconds_per_iteration"], kind="approximation")
-    # the last of both halves
-    run = replace(asp_seconds(replace(half, workers=c.workers), step), kind="approximation")
-    out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes)
-    for name in ("bytes_per_iteration", "bytes_sent"):
-        out[name] = Prediction(out[name].value, "bytes", "bound", {},
-                               "2 n M within the centres, and what is significant",
-                               "the message protocol", bound="lower")
-    if c.transfer and c.workers > 1:  # what crosses between the centres takes the servers' links too
-        for name in ("seconds_per_iteration", "seconds", "images_per_second"):
-            out[name] = replace(out[name], kind="bound", lower=None,
-                                bound="upper" if name == "images_per_second" else "lower")
-        out.without(SIGNIFICANT, "idle_ratio", "idle_by_cause")
-    return out.without(SIGNIFICANT, "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")

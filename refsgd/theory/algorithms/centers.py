@@ -1,0 +1,75 @@
+"""Figures of approximate synchronous SGD: data centres, each with servers of its own, under BSP, SSP or ASP
+inside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from refsgd.theory.algorithms.asp import asp, asp_seconds
+from refsgd.theory.algorithms.bsp import bsp
+from refsgd.theory.algorithms.ssp import ssp
+from refsgd.theory.estimate import check_count
+from refsgd.theory.prediction import DomainError, Figures, Prediction
+from refsgd.theory.setting import Setting, count, figures
+
+SIGNIFICANT = "what crosses between the data centres depends on the data"
+INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
+
+
+def approximate(c: Setting) -> Figures:
+    """Data centres with equal shares of the workers: the slowest one decides.
+
+    What crosses between them takes links of servers too, and may hold workers back: where it does, times of a
+    centre alone are lower bounds.
+    """
+    given, inside = c.options.get("centers"), str(c.options.get("inside", "bsp"))
+    number = min(2, c.workers) if given is None else check_count("centers", int(given))
+    if inside not in INSIDE or number > c.workers:
+        raise DomainError(f"{number} centers of {c.workers} workers, inside {inside!r}; the formula assumes "
+                          f"a worker for each and one of {', '.join(INSIDE)}")
+    edges = [c.workers * k // number for k in range(number + 1)]
+    sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    if number == 1:
+        return INSIDE[inside](c.with_options(refresh="fresh"))
+    speeds = {tuple(c.machine.speed(i) for i in range(a, b)) for a, b in zip(edges, edges[1:], strict=False)}
+    alone = [INSIDE[inside](_center(c, speed)) for speed in sorted(speeds)]
+    slowest = max(alone, key=lambda found: found["seconds"].value)
+    step, run = slowest["seconds_per_iteration"], slowest["seconds"]
+    if inside == "asp" and not c.tied:  # the last of all centres
+        run = asp_seconds(replace(c, machine=c.machine.with_(colocated=False)), step)
+    step, run = replace(step, kind="approximation"), replace(run, kind="approximation")
+    updates = c.steps * (number if inside == "bsp" else c.workers)
+    out = figures(c, step, run, updates, 2 * c.workers * c.nbytes)
+    _bytes(c, out, sizes, inside)
+    if c.transfer or not ((c.tied and c.alike) or math.isinf(float(c.options.get("ahead", 10)))):
+        for name in ("seconds_per_iteration", "seconds", "images_per_second"):
+            out[name] = replace(out[name], kind="bound", lower=None,
+                                bound="upper" if name == "images_per_second" else "lower")
+        out.without(SIGNIFICANT, "idle_ratio", "idle_by_cause")
+    return out.without(SIGNIFICANT, "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
+
+
+def _center(c: Setting, speeds: Sequence[float]) -> Setting:
+    """One data centre alone."""
+    machine = c.machine.with_(speeds=tuple(speeds) if c.machine.speeds else (), colocated=False)
+    return replace(c.with_options(refresh="fresh"), workers=len(speeds), machine=machine)
+
+
+def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
+    """Bytes within the centres, and between them 8 for each significant entry: known where a share is."""
+    total, share = 2.0 * c.workers * c.nbytes * c.steps, c.options.get("share")
+    exact = share is not None and math.isinf(float(c.options.get("barrier", 4)))
+    if share is not None:
+        edges = [c.nbytes // 4 * k // c.servers for k in range(c.servers + 1)]
+        for part in (b - a for a, b in zip(edges, edges[1:], strict=False)):
+            k = math.ceil(float(share) * part * (1 - 1e-12))
+            for size in sizes:  # all updates but the last, which flushes
+                own = c.steps if inside == "bsp" else size * c.steps
+                total += 8 * (len(sizes) - 1) * ((own - 1) * k + part)
+    formula = ("2 n M within the centres, 8 k to each other centre" if exact
+               else "2 n M within the centres, and what is significant")
+    for name, value in (("bytes_per_iteration", total / c.steps), ("bytes_sent", total)):
+        out[name] = (count(value, "bytes", formula) if exact else
+                     Prediction(value, "bytes", "bound", {}, formula, "the message protocol", bound="lower"))
