@@ -1,4 +1,4 @@
-"""The whole language of a distributed algorithm: what a program may ask of the world.
+"""The language of distributed algorithms: the effects that a program may yield.
 
 A program is a generator.  It yields one of the effects below and is sent the answer::
 
@@ -8,7 +8,7 @@ A program is a generator.  It yields one of the effects below and is sent the an
 
 Four rules make one text run step by step, in virtual time and as real processes:
 
-1. Every ``yield`` is a point where other programs may run, and nothing else is.
+1. Other programs may run at a ``yield``, and only there.
 2. Programs of different nodes share nothing; programs of one node may share a plain object.
 3. An array that has crossed a ``yield`` is read-only from then on: rebind ``x = x - lr * g``.
 4. A program reads no clock, no random generator, no file: randomness is `Choose`, and a stochastic
@@ -38,13 +38,13 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
-ANY: str | None = None  #: the `src` of a receive that takes messages from everybody
+ANY: str | None = None  #: the `src` of a receive that takes messages from any node
 
 
 class _Count:
     """Counts effects, so that a runtime notices one that was built and never yielded."""
 
-    __slots__ = ("count",)  # of an instance: to write a class's attribute takes several times as long
+    __slots__ = ("count",)  # of an instance: writing an attribute of a class takes several times as long
 
     def __init__(self) -> None:
         self.count = 0
@@ -60,7 +60,7 @@ class Compute:
     Parameters
     ----------
     fn : callable
-        What is computed; pure.
+        The computation, a pure function.
     *args
         Its arguments; arrays among them are read-only from now on.
     kind : str
@@ -86,8 +86,8 @@ class Compute:
 class Send:
     """Hand a message over; never waits for the receiver.
 
-    The channel (from, to) is reliable and first-in first-out, without a bound on its length; nothing is
-    said about the order of different senders.
+    The channel (from, to) is reliable, first-in first-out and unbounded; the order between different senders
+    is undefined.
 
     Parameters
     ----------
@@ -111,15 +111,15 @@ class Send:
 class Recv:
     """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
 
-    Others stay in the mailbox.  Of messages that arrive at one moment the lowest source comes first, then the
-    earliest sent.  In a handler it raises `RunEnded` once nothing can arrive any more.
+    Others stay in the mailbox.  If several messages arrive at the same moment, the lowest source comes first,
+    then the earliest sent.  In a handler it raises `RunEnded` once no more message can arrive.
 
     Parameters
     ----------
     *kinds : type
         Classes of messages, at least one: the receiver builds the class that its own Recv names.
     src : str, optional
-        Only from this node; by default from anybody.
+        Only from this node; by default from any node.
     """
 
     kinds: tuple[type, ...]
@@ -137,7 +137,7 @@ class Recv:
 
 @dataclass(slots=True, init=False)
 class Poll(Recv):
-    """A `Recv` that does not wait: ``(src, body)``, or None, which says nothing about what is under way."""
+    """A `Recv` that does not wait: ``(src, body)``, or None; messages may still be in transit."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Choose:
 
 @dataclass(slots=True, init=False)
 class Mark:
-    """Tell observers a fact; takes no time and must not influence the run.
+    """Report a fact to observers; takes no time and must not influence the run.
 
     The names are an interface: ``update`` (part, version, reads, x) at every update of parameters, where
     `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
@@ -177,7 +177,7 @@ class Mark:
     name : str
         The fact.
     **values
-        What belongs to it.
+        Its values.
     """
 
     name: str
@@ -190,21 +190,22 @@ class Mark:
 
 
 class Cell:
-    """A vector in shared memory, cut into parts: what one-sided algorithms read and add to without messages.
+    """A vector in shared memory, divided into parts, for one-sided algorithms: reads and additions without
+    messages.
 
     Parameters
     ----------
     value : ndarray, (d,)
         Its initial contents; copied.
     parts : int
-        Into how many slices it is cut; a `Load` or an `Add` touches one.
+        Number of parts; a `Load` or an `Add` accesses one.
     """
 
     def __init__(self, value: npt.NDArray[Any], parts: int = 1) -> None:
         self.x: npt.NDArray[Any] = value.copy()  #: (d,) the contents; programs use `Load` and `Add`
         edges = [value.size * k // parts for k in range(parts + 1)]
         self.cut = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
-        self.lock: Any = None  #: set by runtimes whose programs really run at the same time
+        self.lock: Any = None  #: set by runtimes whose programs run in parallel
 
     def __reduce__(self) -> tuple[type[Cell], tuple[Any, ...]]:
         return Cell, (np.array(self.x), len(self.cut))
@@ -219,7 +220,7 @@ class Load:
     cell : Cell
         One of the node's ``cells``.
     part : int
-        Number of the slice.
+        Number of the part.
     """
 
     cell: Cell
@@ -233,18 +234,18 @@ class Load:
 class Add:
     """Add `delta` to one part of a cell; takes the part's share of the time of an update of the whole cell.
 
-    ``atomic=False`` reads and writes in two steps, between which others may write: their additions are lost.
+    ``atomic=False`` reads and writes in two steps; additions of others between the two are lost.
 
     Parameters
     ----------
     cell : Cell
         One of the node's ``cells``.
     part : int
-        Number of the slice.
+        Number of the part.
     delta : ndarray
         As long as the part.
     atomic : bool
-        Whether no addition is ever lost.
+        Whether additions are never lost.
     """
 
     cell: Cell
@@ -262,11 +263,11 @@ Program = Generator[Effect, Any, R]
 
 
 class RunEnded(Exception):
-    """Raised in a handler at its `Recv` when every main program has returned and nothing is under way.
+    """Raised in a handler at its `Recv` when every main program has returned and no message is in transit.
 
-    After a death it is also raised in a main program whose `Node` says ``survives=True``, once no message can
-    reach it any more: a server that expects pushes of the dead puts its loop into ``with suppress(RunEnded)``
-    and returns what it has.  A program that must know which node died lists `Died` in its `Recv`.
+    After a death it is also raised in a main program whose `Node` has ``survives=True``, once no more message
+    can reach it: a server that expects pushes of a dead worker puts its loop into ``with suppress(RunEnded)``
+    and returns its parameters.  A program that must know which node died lists `Died` in its `Recv`.
     """
 
 
@@ -275,7 +276,7 @@ Role = Literal["worker", "server"]
 
 @dataclass(slots=True)
 class Node:
-    """The programs of one node, and what it is to the run: its name says nothing.
+    """The programs of one node and its properties; its name has no meaning.
 
     Parameters
     ----------
@@ -291,8 +292,8 @@ class Node:
     host : str, optional
         The process that it shares with all nodes of this `host`; by default the machine's placement decides.
     survives : bool
-        Whether `main` handles the death of other nodes: it receives `Died`, catches `RunEnded`, or waits for
-        nobody.  A run survives the death of a worker if all its servers do (without servers: all workers).
+        Whether `main` handles the death of other nodes: it receives `Died`, catches `RunEnded`, or never
+        waits.  A run survives the death of a worker if all its servers do (without servers: all workers).
     cells : sequence of Cell
         Shared vectors that `Load` and `Add` may name.
     """
@@ -311,7 +312,7 @@ class Node:
 
 
 Deployment = Mapping[str, Node]  #: node name ("worker0", "server0", "peer0", ...) to its programs
-Factory = Callable[[], Deployment]  #: builds a fresh deployment; calling a generator function runs nothing
+Factory = Callable[[], Deployment]  #: builds a new deployment; calling a generator function runs nothing
 
 
 def roles(deployment: Deployment) -> dict[str, Role]:
@@ -362,7 +363,7 @@ class Died(NamedTuple):
 
 
 def payload_bytes(body: Any) -> int:
-    """Bytes of a message that count: its arrays and numpy scalars, also those in tuples; nothing else.
+    """Payload bytes of a message: only its arrays and numpy scalars count, also those in tuples.
 
     Parameters
     ----------
@@ -382,7 +383,7 @@ def payload_bytes(body: Any) -> int:
     """
     total = 0
     for value in body:
-        if type(value) is not int:  # the commonest field by far
+        if type(value) is not int:  # by far the most common field
             size = getattr(value, "nbytes", None)
             if size is not None:
                 total += size

@@ -1,9 +1,9 @@
-"""Compressed gradients: pure functions that turn a gradient into few bytes, and keep what they leave out.
+"""Compressed gradients: pure functions that encode a gradient in few bytes and keep the rest in a residual.
 
 Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual:
-what was not said this time and is added next time, so that nothing is lost, only late.
+the part that was not sent is added to the next gradient, so it is not lost, only late.
 
-QSGD has no residual: it rounds each |v_j| s / |v| up or down at random, with the mean of both right.
+QSGD has no residual: it rounds each |v_j| s / |v| up or down at random, without bias.
 
 Quick facts
 -----------
@@ -11,8 +11,8 @@ bytes for d entries: top-k 8 k (value and index) | 1 bit d/8 + 8 per column | 2 
 to 127 levels, and 4 per norm | exact: sum of what is sent + residual = sum of what came in | unbiased: QSGD |
 deterministic: yes; QSGD's randomness is a function of its key (seed, rank, t)
 
-With all entries sent, masking empties u in every step: SGD *without* momentum; without masking it is momentum
-SGD.  A message that is lost takes its mass with it: the residual has forgotten it already.
+If all entries are sent, masking clears u in every step: SGD *without* momentum; without masking it is
+momentum SGD.  A lost message takes its mass with it: the residual has already been cleared.
 
 What differs from the papers
 ----------------------------
@@ -52,7 +52,7 @@ class Sparse(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """What deep gradient compression keeps at a worker."""
+    """The state of deep gradient compression at a worker."""
 
     u: Array  # (d,) velocity, filtered before entries are chosen
     r: Array  # (d,) accumulated and not yet sent
@@ -85,7 +85,7 @@ class Levels(NamedTuple):
 
 
 def kept(d: int, ratio: float) -> int:
-    """How many of d entries are sent: ceil(ratio d), at least one of any, whatever the product's rounding.
+    """Number of entries sent out of d: ceil(ratio d), at least one if there are any, robust to rounding.
 
     >>> kept(100, 0.07), kept(10, 0.001), kept(0, 0.5)
     (7, 1, 0)
@@ -105,7 +105,7 @@ def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
 def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float,
                   masking: bool = True) -> tuple[Sparse, Residual]:
     """Algorithm 4 of Lin et al.: momentum correction, accumulation, the top k, factor masking; g is (d,)."""
-    u = g.dtype.type(momentum) * state.u + g  # filter before choosing, not after summing
+    u = g.dtype.type(momentum) * state.u + g  # momentum before the choice of entries, not after the sum
     r = state.r + u
     sent = Sparse(r[chosen := largest(r, kept(r.size, ratio))], chosen)
     r[chosen] = 0

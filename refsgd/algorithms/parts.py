@@ -1,9 +1,9 @@
-"""What the programs with parameter servers share: messages, the cut into parts, push and pull, updates,
+"""Shared sub-programs for parameter servers: messages, division into parts, push and pull, updates,
 deployment.
 
-The parameters are cut into K parts, one per server (Li et al., OSDI 2014).  Most algorithms have the same
-`worker`; their servers differ in what one update is (BSP: the mean of all; ASP, SSP: each push) and in when
-they answer.
+The parameters are divided into K parts, one per server (Li et al., OSDI 2014).  Most algorithms have the same
+`worker`; their servers differ in the update (BSP: the mean of all gradients; ASP, SSP: each push) and in the
+time of the answer.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv
 
 
 class Objective(Protocol):
-    """What an algorithm needs to know of the problem it solves."""
+    """What an algorithm needs to know about its problem."""
 
     x0: Array  #: (d,) the common starting point
     gradient: Callable[[Array, int, int], Array]  #: (x, rank, t) -> (d,), mean over the share of step t
-    images: Callable[[int, int], int]  #: (rank, t) -> examples in that share, which is its weight in a mean
+    images: Callable[[int, int], int]  #: (rank, t) -> examples in that share, its weight in a mean
 
 
 class Push(NamedTuple):
     """worker -> server: a gradient of the server's part."""
 
     grad: Array  # (part,)
-    examples: int  # how many examples it is the mean of
+    examples: int  # number of examples in its mean
     version: int  # of the part at which it was computed
 
 
@@ -48,7 +48,7 @@ class Fetch(NamedTuple):
 
 
 def equal(d: int, servers: int) -> list[slice]:
-    """Cut range(d) into contiguous parts, one per server, of equal length to within one.
+    """Divide range(d) into contiguous parts, one per server, of equal length to within one.
 
     >>> equal(10, 3)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
@@ -64,7 +64,7 @@ def rotate(items: Sequence[str], first: int) -> list[str]:
 
 
 def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
-    """Names of the workers and of the servers; raises ValueError where there is none of either."""
+    """Names of the workers and of the servers; raises ValueError if there are no workers or no servers."""
     if workers < 1:
         raise ValueError(f"workers {workers}; expected at least 1")
     if servers < 1:
@@ -76,8 +76,8 @@ def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
 
 
 class Servers:
-    """The servers as one worker sees them: their parts of d parameters, the order in which it talks to them
-    (server number `first` is the first), and the version of each part that it has read."""
+    """The servers as one worker sees them: their parts of d parameters, the order in which it contacts them
+    (starting with number `first`), and the version of each part that it has read."""
 
     def __init__(self, servers: Sequence[str], d: int, first: int = 0) -> None:
         self.part = dict(zip(servers, equal(d, len(servers)), strict=True))
@@ -135,7 +135,7 @@ class Shard:
     version: int = 0  #: updates applied so far
 
     def __post_init__(self) -> None:
-        self.state: Any = self.sgd.start(self.x)  #: what the rule keeps from update to update: the velocity
+        self.state: Any = self.sgd.start(self.x)  #: the state of the rule between updates: the velocity
 
     def apply(self, w: str, push: Push) -> Program[None]:
         """One update with the gradient of one worker."""
@@ -149,7 +149,7 @@ class Shard:
         yield from self.mark(reads)
 
     def mark(self, reads: tuple[tuple[str, int], ...]) -> Program[None]:
-        """Tell observers of an update whose gradients were computed at these versions, and count it."""
+        """Report an update whose gradients were computed at these versions to observers, and count it."""
         yield Mark("update", part=self.part, version=self.version, reads=reads, x=self.x)
         self.version += 1
 
@@ -163,7 +163,7 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
     Parameters
     ----------
     problem : Objective
-        What is minimised.
+        The objective to minimise.
     workers, servers : int
         n and K, at least 1.
     steps : int
@@ -171,11 +171,11 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
     sgd : SGD
         The update rule of each shard.
     rotated : bool
-        Worker i begins with server i: where every worker's node has a server.
+        Worker i begins with server i: for deployments in which every worker's node has a server.
     server : callable
-        A server's program, of its shard and the names of the workers.
+        (shard, names of the workers) -> a server's program.
     client : callable, optional
-        A worker's program, of its rank and the names of the servers; by default `worker`.
+        (rank, names of the servers) -> a worker's program; by default `worker`.
     survives : bool
         Whether the servers handle the death of a worker.
     """

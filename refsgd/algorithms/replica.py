@@ -1,4 +1,4 @@
-"""What the programs without servers share: the names of the peers, and a replica with its update."""
+"""Shared sub-programs without servers: the names of the peers, and a replica with its update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
 def peers(workers: int) -> list[str]:
-    """Names of the nodes, by rank; raises ValueError where there is none.
+    """Names of the nodes, by rank; raises ValueError if there are none.
 
     >>> peers(2)
     ['peer0', 'peer1']
@@ -31,10 +31,11 @@ class Replica:
     sgd: SGD
 
     def __post_init__(self) -> None:
-        self.v = self.sgd.start(self.x)  #: velocity, which never travels
+        self.v = self.sgd.start(self.x)  #: velocity, which is never sent
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a process gives back at its end: not the update rule, whose schedule may be a lambda."""
+        """State that a process returns at its end: without the update rule, whose schedule may be a
+        lambda."""
         return {**vars(self), "sgd": None}
 
     def step(self, g: Array, t: int) -> Program[None]:
@@ -42,11 +43,11 @@ class Replica:
         self.x, self.v = yield Compute(self.sgd.step, self.x, self.v, g, t, kind="update")
 
     def mark(self, t: int, x: Array) -> Program[None]:
-        """Tell observers of update t, which has made the model x; its gradient read the model before it."""
+        """Report update t, whose result is x, to observers; its gradient read the model before it."""
         yield Mark("update", part=0, version=t, reads=((f"peer{self.rank}", t),), t=t, x=x)
 
     def apply(self, g: Array, t: int) -> Program[None]:
-        """Update x and tell observers."""
+        """Update x and report it to observers."""
         yield from self.step(g, t)
         yield from self.mark(t, self.x)
 
@@ -64,11 +65,11 @@ def deploy(problem: Objective, workers: int, sgd: SGD,
     sgd : SGD
         The update rule of each replica.
     program : callable
-        The main program of a replica, which is also given the names of all peers, by rank.
+        (replica, names of all peers by rank) -> the main program.
     handler : callable, optional
-        The program of the same replica that serves the others.
+        The program of the same replica that serves other peers.
     survives : bool
-        Whether the peers handle the death of another one.
+        Whether the peers handle the death of another peer.
     """
     names, nodes = peers(workers), {}
     for rank, name in enumerate(names):

@@ -6,12 +6,12 @@ In the form of PyTorch::
     v <- momentum * v + g
     x <- x - lr(t) * v
 
-where t counts the updates of this copy of the parameters.  The rule is elementwise, so slicing the vector
-over servers never changes a bit; scalars are float32, so that nothing is promoted.
+where t counts the updates of this copy of the parameters.  The rule is elementwise, so dividing the vector
+among servers never changes a bit; scalars are float32, so that no array is promoted.
 
-Weight decay is that of the x to which g is applied, as in PyTorch's optimiser, even where g was taken at
-another x: at parameter servers, in D-PSGD (`cta`), AD-PSGD, pair averaging, SGP and PipeDream.  EASGD,
-Hogwild! and DGC add it to g where g was taken.
+Weight decay uses the x to which g is applied, as in PyTorch's optimiser, even if g was taken at another x: at
+parameter servers, in D-PSGD (`cta`), AD-PSGD, pair averaging, SGP and PipeDream.  EASGD, Hogwild! and DGC use
+the x at which g was taken.
 
 References
 ----------
@@ -36,7 +36,8 @@ class StepDecay:
     """Multiply the learning rate by `factor` after each `every` updates (of the server that applies them).
 
     Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
-    synchronous one.  Jia et al., IPCCC 2020, adapt the rate so, "based on the number of weight updates".
+    synchronous one.  Jia et al., IPCCC 2020, adapt the rate in this way, "based on the number of weight
+    updates".
 
     Parameters
     ----------
@@ -164,7 +165,7 @@ class SGD:
         Returns
         -------
         (ndarray, ndarray)
-            Fresh arrays; the velocity is `v` itself where there is no momentum.
+            New arrays; without momentum the velocity is `v` itself.
         """
         if self.weight_decay:
             g = g + np.float32(self.weight_decay) * x
@@ -175,9 +176,9 @@ class SGD:
 
 
 def weights(images: Sequence[int]) -> tuple[list[int], int]:
-    """Integer weights of a mean over images, and their sum: all 1 where the shares are equal.
+    """Integer weights of a mean over images, and their sum: all 1 if the shares are equal.
 
-    So a lone gradient keeps its bits, and equal shares cost no rounding.
+    So a single gradient keeps its bits, and equal shares cause no rounding.
 
     Parameters
     ----------
@@ -201,7 +202,7 @@ def weights(images: Sequence[int]) -> tuple[list[int], int]:
 def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
     """The mean over all images, ``sum_i b_i g_i / sum_i b_i``, added in the order given.
 
-    The plain mean of means is wrong whenever the shares b_i differ.  The order is the workers', never that
+    The plain mean of means is wrong if the shares b_i differ.  The order is that of the workers, never that
     of arrival: floating-point addition must not depend on the network.
 
     Parameters

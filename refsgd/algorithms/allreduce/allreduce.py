@@ -6,9 +6,8 @@ Peer i, step t::
     g = allreduce(b_i * g_i) / sum_i b_i               # the same bits on every peer
     x = update(x, g)                                   # on every peer, each with its own velocity
 
-It is BSP with the server's work done by all: the same mean gradient, with other additions first.  In a ring
-no link carries more than about 2 M per iteration, however many peers there are, where one server's carries n
-M each way.
+It is BSP without a server: the same mean gradient, summed in another order.  In a ring each link carries
+about 2 M per iteration for any number of peers, while the link of a single server carries n M each way.
 
 Quick facts
 -----------
@@ -19,9 +18,10 @@ whatever the schedule
 
 What differs from the papers
 ----------------------------
-Nothing is broadcast at the start: every peer is given the same x0.  Goyal et al. divide by n since their
-shares are equal; here shares may be ragged, even empty, and each gradient weighs its images.  The counts b_i
-are known to all.  The vector is reduced in one piece after the backward pass, not layer by layer during it.
+Nothing is broadcast at the start: every peer starts with the same x0.  Goyal et al. divide by n since their
+shares are equal; here shares may be unequal, even empty, and gradients are weighted by images.  The counts
+b_i are known to all peers.  The vector is reduced in one piece after the backward pass, not layer by layer
+during it.
 
 References
 ----------

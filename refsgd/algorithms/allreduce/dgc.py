@@ -1,8 +1,8 @@
-"""Deep gradient compression (DGC): all-reduce SGD in which each peer sends the few largest entries it owes.
+"""Deep gradient compression (DGC): all-reduce SGD in which each peer sends only its largest entries.
 
-Most of a gradient is small.  A peer sends a hundredth of its entries, keeps the rest in a residual until they
-have grown, and filters them with its momentum *before* they are chosen: so a late entry arrives with the
-momentum it would have had.
+Most entries of a gradient are small.  A peer sends a hundredth of its entries and keeps the rest in a
+residual until they have grown.  Momentum is applied *before* entries are chosen, so a late entry arrives with
+the momentum that it would have had.
 
 Peer i, step t::
 
@@ -26,8 +26,8 @@ What differs from the paper
 ---------------------------
 One vector instead of a mask per tensor; an exact k, by default of 1 % where the paper ends at 0.1 %, on
 smaller nets; no clipping, no warm-up of the sparsity, no Nesterov momentum.  Each gradient is weighed by its
-images before it is accumulated, so ragged shares add up to the mean of all images.  Weight decay is part of
-the gradient, and so it is compressed too.  Choosing the k largest takes no virtual time here; the paper
+images before it is accumulated, so unequal shares add up to the mean of all images.  Weight decay is part of
+the gradient, so it is compressed too.  Choosing the k largest takes no virtual time here; the paper
 estimates their threshold from a sample, because an exact choice is slow.
 
 References
@@ -92,7 +92,7 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
 
     See Also
     --------
-    refsgd.algorithms.compression : what happens to a gradient.
+    refsgd.algorithms.compression : the compression of a gradient.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio {ratio}; expected a share of the entries in (0, 1]")

@@ -1,1 +1,1 @@
-"""Algorithms that average replicas now and then."""
+"""Algorithms that average replicas periodically."""

@@ -1,8 +1,8 @@
 """DiLoCo: local SGD whose averages are the gradients of a second, outer optimiser with Nesterov momentum.
 
-It is for machines that are far apart: H is large, and what the peers learned in a round is not adopted as it
-is but as the direction of a step that remembers the directions of the rounds before.  With outer momentum 0
-and outer rate 1 it is local SGD.
+It is for machines that are far apart: H is large, and the mean of the peers' moves in a round is not applied
+directly, but is the direction of an outer step with momentum.  With outer momentum 0 and outer rate 1 it is
+local SGD.
 
 Quick facts
 -----------
@@ -15,9 +15,8 @@ the schedule
 What differs from the paper
 ---------------------------
 Their inner optimiser is AdamW with H of about 500; here it is the SGD of all algorithms, and H is small by
-default as our runs are short.  Moves are weighed by images, where algorithm 1 takes the plain mean.  Every
-peer computes the outer step itself, which gives the same bits everywhere.  A last round shorter than H is
-averaged as well.
+default because our runs are short.  Moves are weighted by images; algorithm 1 takes the plain mean.  Every
+peer computes the outer step itself, with the same bits.  A last round shorter than H is averaged as well.
 
 References
 ----------
@@ -74,7 +73,7 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     period : int
         H, steps of a round, at least 1.
     outer_lr : float
-        > 0; 1 adopts the mean of the replicas as it is.
+        > 0; 1 without momentum takes the mean of the replicas.
     outer_momentum : float
         In [0, 1).
     """

@@ -1,29 +1,30 @@
 """Elastic averaging SGD (EASGD): each worker trains its own replica, tied to a centre by an elastic force.
 
-Few messages and no stale gradients: a replica steps alone and every `period` iterations exchanges with the
-centre the same vector e, which pulls the replica to the centre and the centre to the replica.  The centre is
-the result.  With momentum this is EAMSGD (Nesterov's form); the velocity never leaves its worker.
+Few messages and no stale gradients: a replica steps alone, and every `period` iterations replica and centre
+apply the same vector e, which pulls each towards the other.  The centre is the result.  With momentum this is
+EAMSGD (Nesterov's form); the velocity never leaves its worker.
 
-``async``: a worker asks for the centre and exchanges alone.  ``sync``: all exchange with the same centre,
+``async``: each worker exchanges with the centre alone.  ``sync``: all exchange with the same centre,
 which then moves by the sum of the n forces: (1 - beta) center + beta mean(x_i) with beta = n alpha.
 
 Quick facts
 -----------
-synchronous: as `mode` says | centralised: yes | roles: n workers, K servers with a slice of the centre each |
+synchronous: as `mode` says | centralised: yes | roles: n workers, K servers with a part of the centre each |
 messages per worker and exchange: K requests, K down, K up | bytes per worker and iteration: M / period down,
 M / period up | staleness: gradients 0 (own replica), forces unbounded (async) or 0 | clock gap: unbounded
 (async), at most 2 period - 1 started and 2 period completed (sync) | momentum: at the worker | aggregation:
 sum of forces | deterministic: sync yes, async given the order of arrival
 
-An exchange keeps the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both to
-the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
-Unequal batches: both ends of a force are equal, so each replica pulls at the centre alike, whatever it has
-seen.
+An exchange conserves the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both
+to the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
+Unequal batches: both ends of a force are equal, so each replica pulls the centre alike, however many examples
+it has seen.
 
 What differs from the paper
 ---------------------------
-Forces of async workers may cross on their way: the centre adds what each computed from the centre it was
-sent.  The centre takes no part in the last iterations after an exchange, as in the paper's endless loop.
+Forces of async workers may overtake exchanges of others: the centre adds each force, computed from the centre
+that the worker received.  Iterations after the last exchange do not reach the centre, as in the paper's
+endless loop.
 
 References
 ----------
@@ -82,7 +83,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sg
 def server(center: Shard, workers: Sequence[str], updates: int, together: int) -> Program[Array]:
     """Answer requests; add forces `together` at a time, in worker order; returns the part after `updates`."""
     forces, waiting = dict[str, Elastic](), list[str]()
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+    with suppress(RunEnded):  # raised after a death, when no worker sends any more
         while center.version < updates:
             w, message = yield Recv(Fetch, Elastic)
             if isinstance(message, Elastic):
@@ -112,7 +113,7 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
     period : int
         Iterations between two exchanges of a worker, at least 1 (the paper's tau).
     alpha : float, optional
-        Share of the distance to the centre that an exchange takes away, >= 0; by default 0.9 / n.
+        Share of the distance to the centre that an exchange removes, >= 0; by default 0.9 / n.
     mode : {"async", "sync"}
     """
     if period < 1:

@@ -1,8 +1,8 @@
 """Local SGD: take H steps alone, then average the replicas.  BSP with fewer, larger messages.
 
 H = 1 is BSP, and with H beyond the last step the replicas are averaged once, at the end (one-shot averaging).
-The mean of the replicas moves by -lr times the mean gradient whatever H is; what H costs is that gradients
-are taken at replicas which have drifted apart since the last average.
+The mean of the replicas moves by -lr times the mean gradient for any H.  The price of a large H: gradients
+are taken at replicas that have drifted apart since the last average.
 
 Quick facts
 -----------
@@ -16,7 +16,7 @@ What differs from the papers
 ----------------------------
 All-reduce instead of a driver (SparkNet, FedAvg); all peers take part in every round (FedAvg draws some).
 The differences to the last common point are averaged, as in the code of Lin et al.: the same in exact
-arithmetic, and replicas that did not move come back bit for bit.  A last round that is shorter than H is
+arithmetic, and replicas that did not move keep their bits.  A last round that is shorter than H is
 averaged as well.  The papers' plain SGD has no velocity; here each peer keeps its own.
 
 References
@@ -41,7 +41,7 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
               images: Sequence[int]) -> Program[Array]:
-    """All-reduce how far the replicas x have moved from their last common point `start`.
+    """All-reduce the moves of the replicas x from their last common point `start`.
 
     Returns ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer, where b_j are the examples
     that peer j has seen since then.
@@ -69,7 +69,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
 
 
 def check_period(period: int, least: int) -> None:
-    """Raise ValueError where a period is not an integer of at least `least` steps."""
+    """Raise ValueError if a period is not an integer of at least `least` steps."""
     if not (period >= least and period == period // 1):
         raise ValueError(f"period {period}; expected a whole number of steps >= {least}")
 

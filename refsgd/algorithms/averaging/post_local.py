@@ -1,8 +1,8 @@
 """Post-local SGD: synchronous mini-batch SGD first, local SGD later.
 
-Averaging after every step matters most in the beginning, while the replicas would part quickly; later it can
-be rarer at little cost, and the noise of local steps is said to help a net to generalise like one trained
-with small batches.
+Averaging after every step matters most in the beginning, when replicas would drift apart quickly.  Later it
+can be rare at little cost, and according to the paper the noise of local steps helps a net to generalise like
+one trained with small batches.
 
 Peer i, with the switch t' and the period H::
 
@@ -21,11 +21,11 @@ With t' beyond the last step it is BSP; with t' = 0 it is local SGD.
 
 What differs from the paper
 ---------------------------
-The switch is where the learning rate is first lowered there; here it is an option in steps, by default 46:
-two passes over the 1,437 training digits with 4 workers of 16 images, 23 steps each.  The first phase
+The paper switches when it first lowers the learning rate; here the switch is an option in steps, by default
+46: two passes over the 1,437 training digits with 4 workers of 16 images, 23 steps each.  The first phase
 averages replicas after each step, as the authors' code does, not gradients: the same for plain SGD and for
-the mean of the replicas with momentum, but after the switch every peer has a velocity of its own.
-The hierarchical variant (an inner and an outer period) is not built.
+the mean of the replicas with momentum, but after the switch every peer has its own velocity.
+The hierarchical variant (an inner and an outer period) is not implemented.
 
 References
 ----------
@@ -53,7 +53,7 @@ def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period
     period : int
         H, steps between two averages after the switch, at least 1.
     switch : int
-        t', the first step that is not averaged at once, >= 0.
+        t', the first step without an average after it, >= 0.
     """
     check_period(period, 1)
     if not switch >= 0:

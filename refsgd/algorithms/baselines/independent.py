@@ -1,4 +1,4 @@
-"""Independent SGD: n workers that never talk to each other.  The floor under everything that communicates.
+"""Independent SGD: n workers that never communicate, the baseline of algorithms that do.
 
 Peer i::
 
@@ -6,29 +6,30 @@ Peer i::
         g = gradient at x on its share
         x = update(x, g)
 
-Each peer learns from its own share alone.  What is evaluated is the mean of the replicas, as for every
-algorithm without servers: on an easy problem it can be good although nothing was ever exchanged, and on a net
-that has room for different solutions it need not be better than any of the replicas.
+Each peer learns only from its own share.  As for every algorithm without servers, the mean of the replicas is
+evaluated: on an easy problem it can be good although nothing was exchanged; on a net that has many different
+solutions it need not be better than any of the replicas.
 
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: n peers | messages, bytes: none | staleness: 0 | clock gap:
 unbounded | momentum: local | aggregation: none | graph: none | deterministic: yes, whatever the schedule
 
-It is the limit of everything that averages: GoSGD with p = 0, local SGD before its first average, D-PSGD with
+It is a limit of every averaging algorithm: GoSGD with p = 0, local SGD before its first average, D-PSGD with
 the identity as mixing matrix, EASGD with an elastic force of 0.  Unequal batches: the plain mean of the
-replicas is evaluated, whatever each has seen.
+replicas is evaluated, however many examples each has seen.
 
 What differs from the papers
 ----------------------------
-Mann et al. average the replicas once at the end ("mixture weights"); that is local-sgd with period 0.  Here
-they stay apart, and their spread is reported beside the mean.
+Mann et al. average the replicas once at the end ("mixture weights"); this is local-sgd with period 0.  Here
+they stay apart, and their spread is reported with the mean.
 
 References
 ----------
 Mann, McDonald, Mohri, Silberman and Walker, "Efficient large-scale distributed training of conditional
-maximum entropy models", NIPS 2009, the mixture weight method: learning without communication, and what the
-mean is worth.
+maximum
+entropy models", NIPS 2009, the mixture weight method: learning without communication, and the quality
+of the mean.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
 
 
 def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
-    """Deploy n learners that do not communicate.
+    """Deploy n workers that do not communicate.
 
     Parameters
     ----------

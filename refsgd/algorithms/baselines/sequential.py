@@ -1,4 +1,4 @@
-"""Sequential mini-batch SGD: one worker, no messages.  The yardstick of everything else.
+"""Sequential mini-batch SGD: one worker, no messages.  The baseline of all other algorithms.
 
 ::
 
@@ -15,9 +15,9 @@ With a batch of n*b it takes the same steps as BSP with n workers and b images e
 
 What differs from the paper
 ---------------------------
-Robbins and Monro lower the rate, such that it sums to infinity and its squares do not; here it is constant
-unless a schedule is given.  They have no momentum, and one observation a step; here it is the mean of a
-batch.
+Robbins and Monro lower the rate such that its sum diverges and the sum of its squares converges; here it is
+constant unless a schedule is given.  They have no momentum and one observation per step; here a step uses the
+mean of a batch.
 
 References
 ----------
@@ -44,13 +44,13 @@ def learner(problem: Objective, steps: int, sgd: SGD) -> Program[Array]:
 
 
 def sequential(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
-    """Deploy the one worker; `workers` must be 1.
+    """Deploy the single worker; `workers` must be 1.
 
     Parameters
     ----------
     problem : Objective
     workers : int
-        1; kept so that every deployment function is called alike.
+        1; a parameter so that all deployment functions have the same signature.
     steps : int
         Iterations, >= 0.
     sgd : SGD

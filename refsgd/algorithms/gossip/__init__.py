@@ -1,1 +1,1 @@
-"""Algorithms whose peers talk to neighbours."""
+"""Algorithms whose peers communicate with neighbours only."""

@@ -1,8 +1,8 @@
 """Asynchronous decentralised parallel SGD (AD-PSGD): average with one random neighbour while you compute.
 
 Every peer has a replica x, and two programs that share it.  Neighbours average in pairs, both sides at once,
-so that the mean of all replicas moves only by gradients.  Waiting cannot go in circles, because the graph is
-bipartite: the active peers ask, the passive ones answer at any time.
+so only gradients move the mean of all replicas.  There is no cycle of waits, because the graph is
+bipartite: active peers ask, passive peers answer at any time.
 
 Quick facts
 -----------
@@ -12,15 +12,15 @@ between read and application, but no updates) | clock
 gap: unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite |
 deterministic: given the schedule and the choices
 
-Unequal batches: a pair meets in the middle whatever either has seen, so a gradient counts 1/n.
+Unequal batches: a pair takes the plain mean however many examples each has seen, so a gradient counts 1/n.
 
 What differs from the paper
 ---------------------------
-An active peer averages once per gradient, as every peer of algorithm 1, a passive one only when asked;
+An active peer averages once per gradient, like every peer of algorithm 1, a passive one only when asked;
 implementations let a communication thread run at its own pace.  Only active peers choose a neighbour, which
 is the paper's remedy against deadlock.  A passive peer without a neighbour (one worker) still trains.  The
-update is plain Python, since nothing may come between reading x and writing it; the machine's time for an
-update is therefore not charged.
+update is plain Python, since no other program may run between reading x and writing it; therefore the
+machine's time for an update is not charged.
 
 References
 ----------
@@ -43,20 +43,20 @@ BIPARTITE = "bipartite", "star", "ring or bipartite-ring (even n)", "torus (even
 
 
 class Ask(NamedTuple):
-    """active -> passive: my replica; average it with yours."""
+    """active -> passive: my replica, to be averaged with yours."""
 
     x: Array  # (d,)
 
 
 class Answer(NamedTuple):
-    """passive -> active: the average, which is my replica now and shall be yours."""
+    """passive -> active: the average, my new replica and yours."""
 
     x: Array  # (d,)
 
 
 def train(replica: Replica, passive: Sequence[str], problem: Objective, steps: int) -> Program[Replica]:
-    """Main program; `passive` are an active peer's neighbours, none for a passive one.  Returns the replica,
-    which others may still average until the run ends."""
+    """Main program; `passive` holds the neighbours of an active peer and is empty for a passive one.  Returns
+    the replica, which others may still average until the run ends."""
     for t in range(steps):
         if passive:
             j = yield Choose(passive)  # line 2: with j, at random
@@ -76,7 +76,7 @@ def train(replica: Replica, passive: Sequence[str], problem: Objective, steps: i
 
 
 def respond(replica: Replica) -> Program[None]:
-    """Handler of a passive peer: average with whoever asks, in one step."""
+    """Handler of a passive peer: average with each asking peer, in one step."""
     while True:
         i, ask = yield Recv(Ask)
         replica.x = replica.x + (ask.x - replica.x) / 2  # the mean of equal replicas is the same bits

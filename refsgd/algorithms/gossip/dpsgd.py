@@ -1,30 +1,32 @@
 """Decentralised parallel SGD (D-PSGD): no server and no all-reduce, each peer averages with its neighbours.
 
-The peers sit on a graph with a mixing matrix W: symmetric, W_ij >= 0 and 0 where i and j are not neighbours,
-rows and columns sum to 1.  So averaging keeps the mean of all replicas, and it brings them together by the
-second largest absolute eigenvalue of W per round; one minus it, the *spectral gap*, says how well a graph
-agrees.
+The peers are the nodes of a graph with a mixing matrix W: symmetric, W_ij >= 0 and 0 where i and j are not
+neighbours, rows and columns sum to 1.  So averaging conserves the mean of all replicas, and per round their
+distance shrinks by the second largest absolute eigenvalue of W; one minus it, the *spectral gap*, measures
+how fast peers on this graph agree.
 
 The paper's order (`order="cta"`, loosely combine then adapt) averages while it computes.  Adapt then combine
-(`order="atc"`) averages what the gradients have made, and waits for messages after computing.  In return its
-replicas are closer together: with W = 1/n everywhere it is BSP, while those of the first order still differ
+(`order="atc"`) averages after the local steps, and waits for messages after computing.  In return its
+replicas are closer together: with W = 1/n everywhere it is BSP, while in the first order they still differ
 by their own last gradients.
 
 Quick facts
 -----------
 synchronous: yes, with the neighbours | centralised: no | roles: n peers | messages per peer and iteration:
-deg each way | bytes per peer and iteration: deg M each way (M = 4 d); on a ring 2 M whatever n is |
+deg each way | bytes per peer and iteration: deg M each way (M = 4 d); on a ring 2 M for any n |
 staleness: 0 | clock gap: at most the distance in the graph (`cta`), one less (`atc`) | momentum: local, never
 communicated | aggregation: W | graph: any connected one | deterministic: yes, whatever the schedule
 
-Unequal batches: W is the graph's alone, so the mean of the replicas moves by the plain mean of the gradients.
+Unequal batches: W depends only on the graph, so the mean of the replicas moves by the plain mean of
+gradients.
 
 What differs from the paper
 ---------------------------
-`atc` is not in it (it is what the code of Assran et al. runs under this name).  Cattivelli and Sayed's
-combine-then-adapt takes the gradient at the combined point, algorithm 1 at the peer's own replica: the
-consensus strategy of Tu and Sayed, BlueFog's adapt-with-combine.  Weight decay, which is not in algorithm 1,
-acts where g is applied, in `cta` on the average.  An average takes no virtual time.
+The paper does not have `atc`; the code of Assran et al. runs it under the paper's name.  Cattivelli and
+Sayed's combine-then-adapt takes the gradient at the combined point, algorithm 1 at the peer's own replica:
+this is the consensus strategy of Tu and Sayed, and BlueFog's adapt-with-combine.  Weight decay, which is not
+in algorithm 1, acts on the model to which g is applied, in `cta` the average.  An average takes no virtual
+time.
 
 References
 ----------
@@ -32,7 +34,7 @@ Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 
 algorithm 1.
 Cattivelli and Sayed, "Diffusion LMS strategies for distributed estimation", IEEE TSP 58, 2010: both orders.
 Tu and Sayed, "Diffusion strategies outperform consensus strategies for distributed estimation over adaptive
-networks", IEEE TSP 60, 2012 (arXiv:1205.3993): both against the consensus strategy.
+networks", IEEE TSP 60, 2012 (arXiv:1205.3993): compares both with the consensus strategy.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Gossip SGD with sum weights (GoSGD): now and then push half of what you are worth to a random peer.
+"""Gossip SGD with sum weights (GoSGD): occasionally push half of your weight to a random peer.
 
-Every peer has a replica x and a weight a; the weights sum to 1, and what the peers agree on is the weighted
-sum of the replicas.  A push moves half of the sender's weight, with a copy of its replica; nobody waits for
-it.
+Every peer has a replica x and a weight a; the weights sum to 1, and the peers agree on the weighted sum of
+the replicas.  A push moves half of the sender's weight, with a copy of its replica; no peer waits for it.
 
-A message waits in a queue until the receiver has finished its gradient.  Those that are left when everybody
-has finished are merged in the end, so that no weight is lost.
+A message waits in a queue until the receiver has finished its gradient.  Messages that are left when all
+peers have finished are merged at the end, so that no weight is lost.
 
 Quick facts
 -----------
@@ -15,14 +14,14 @@ a peer merges between two gradients | clock gap: unbounded | momentum: local, ne
 aggregation: convex combinations that keep the sum of a and the sum of a x | graph: complete | deterministic:
 given the schedule and the choices
 
-Unequal batches: a says who has heard whom, not who has seen how much; a gradient counts 1/n.
+Unequal batches: a depends on messages, not on the examples that a peer has seen; a gradient counts 1/n.
 
 What differs from the paper
 ---------------------------
-The paper's p is a Bernoulli draw and then a uniform receiver; here both are one choice.  Plain SGD there;
-momentum here is local.  The plain mean of the replicas is evaluated, as everywhere; each replica knows its
-`weight`.  A peer whose weight is below 2^-500 pushes no more, since floating-point numbers end where the
-paper's do not; that takes 500 pushes in a row without receiving anything.
+The paper draws a Bernoulli variable with p and then a uniform receiver; here both are one choice.  The paper
+has plain SGD; momentum here is local.  The plain mean of the replicas is evaluated, as everywhere; each
+replica knows its `weight`.  A peer whose weight is below 2^-500 pushes no more, because the weight would
+underflow; this takes 500 pushes in a row without receiving anything.
 
 References
 ----------
@@ -45,7 +44,7 @@ from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
 
-SMALLEST = 2.0**-500  #: a weight below it is not halved: it would underflow to 0, and 0/0 is no average
+SMALLEST = 2.0**-500  #: a smaller weight is not halved: it would underflow to 0, and 0/0 is not an average
 
 
 class Share(NamedTuple):
@@ -57,14 +56,15 @@ class Share(NamedTuple):
 
 @dataclass
 class Weighted(Replica):
-    """A replica that knows its weight among all, and what it has received and not yet merged."""
+    """A replica with its weight and its queue of messages that are not merged yet."""
 
     weight: float  # a
     queue: list[Share] = field(default_factory=list)
 
 
 def process_messages(replica: Weighted) -> None:
-    """ProcessMessages: merge what is queued, oldest first; between two yields, so that nothing comes in."""
+    """ProcessMessages: merge queued messages, oldest first; without a yield, so that no message comes in
+    between."""
     for x, weight in replica.queue:
         total = replica.weight + float(weight)
         # (a x + a_s x_s) / (a + a_s) with the old a, written so that equal replicas stay equal bit for bit.
@@ -90,7 +90,7 @@ def train(replica: Weighted, others: Sequence[str], problem: Objective, steps: i
 
 
 def listen(replica: Weighted) -> Program[None]:
-    """Handler: queue what comes; when nothing can come any more, merge the rest."""
+    """Handler: queue each message; when no more can arrive, merge the remaining ones."""
     try:
         while True:
             _, share = yield Recv(Share)

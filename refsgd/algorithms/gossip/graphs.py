@@ -1,9 +1,9 @@
-"""Who talks to whom without a server, and with which weights.
+"""Communication graphs and mixing matrices for algorithms without a server.
 
-A graph of n nodes is the list of its nodes' neighbours: ``graph[i]`` holds those that i sends to, ascending
-and without i.  All but the one-peer exponential graph are undirected.  A mixing matrix W says how much of
-node j's parameters node i takes: rows and columns sum to 1, so averaging keeps the mean, and the smaller its
-second largest absolute eigenvalue, the sooner all agree.
+A graph of n nodes is the list of its nodes' neighbours: ``graph[i]`` holds the nodes to which i sends,
+ascending and without i.  All but the one-peer exponential graph are undirected.  Entry W_ij of a mixing
+matrix is the weight of node j's parameters in node i's average: rows and columns sum to 1, so averaging
+conserves the mean.  The smaller the second largest absolute eigenvalue, the faster the nodes agree.
 
 References
 ----------
@@ -35,7 +35,7 @@ def _from(n: int, neighbours: Callable[[int], set[int]], least: int = 1) -> Grap
 
 
 def ring(n: int) -> Graph:
-    """Each node and the two beside it (one if n = 2).
+    """Each node is connected with the next and the previous one.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def ring(n: int) -> Graph:
 
 
 def torus(n: int) -> Graph:
-    """A grid whose rows and columns are rings, as square as possible; nodes are numbered row by row.
+    """A grid whose rows and columns are rings, as nearly square as possible; nodes are numbered row by row.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def torus(n: int) -> Graph:
 
 
 def complete(n: int) -> Graph:
-    """Everybody with everybody.
+    """Each node is connected with all others.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def complete(n: int) -> Graph:
 
 
 def star(n: int) -> Graph:
-    """Node 0 with all others.
+    """Node 0 is connected with all others.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ def star(n: int) -> Graph:
 
 
 def exponential(n: int) -> Graph:
-    """Nodes 1, 2, 4, ... apart, both ways: about 2 log2 n neighbours, and everybody is log2 n steps away.
+    """Nodes 1, 2, 4, ... apart are connected: about 2 log2 n neighbours, and at most log2 n steps between
+    nodes.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ def exponential(n: int) -> Graph:
 
 
 def one_peer_exponential(n: int, t: int) -> Graph:
-    """Directed, changing with t: everybody sends to the node 2^(t mod ceil(log2 n)) further on.
+    """Directed, changing with t: each node sends to the node 2^(t mod ceil(log2 n)) further on.
 
     With weights 1/2 a cycle of steps averages exactly if n is a power of two.
 
@@ -156,7 +157,7 @@ def _hops(n: int) -> list[int]:
 
 
 def bipartite(n: int) -> Graph:
-    """Complete bipartite: every even node with every odd one.
+    """Complete bipartite: every even node is connected with every odd one.
 
     Parameters
     ----------
@@ -216,8 +217,8 @@ def metropolis(graph: Graph) -> Matrix:
 def spectral_gap(W: Matrix) -> float:
     """One minus the largest singular value of W - 11'/n: 1 for an exact average in one round, 0 for none.
 
-    One round of averaging leaves at most that singular value of the deviation from the mean.  If W is
-    symmetric it is max(|lambda_2|, |lambda_n|), and it is reached.
+    One round of averaging multiplies the deviation from the mean by at most this singular value.  If W is
+    symmetric, it is max(|lambda_2|, |lambda_n|), and it is reached.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ def spectral_gap(W: Matrix) -> float:
     return 1 - float(np.linalg.norm(W - np.full((n, n), 1 / n), 2))
 
 
-#: by name, as options of algorithms give them: a function of the number of nodes
+#: graphs by their name in options of algorithms; each is a function of the number of nodes
 GRAPHS: dict[str, Callable[[int], Graph]] = {
     "ring": ring,
     "torus": torus,

@@ -1,9 +1,9 @@
 """Pair averaging: pull the replica of a random peer and continue from the mean of both; one side only.
 
-It looks like AD-PSGD and is often announced under that name, but the peer that is asked keeps its replica as
-it is. So there is nothing to lock, any graph will do, and nobody can block anybody; the price is that the
-mean of the replicas is not kept: every pull forgets half of what the puller knew, and copies half of what the
-other knows.
+It looks like AD-PSGD and is often published under that name, but the peer that is asked does not change its
+replica.  So nothing needs a lock, any graph will do, and no peer can block another.  The price: the mean of
+the replicas is not conserved.  Every pull replaces half of the puller's replica by half of a copy of the
+other.
 
 Quick facts
 -----------
@@ -13,12 +13,13 @@ between read and application, but no update) | clock gap: unbounded | momentum: 
 aggregation: mean of two, on one side (row-stochastic, not column-stochastic) | graph: complete |
 deterministic: given the schedule and the choices
 
-Unequal batches: a peer meets the other in the middle whatever either has seen.
+Unequal batches: the average is the plain mean, however many examples each peer has seen.
 
 What differs from the papers
 ----------------------------
-Jin et al. pull every few steps; here before every gradient, as KungFu's PairAveraging optimiser does, which
-saves its replica once per step and answers with what it saved; here the answer is the replica of the moment.
+Jin et al. pull every few steps; here a peer pulls before every gradient, like KungFu's PairAveraging
+optimiser. That one saves its replica once per step and answers with the saved one; here the answer is the
+current replica.
 
 References
 ----------
@@ -44,7 +45,7 @@ class Pull(NamedTuple):
 
 
 class Model(NamedTuple):
-    """peer -> peer: the replica of this moment; the sender keeps it."""
+    """peer -> peer: the current replica; the sender does not change it."""
 
     x: Array  # (d,)
 
@@ -69,7 +70,7 @@ def train(replica: Replica, others: Sequence[str], problem: Objective, steps: in
 
 
 def respond(replica: Replica) -> Program[None]:
-    """Handler: send the replica of this moment to whoever asks."""
+    """Handler: send the current replica to each asking peer."""
     while True:
         i, _ = yield Recv(Pull)
         yield Send(i, Model(replica.x))

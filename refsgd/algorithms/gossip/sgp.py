@@ -1,28 +1,28 @@
-"""Stochastic gradient push (SGP): push halves to one peer per step, and carry a weight that corrects the
-mean.
+"""Stochastic gradient push (SGP): push half to one peer per step, with a weight that corrects the mean.
 
-Averaging over directed links cannot make both sides equal, so a peer that hears much would count too much.
-Push-sum repairs it: x is only a numerator, its weight w travels with it, and the model is z = x / w.  What is
-split is sent in full, so the sums of all x and of all w are kept, messages under way included.
+Averaging over directed links cannot make both sides equal, so a peer that receives much would count too much.
+Push-sum corrects this: x is only a numerator, a weight w travels with it, and the model is z = x / w.  All
+parts of a split are kept or sent, so the sums of all x and of all w are conserved, including messages in
+transit.
 
 On the one-peer exponential graph peer i sends to i + 2^k, k = 0, 1, ... in turn: one message per step, and
 with n = 2^k peers the exact average of all after log2 n steps.
 
 Quick facts
 -----------
-synchronous: yes, with one's in-neighbours | centralised: no | roles: n peers | messages per peer and
+synchronous: yes, with the in-neighbours | centralised: no | roles: n peers | messages per peer and
 iteration: 1 each way on the one-peer graph | bytes per peer and iteration: M + 4 for each (M = 4 d) |
-staleness: 0 | clock gap: at most one less than the steps that it takes until everybody has heard of
-everybody, on the one-peer graph ceil(log2 n) - 1 | momentum: local, never communicated | aggregation:
+staleness: 0 | clock gap: at most one less than the steps until information from each peer has reached
+all, on the one-peer graph ceil(log2 n) - 1 | momentum: local, never communicated | aggregation:
 column-stochastic | graph: directed, may change with t | deterministic: yes, whatever the schedule
 
-Unequal batches: the weights are the graph's alone, so a gradient counts 1/n whatever its batch.
+Unequal batches: the weights depend only on the graph, so a gradient counts 1/n whatever its batch.
 
 What differs from the paper
 ---------------------------
-Weight decay acts on the numerator, as in the authors' code.  Where all peers have the same number of in- and
-of out-neighbours all weights are 1, and that code leaves them out; here they are always sent.  The overlapped
-variant is not built.
+Weight decay acts on the numerator, as in the authors' code.  If all peers have the same number of in- and
+out-neighbours, all weights are 1 and that code leaves them out; here they are always sent.  The overlapped
+variant is not implemented.
 
 References
 ----------
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
          out: Callable[[int], Graph]) -> Program[Array]:
-    """Compute at z, push parts of (x, w), add up what comes; returns the model z = x / w, (d,).
+    """Compute at z, push parts of (x, w), add received parts; returns the model z = x / w, (d,).
 
     The replica holds the numerator.  `out` gives the graph of step t: i sends to the peers ``out(t)[i]``.
     """
@@ -72,7 +72,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
         for j in range(len(names)):
             if rank in to[j]:
                 _, parts[j] = yield Recv(Part, src=names[j])
-        first, *others = sorted(parts)  # in rank order, whoever came first
+        first, *others = sorted(parts)  # in rank order, not in the order of arrival
         replica.x = sum((parts[j].x for j in others), start=parts[first].x)  # line 6
         weight = number(sum(parts[j].weight for j in sorted(parts)))  # line 7
         yield from replica.mark(t, replica.x / weight)  # line 8
@@ -89,8 +89,8 @@ def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     problem, workers, steps, sgd
         As for `refsgd.algorithms.parts.deploy`.
     graph : str
-        "one-peer-exponential", or a key of `refsgd.algorithms.gossip.graphs.GRAPHS`, where everybody sends to
-        all neighbours in every step; weights differ from 1 where degrees do ("star").
+        "one-peer-exponential", or a key of `refsgd.algorithms.gossip.graphs.GRAPHS`: then each peer sends to
+        all neighbours in every step; weights differ from 1 if degrees differ ("star").
     """
     if graph != "one-peer-exponential":
         fixed = graph_of(graph, workers, ("one-peer-exponential", *GRAPHS))

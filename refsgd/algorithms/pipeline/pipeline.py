@@ -1,9 +1,11 @@
-"""Pipelines: a net cut into K stages, one per node, which work on different micro-batches at the same time.
+"""Pipelines: a net divided into K stages, one per node, which work on different micro-batches at the same
+time.
 
-A stage owns its parameters; activations go right, gradients of the same size go left.  With one batch at a
-time only one stage works.  GPipe cuts a batch into micro-batches and waits for all of them before one
-synchronous update.  PipeDream waits for no batch: it alternates forward and backward, and updates after each.
-Without the stash the backward pass uses an x that its forward pass has not seen: the gradient of no function.
+A stage owns its parameters; activations travel right, gradients of the same size travel left.  With one batch
+at a time only one stage works.  GPipe splits a batch into micro-batches and waits for all of them before one
+synchronous update.  PipeDream does not wait for a batch to finish: it alternates forward and backward passes,
+and updates after each backward pass.  Without the stash the backward pass would use another x than its
+forward pass, and the result would not be the gradient of any function.
 
 Quick facts
 -----------
@@ -15,7 +17,7 @@ flight: GPipe m, PipeDream K - k
 
 What differs from the papers
 ----------------------------
-Activations are kept, not computed again; a stage is one node, without replicas; stages are given, not cut by
+Activations are kept, not recomputed; a stage is one node, without replicas; stages are given, not chosen from
 a profile.  Both passes are priced as a gradient.
 
 References
@@ -55,7 +57,7 @@ def pipedream_stage(k: int, chain: Chain, batches: int, sgd: SGD, vertical: bool
     """One forward, one backward; returns the stage's parameters.  Version t is after t updates."""
     depth, ahead, x = len(chain.stages), 0, chain.stages[k].x0
     v, stash = sgd.start(x), {0: x}  # versions that a batch in flight may need: K - k, with vertical sync K
-    flight: dict[int, tuple[int, Array, Array | None]] = {}  # of each batch: version read, what to keep
+    flight: dict[int, tuple[int, Array, Array | None]] = {}  # batch: version read, activations
     for b in range(batches):
         while ahead < min(b + depth - k, batches):  # until K - k batches are in flight
             read = max(0, ahead - depth + 1) if vertical else b

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: what a node owns, the messages between neighbours, one pass in each direction."""
+"""Stages of a pipeline: parameters and functions, messages between neighbours, one pass in each direction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages in order, and the two ends of the pipe.
+    """Stages in order, and the two ends of the pipeline.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Chain:
 
 
 class Activations(NamedTuple):
-    """stage k -> stage k + 1: what the forward pass of a micro-batch gave."""
+    """stage k -> stage k + 1: the result of a micro-batch's forward pass."""
 
     a: Array
 

@@ -1,6 +1,6 @@
-"""Asynchronous parallel SGD (ASP, async-SGD): nobody waits for anybody, gradients are old when they arrive.
+"""Asynchronous parallel SGD (ASP, async-SGD): no worker waits for another, gradients are stale on arrival.
 
-The gradient was computed at an older version; the difference is its *staleness*, n - 1 in the mean at any
+A gradient was computed at an older version; the difference is its *staleness*, n - 1 on average at any
 speeds of the workers.
 
 Quick facts
@@ -16,8 +16,8 @@ What differs from the papers
 ----------------------------
 Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every
 worker reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M
-is 1, see softsync for more.  Slices have versions of their own: a model of several servers can be torn.  The
-learning rate is not divided by n; that is the caller's choice.
+is 1, see softsync for more.  Each part has its own version: a model from several servers can be torn.  The
+learning rate is not divided by n; this is the caller's choice.
 
 References
 ----------
@@ -36,8 +36,8 @@ from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
 
 
 def server(shard: Shard, pushes: int) -> Program[Array]:
-    """Apply each of `pushes` gradients as it comes and answer its sender; returns the shard's part."""
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+    """Apply each of `pushes` gradients on arrival and answer its sender; returns the shard's part."""
+    with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(pushes):
             w, push = yield Recv(Push)
             yield from shard.apply(w, push)

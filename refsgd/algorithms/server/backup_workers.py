@@ -1,25 +1,26 @@
 """Synchronous SGD with backup workers: n = N + k workers, and each step takes the first N gradients.
 
-The slowest worker sets the pace of BSP.  Here the k slowest of each step are not waited for; their gradients
-are thrown away when they come, so what is applied is never stale.
+The slowest worker sets the pace of BSP.  Here the server does not wait for the k slowest of each step; their
+gradients are dropped on arrival, so no applied gradient is stale.
 
 Quick facts
 -----------
 synchronous: yes | centralised: yes | roles: n = N + k workers, one server | messages per worker and
 iteration: 1 up, 1 down | bytes per worker and iteration: M up, M down, for dropped gradients too | staleness:
-0 for all that is applied | clock gap: a slow worker skips steps | momentum: at the server | aggregation: mean
+0 for all applied gradients | clock gap: a slow worker skips steps | momentum: at the server | aggregation:
+mean
 over the examples of the N | deterministic: given which N come first; added in worker order
 
-k = 0 is BSP.  Scale the learning rate with N, not with N + k.  The data of a worker that is always late is
-never seen.
+k = 0 is BSP.  Scale the learning rate with N, not with N + k.  The data of a worker that is always late never
+count.
 
 What differs from the paper
 ---------------------------
-A late worker finishes its gradient, is told that it is stale and goes on with the newest model: a computation
-cannot be cut short.  In the paper each of several servers counts its own first N, so their parts may be of
-different workers, and TensorFlow's accumulators, one per variable, take several from a fast worker.  Here one
-server with the whole model accepts one whole gradient of a worker in each step.  No moving average of x is
-kept.
+A late worker finishes its gradient, which the server drops, and continues with the newest model: a
+computation is not interrupted.  In the paper each of several servers counts its own first N, so their parts
+may come from different workers, and TensorFlow's accumulators, one per variable, accept several gradients
+from a fast worker. Here one server with the whole model accepts one whole gradient of a worker in each step.
+No moving average of x is kept.
 
 References
 ----------
@@ -53,8 +54,8 @@ def worker(rank: int, server: str, problem: Objective, steps: int) -> Program[Ar
 def server(shard: Shard, workers: Sequence[str], steps: int, needed: int) -> Program[Array]:
     """Algorithm 4: step with the first `needed` gradients of each step, drop the others; returns x, (d,)."""
     pushes: dict[str, Push] = {}
-    outstanding = set(workers) if steps else set()  # they compute, or their push is under way
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+    outstanding = set(workers) if steps else set()  # they compute, or their push is in transit
+    with suppress(RunEnded):  # raised after a death, when no worker sends any more
         while outstanding:
             w, push = yield Recv(Push)  # line 4
             if push.version < shard.version:  # line 6: drop it
@@ -83,11 +84,11 @@ def backup_workers(problem: Objective, workers: int, steps: int, sgd: SGD, *, ba
     Parameters
     ----------
     problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`, with n = N + k workers: those that are waited for and the
-        backups. A worker computes at most one gradient for each of the server's steps.
+        As for `refsgd.algorithms.parts.deploy`, with n = N + k workers, backups included.  A worker computes
+        at most one gradient for each of the server's steps.
     backups : int
-        k >= 0, gradients of a step that are not waited for.  At least one gradient is, so more than n - 1
-        count as n - 1.
+        k >= 0, gradients of a step for which the server does not wait.  It waits for at least one, so more
+        than n - 1 count as n - 1.
     """
     if backups < 0:
         raise ValueError(f"backups {backups}; expected a number of workers >= 0")

@@ -1,7 +1,7 @@
 """The choice of a block of coordinates that `schedules` updates together.
 
-A coordinate that still moves is drawn more often, and one that is correlated with another of the block is
-left out, because both would correct the same error in full.
+A coordinate that still moves is drawn more often.  A coordinate that is correlated with another one in the
+block is left out, because both would correct the same error in full.
 
 References
 ----------
@@ -58,7 +58,7 @@ def independent(candidates: Sequence[int], gram: Matrix, rho: float) -> list[int
 
 
 def check(policy: Policy, width: int, rho: float, eps: float, d: int) -> None:
-    """Refuse options that are none, for d coordinates, with a ValueError."""
+    """Raise ValueError if an option is invalid for d coordinates."""
     if policy not in ("round-robin", "random", "priority"):
         raise ValueError(f"policy {policy!r}; expected round-robin, random or priority")
     if not (1 <= width <= d and rho >= 0 and eps > 0):

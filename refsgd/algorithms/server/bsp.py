@@ -1,7 +1,7 @@
 """Bulk-synchronous parallel SGD (BSP, sync-SGD): all workers step together, at the pace of the slowest.
 
-It is sequential SGD with a batch of n*b examples, computed by n workers; what differs is the order of
-floating-point additions.
+It is sequential SGD with a batch of n*b examples, computed by n workers; only the order of floating-point
+additions differs.
 
 Quick facts
 -----------
@@ -12,9 +12,9 @@ deterministic: yes, whatever the order of arrival
 
 What differs from the papers
 ----------------------------
-Valiant's model has no servers; here it has that of Li et al., who sum the gradients of all examples: the mean
-leaves the rate the same for any n.  A server answers a push when all have arrived and been applied, as
-MXNet's does, so the wait for the slowest worker is part of the push.
+Valiant's model has no servers; the server here is that of Li et al., who sum the gradients of all examples.
+With the mean, the rate need not depend on n.  A server answers a push when all have arrived and been applied,
+as in MXNet, so the wait for the slowest worker is part of the push.
 
 References
 ----------
@@ -70,7 +70,7 @@ def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
         As for `refsgd.algorithms.parts.deploy`; server k answers worker k first where they are `rotated`.
     aggregation : {"mean", "sum"}
         Mean over examples, or the sum of the workers' means (then the effective rate is n times as large,
-        and unequal batches do not weigh).
+        and gradients are not weighted by their batches).
     """
     if aggregation not in ("mean", "sum"):
         raise ValueError(f"aggregation {aggregation!r}; expected mean or sum")

@@ -1,8 +1,8 @@
 """CONSGD: stale synchronous SGD whose server adds each update times 1/n, so that stragglers harm less.
 
 SSP adds the updates of all workers in full: n of them move the model n times as far as one, and a fast
-worker's run ahead moves it alone.  A constant global rate of 1/n makes the n updates of a clock weigh as much
-as their mean.
+worker that runs ahead moves it alone.  With a constant global rate of 1/n the n updates of a clock weigh as
+much as their mean.
 
 Quick facts
 -----------
@@ -11,9 +11,9 @@ and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 
 started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | momentum: at the server |
 aggregation: each push is applied alone, times 1/n | deterministic: given the order of arrival
 
-It is SSP with the learning rate lr / n, and written so.  At staleness 0 the updates of a clock sum to BSP's
-mean; with momentum they do so in the long run only, since the velocity decays at every push.  Unequal
-batches: the rate 1/n is constant, as in the paper; DYNSGD weighs by examples.
+It is SSP with the learning rate lr / n.  At staleness 0 the updates of a clock sum to BSP's mean; with
+momentum they do so only in the long run, since the velocity decays at every push.  Unequal batches: the rate
+1/n is constant, as in the paper; DYNSGD weights by examples.
 
 What differs from the paper
 ---------------------------
@@ -45,7 +45,7 @@ def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
     problem, workers, steps, servers, rotated
         As for `refsgd.algorithms.parts.deploy`.
     sgd : SGD
-        Its learning rate is the workers'; the servers' constant rate is 1/n.
+        Its learning rate is that of the workers; the servers' constant rate is 1/n.
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     """

@@ -1,6 +1,6 @@
-"""Delay-compensated asynchronous SGD (DC-ASGD): correct an old gradient for what has changed since its read.
+"""Delay-compensated asynchronous SGD (DC-ASGD): correct a stale gradient for the change of x since its read.
 
-To first order the gradient at the present x is g + H (x - backup), where `backup` is the model that the
+To first order the gradient at the current x is g + H (x - backup), where `backup` is the model that the
 worker had read and H the Hessian there.  The outer product of gradients estimates H for a log-likelihood; its
 diagonal, g * g, costs nothing.
 
@@ -8,7 +8,7 @@ Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | staleness: as ASP, mean n -
-1; what it does to a gradient is compensated | clock gap: unbounded | memory: (n + 1) M at the servers |
+1; its effect on a gradient is compensated | clock gap: unbounded | memory: (n + 1) M at the servers |
 momentum: at the server | aggregation: each push is applied alone | deterministic: given the order of arrival
 
 lambda = 0 is ASP.  Without staleness the correction is exactly 0.  Unequal batches: each push counts alike,
@@ -16,10 +16,10 @@ however many examples it is the mean of, as in the paper.
 
 What differs from the paper
 ---------------------------
-The paper's rule has no momentum; here the compensated gradient goes into the common rule.  A pull is a
-message of its own there; here the answer to a push is the pull, and makes the backup.  A backup belongs to a
-worker, as there: one shared backup, the model before the last update, sees only that update and not the whole
-drift.
+The paper's rule has no momentum; here the compensated gradient goes into the common rule.  In the paper a
+pull is a separate message; here the answer to a push is the pull, and makes the backup.  As in the paper,
+each worker has its own backup: with a shared one, the model before the last update, the drift would contain
+only that update.
 
 References
 ----------
@@ -42,10 +42,10 @@ from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
 
 def server(shard: Shard, workers: Sequence[str], pushes: int, compensation: float,
            adaptive: bool) -> Program[Array]:
-    """Algorithm 2: compensate and apply each of `pushes` gradients as it comes; returns the shard's part."""
+    """Algorithm 2: compensate and apply each of `pushes` gradients on arrival; returns the shard's part."""
     shard.state = shard.state, np.zeros_like(shard.x)  # the velocity, and the moving average of g * g
     backup = dict.fromkeys(workers, shard.x)  # w_bak(m): what each worker has read
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+    with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(pushes):
             w, push = yield Recv(Push)
             yield from shard.update([(w, push)], update, push.grad, backup[w], shard.version, compensation,

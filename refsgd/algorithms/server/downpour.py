@@ -1,16 +1,16 @@
 """Downpour SGD: push and fetch at their own periods, and step on a local copy in between.
 
-Asynchronous SGD that saves messages: gradients are accrued for `push_every` iterations before they are
-pushed, and a fetched model serves for `fetch_every` of them, moved by the worker's own steps meanwhile.
+Asynchronous SGD with fewer messages: gradients are accumulated for `push_every` iterations before they are
+pushed, and a fetched model is used for `fetch_every` iterations, moved by the worker's own steps meanwhile.
 
-The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes at once.
+The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes immediately.
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and
 iteration: M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2
-updates where push_every = 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at
+updates if push_every = 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at
 the server | aggregation: sum of a window's gradients, each push applied alone | deterministic: given the
 order of arrival
 
@@ -18,11 +18,11 @@ Unequal batches: each push counts alike, however many examples it is the mean of
 
 What differs from the paper
 ---------------------------
-A worker waits for what it fetches, where the paper's fetch may overtake computing: so push_every =
-fetch_every = 1 is ASP where messages take no time (else another push can come between a push and its fetch).
-The paper's loop is endless; the last iteration pushes what is left, so no gradient is lost.  AdaGrad leaves
-an entry alone while its squares are 0.  Local steps are plain -lr g, without momentum or weight decay.  A
-replica is one worker, not several machines, and there is no warm start with a single one.
+A worker waits for its fetch, whereas the paper's fetch may overlap with computing.  So push_every =
+fetch_every = 1 is ASP if messages take no time (otherwise another push can come between a push and its
+fetch). The paper's loop is endless; here the last iteration pushes the rest, so no gradient is lost.  AdaGrad
+does not change an entry while its squares are 0.  Local steps are plain -lr g, without momentum or weight
+decay.  A replica is one worker, not several machines, and there is no warm start with a single one.
 
 References
 ----------
@@ -47,12 +47,12 @@ class Accrued(NamedTuple):
     """worker -> server: the sum of a window's gradients, of the server's part."""
 
     grad: Array  # (part,)
-    versions: tuple[int, ...]  # of the part, at which each of them was computed
+    versions: tuple[int, ...]  # of the part at which each of them was computed
 
 
 def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD,
            push_every: int, fetch_every: int, rotated: bool) -> Program[Array]:
-    """The client of the appendix: accrue gradients while stepping locally; returns the local copy, (d,)."""
+    """The client of the appendix: accumulate gradients and step locally; returns the local copy, (d,)."""
     x = problem.x0
     there = Servers(servers, x.size, rank if rotated else 0)
     accrued, reads = np.zeros_like(x), list[dict[str, int]]()
@@ -79,7 +79,7 @@ def pushes_at(t: int, steps: int, push_every: int) -> bool:
 def server(shard: Shard, messages: int, adagrad: bool) -> Program[Array]:
     """Apply pushes and answer fetches, `messages` of both together; returns the shard's part."""
     rule = adagrad_step if adagrad else SGD.step
-    with suppress(RunEnded):  # raised after a death, when nobody sends any more
+    with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(messages):
             w, message = yield Recv(Accrued, Fetch)
             if isinstance(message, Fetch):
@@ -92,7 +92,7 @@ def server(shard: Shard, messages: int, adagrad: bool) -> Program[Array]:
 
 
 def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[Array, Array]:
-    """Parameters and summed squares after update t, an entry's rate being lr / sqrt(its sum of squares)."""
+    """Parameters and summed squares after update t; the rate of an entry is lr / sqrt(its sum of squares)."""
     a = a + np.float32(sgd.weight_decay) * x
     squares = squares + a * a
     root = np.sqrt(np.where(squares > 0, squares, 1)).astype(x.dtype)
@@ -111,7 +111,7 @@ def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: in
     push_every, fetch_every : int
         Iterations between two pushes and between two fetches, at least 1.
     adagrad : bool
-        Rates per parameter at the servers; takes no momentum.
+        Rates per parameter at the servers; not allowed with momentum.
     """
     if push_every < 1 or fetch_every < 1:
         raise ValueError(f"push_every {push_every}, fetch_every {fetch_every}; expected at least 1 iteration")

@@ -1,8 +1,9 @@
 """Dynamic SSP (DSSP): the slack of a worker is chosen at run time, anywhere from `lower` to `upper`.
 
-A worker that hits SSP's bound waits for the slowest one's next push.  If that is far off it had better work
-on, and stop where the wait will be short.  The server predicts both workers' next pushes from their last
-intervals and grants as many more iterations as make the wait shortest.
+A worker that reaches SSP's bound waits for the slowest worker's next push.  If that push is far away, the
+worker should do a few more iterations and stop when the remaining wait is short.  The server predicts both
+workers' next pushes from their last intervals and grants the number of iterations that makes the wait
+shortest.
 
 Quick facts
 -----------
@@ -11,17 +12,17 @@ and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 
 `upper` started, upper + 1 completed | staleness: at most (2 upper + 1)(n - 1) updates | momentum: at the
 server | aggregation: sum, as SSP | deterministic: given the order of arrival
 
-lower = upper is SSP.  A grant is never taken back, and the bound holds whatever the speeds do after it.
+lower = upper is SSP.  A grant is never withdrawn, and the bound holds even if speeds change after it.
 Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
 
 What differs from the paper
 ---------------------------
-A program reads no clock: intervals are counted in pushes that the server received meanwhile, which is time as
-long as the workers together keep their pace.  Where lower = 0 makes all alternate, all look equally fast and
-little is granted.  The paper grants only to the fastest worker, here to any that hits the bound; one push of
-the slowest ends the wait that follows a grant, as its controller assumes.  Elsewhere the controller takes the
-push that is nearest in time to one of the slowest's, before or after it; here the wait counts, which is long
-after a push just missed.
+A program reads no clock: intervals are counted in pushes that the server received meanwhile.  This measures
+time as long as the total rate of the workers is constant.  With lower = 0 workers alternate, all look equally
+fast and little is granted.  The paper grants only to the fastest worker; here any worker that reaches the
+bound may get a grant, and one push of the slowest ends the wait that follows, as its controller assumes.
+Other controllers take the push nearest in time to one of the slowest worker's, before or after it; here the
+wait counts, which is long after a push that was just missed.
 
 References
 ----------
@@ -41,12 +42,12 @@ from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: int) -> Program[Array]:
     """Answer a worker within its bound, which grants move between `lower` and `upper`; returns its part."""
     clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
-    pushed = dict.fromkeys(workers, (0, 0))  # when the last two of each came, counted in pushes
+    pushed = dict.fromkeys(workers, (0, 0))  # arrival of the last two of each, counted in pushes
     granted, bound = dict.fromkeys(workers, 0), dict.fromkeys(workers, lower)
     while min(clock.values(), default=steps) < steps:
         w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
-            clock.pop(w, None)  # the others wait for it no more
+            clock.pop(w, None)  # the others no longer wait for it
             slowest = min(clock.values(), default=steps)
         else:
             yield from shard.apply(w, message)
@@ -69,7 +70,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: 
 
 
 def grant(w: str, clock: dict[str, int], pushed: dict[str, tuple[int, int]], upper: int) -> int:
-    """The controller: how many more iterations w, which has just pushed, may start without being held."""
+    """The controller: how many more iterations w, which has just pushed, may start without waiting."""
     slowest, (before, now) = min(clock.values()), pushed[w]
     next_push = {}  # of those that hold the slowest clock back, with the interval
     for other, (previous, last) in pushed.items():
@@ -80,9 +81,9 @@ def grant(w: str, clock: dict[str, int], pushed: dict[str, tuple[int, int]], upp
 
 
 def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> int:
-    """The least r in 0 ... `most` after which the wait for the slowest worker's next push is the shortest.
+    """The least r in 0 ... `most` after which the wait for the slowest worker's next push is shortest.
 
-    The one pushes at now + r * interval, the other at slow + k * slow_interval, k = 1, 2, ...
+    The worker pushes at now + r * interval, the slowest at slow + k * slow_interval, k = 1, 2, ...
 
     >>> extra(now=10, interval=2, slow=9, slow_interval=7, most=4)  # 10, 12, 14, 16, 18 and 16, 23
     3

@@ -1,27 +1,27 @@
 """DYNSGD: stale synchronous SGD in which the updates of one clock count as their mean so far.
 
-The gradients of clock c come one by one, late ones long after the first.  The model holds, for every clock,
-the mean of those that have come: the first counts in full, the d-th takes a share 1/d and shrinks the others
-to theirs. So a late update never adds to a step that has been taken; it corrects it.  Who waits for whom is
-SSP's.
+The gradients of clock c arrive one by one, the last ones long after the first.  For every clock the model
+contains the mean of the gradients that have arrived: the first counts in full, the d-th takes a share 1/d and
+reduces the others to the same share.  So a late update does not add to the step of its clock; it corrects the
+step.  Synchronisation is that of SSP.
 
 Quick facts
 -----------
 synchronous: bounded | centralised: yes | roles: n workers, K servers with a part each | messages per worker
 and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d) | clock gap: at most s
 started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | memory: a mean per unfinished clock,
-at most s + 1 | momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean of what has
-come (without momentum) | deterministic: given the order of arrival
+at most s + 1 | momentum: at the server | aggregation: x = x0 - lr sum over clocks of the mean so far
+(without momentum) | deterministic: given the order of arrival
 
-Without momentum and weight decay a clock that all n have pushed counts as in BSP, whatever their order.  With
-momentum the velocity decays at every push, n times a clock: the way and the order matter.  CONSGD gives each
-of them 1/n from the start.
+Without momentum and weight decay, a clock that all n workers have pushed counts as in BSP, in any order of
+arrival.  With momentum the velocity decays at every push, n times per clock, so the order matters.  CONSGD
+gives each gradient 1/n from the start.
 
 What differs from the paper
 ---------------------------
 A clock is one mini-batch, where the paper's worker takes several local steps before it pushes their sum.
-Shares weigh by examples, so 1/d for equal shares.  The schedule counts clocks.  A rule r / (tau + 1) on each
-push, elsewhere called DynSGD too, is another algorithm.
+Gradients are weighted by examples, so 1/d for equal shares.  The schedule counts clocks.  Scaling each push
+by r / (tau + 1), elsewhere also called DynSGD, is another algorithm.
 
 References
 ----------
@@ -57,12 +57,12 @@ def revise(sgd: SGD, x: Array, state: tuple[Array, Means], g: Array, share: floa
 def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -> Program[Array]:
     """Keep x at the sum of the clocks' means; answer a worker within the bound, as SSP; returns its part."""
     clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
-    shard.state = shard.state, {}  # the velocity, and the mean of each clock that some have pushed
+    shard.state = shard.state, {}  # velocity; mean of each clock that some workers have pushed
     images: dict[int, int] = {}  # of each of these clocks
     while min(clock.values(), default=steps) < steps:
         w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
-            clock.pop(w, None)  # the others wait for it no more
+            clock.pop(w, None)  # the others no longer wait for it
         else:
             c = clock[w]
             images[c] = images.get(c, 0) + message.examples

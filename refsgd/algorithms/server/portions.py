@@ -1,7 +1,9 @@
-"""Load balancing of `sandblaster`: a batch cut into many more portions than workers, handed out on demand.
+"""Load balancing of `sandblaster`: a batch divided into many more portions than workers, handed out on
+demand.
 
 Fast workers take more portions, and a worker that finds none left repeats one that another has not finished.
-The first answer counts: the shards drop the second (see `vector_shards`), the coordinator learns who is idle.
+The first answer counts: shards drop the second (see `vector_shards`), and the coordinator learns which worker
+is idle.
 
 References
 ----------
@@ -63,7 +65,7 @@ def evaluate(shards: Sequence[str], idle: list[str], number: int, portions: int)
 
 
 def dismiss(workers: Sequence[str], idle: list[str], evaluations: int) -> Program[None]:
-    """Wait for stragglers' copies, which count no more, and stop everybody."""
+    """Wait for stragglers' copies, which no longer count, and stop all workers and shards."""
     while len(idle) < len(workers):
         idle.append((yield Recv(Portion))[0])
     for w in workers:
@@ -71,7 +73,7 @@ def dismiss(workers: Sequence[str], idle: list[str], evaluations: int) -> Progra
 
 
 def worker(coordinator: str, shards: Sequence[str], problem: Objective) -> Program[None]:
-    """Compute the gradient of each portion that comes, at an x fetched once per evaluation."""
+    """Compute the gradient of each assigned portion, at an x fetched once per evaluation."""
     fetched, there = -1, Servers(shards, problem.x0.size)
     while True:
         _, message = yield Recv(Portion, Stop)

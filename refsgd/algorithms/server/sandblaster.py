@@ -1,8 +1,8 @@
 """Sandblaster L-BFGS: a full-batch method whose coordinator never sees a parameter.
 
-The shards hold their parts of all vectors and obey small commands (`vector_shards`); the coordinator holds
-the algorithm and sees scalars.  The gradient of the whole batch is cut into many more portions than workers,
-and nobody waits for a straggler (`portions`).
+The shards hold their parts of all vectors and execute small commands (`vector_shards`); the coordinator runs
+the algorithm and sees only scalars.  The gradient of the whole batch is divided into many more portions than
+workers, so no evaluation waits for a straggler (`portions`).
 
 Quick facts
 -----------
@@ -14,11 +14,11 @@ shard per iteration, scalars, whatever d is | staleness: 0 | aggregation: mean o
 
 What differs from the paper
 ---------------------------
-Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate; it adds
-them in portion order, and the result does not depend on who computed what.  Which line search is left open
-there: this one looks at slopes only, so a step may overshoot the minimum along p, and even raise a convex
-loss, but it ends where the slope uphill is at most half of the slope downhill that it began with.  Portion i
-is `problem.gradient(x, i, 0)`: batches do not change.
+Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate.  A
+shard adds portions in portion order, so the result does not depend on which worker computed them.  The paper
+leaves the line search open: this one uses only slopes, so a step may overshoot the minimum along p and even
+raise a convex loss, but it ends at a slope uphill that is at most half as steep as the slope downhill at its
+start. Portion i is `problem.gradient(x, i, 0)`: batches do not change.
 
 References
 ----------
@@ -91,11 +91,11 @@ def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, 
     workers, servers : int
         n and K, at least 1.
     steps : int
-        Steps of L-BFGS, >= 0; it stops before where the slope is 0.
+        Steps of L-BFGS, >= 0; it stops earlier if the slope is 0.
     portions : int, optional
         Of the batch, at least 1; by default 4 n.
     history : int
-        m, pairs that are kept, >= 0; 0 is gradient descent.
+        m, number of stored pairs, >= 0; 0 is gradient descent.
     """
     ws, ss = names(workers, servers)
     count = 4 * workers if portions is None else portions

@@ -1,8 +1,8 @@
-"""Scheduling of model parallelism (STRADS): which parameters are updated next, and which never together.
+"""Scheduling for model parallelism (STRADS): which parameters to update next, and which never together.
 
-Workers hold rows of the data, not parameters: any coordinate can be updated next, and several at once.  Which
-ones decides how fast it converges, and whether it does: updates of strongly correlated coordinates overshoot
-together.
+Workers hold rows of the data, not parameters: any coordinate can be updated next, and several at once.  The
+choice determines how fast the algorithm converges, and whether it does: updates of strongly correlated
+coordinates overshoot together.
 
 The example is the Lasso by coordinate descent, min |b - A x|^2 / 2 + penalty |x|_1 with columns of norm 1.
 
@@ -12,14 +12,14 @@ synchronous: yes | centralised: yes | roles: a scheduler (server0), n workers wi
 n | bytes per worker and step, block of k: 4 k down, 8 k up, 12 k down | staleness: 0 | aggregation: sum, in
 worker order | deterministic: given the choices
 
-rho = 0 updates one coordinate at a time, rho = inf puts no restriction.  With pairwise orthogonal columns a
-block does what its coordinates would do one after another.  eps > 0 keeps every coordinate in the game.
+rho = 0 updates one coordinate at a time, rho = inf means no restriction.  With pairwise orthogonal columns a
+block has the effect of its coordinates one after another.  With eps > 0 every coordinate can be drawn.
 
 What differs from the papers
 ----------------------------
-Conflicts are looked up in the whole matrix A'A, where the papers compute them for the candidates only.  They
-sync by SSP too.  A lost partial update cannot be committed twice, since nothing is sent again: the run would
-stop.
+Conflicts are looked up in the whole matrix A'A; the papers compute them for the candidates only.  The papers
+also synchronise by SSP.  A partial update cannot be committed twice, since messages are never repeated: if
+one were lost, the run would stop.
 
 References
 ----------
@@ -55,7 +55,7 @@ class Partial(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """scheduler -> worker: what these coordinates have changed by."""
+    """scheduler -> worker: the changes of these coordinates."""
 
     block: npt.NDArray[np.int32]  # (k,)
     delta: Matrix  # (k,)
@@ -82,7 +82,7 @@ def scheduler(workers: Sequence[str], gram: Matrix, penalty: float, steps: int, 
 
 
 def worker(rows: Matrix, b: Matrix, steps: int) -> Program[None]:
-    """Partial updates from own rows, whose residual r = b - A x follows what is committed."""
+    """Partial updates from own rows; their residual r = b - A x follows the committed changes."""
     r = b
     for t in range(steps):
         _, (block,) = yield Recv(Task)
@@ -107,14 +107,14 @@ def lasso(a: Matrix, b: Matrix, penalty: float, workers: int, steps: int, *, pol
     a, b : ndarray, float64
         The matrix, (rows, d), with columns of norm 1, and the right-hand side, (rows,).
     penalty : float
-        Of a coordinate's absolute value, >= 0.
+        Penalty on a coordinate's absolute value, >= 0.
     workers, steps : int
     policy : {"round-robin", "random", "priority"}
-        How coordinates are chosen.
+        The choice of coordinates.
     width : int
-        Coordinates that are chosen in a step, 1 to d.
+        Number of coordinates per step, 1 to d.
     rho : float
-        Correlation from which two of them are not updated together, >= 0; not asked for in a round-robin.
+        Two coordinates with at least this correlation are not updated together, >= 0; unused by round-robin.
     eps : float
         Added to each priority, > 0.
     """
@@ -122,7 +122,7 @@ def lasso(a: Matrix, b: Matrix, penalty: float, workers: int, steps: int, *, pol
     if not 0 <= penalty < float("inf"):
         raise ValueError(f"penalty {penalty}; expected a finite number >= 0")
     gram = a.T @ a
-    if not np.allclose(norms := np.sqrt(np.diag(gram)), 1):  # else x[block] + z is not where the minimum is
+    if not np.allclose(norms := np.sqrt(np.diag(gram)), 1):  # otherwise x[block] + z is not the minimum
         raise ValueError(f"columns of norms {norms.min():.3g} to {norms.max():.3g}; expected norm 1: "
                          "a / np.linalg.norm(a, axis=0)")
     ws, (server,) = names(workers, 1)

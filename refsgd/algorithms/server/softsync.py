@@ -1,8 +1,8 @@
 """n-softsync: asynchronous SGD whose server averages c gradients before it steps.
 
-Between ASP, where each gradient is a step of its own, and BSP, where all workers wait for a step: nobody
-waits, but the server collects c = floor(workers / splitting) gradients, from whomever they come, and takes
-one step with their mean.  Fewer, larger, less stale updates.
+Softsync lies between ASP, where each gradient is a step, and BSP, where all workers wait for a step: no
+worker waits for another, but the server collects c = floor(workers / splitting) gradients, of any workers,
+and takes one step with their mean.  Updates are fewer, and gradients less stale.
 
 Quick facts
 -----------
@@ -11,15 +11,15 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 (n - 1)/c updates | clock gap: unbounded | momentum: at the server | aggregation: mean over the examples of c
 gradients; a fast worker may give several of them | deterministic: given the order of arrival
 
-splitting = n is ASP.  splitting = 1 is *not* BSP: there is no barrier, a push is answered before the update
-that it is part of, so staleness is not 0.
+splitting = n is ASP.  splitting = 1 is *not* BSP: there is no barrier; a push is answered before the update
+to which it belongs, so staleness is not 0.
 
 What differs from the paper
 ---------------------------
 The paper's n, as in the name n-softsync, is our `splitting`; its lambda is our number of workers, n elsewhere
 in this file.  Its rate, lr / splitting (about the mean staleness), is the caller's choice.  The gradients of
-one update are added in worker order.  The last update takes what is left, fewer than c if need be, so every
-gradient is used once.
+one update are added in worker order.  The last update takes the remaining gradients, perhaps fewer than c, so
+every gradient is used once.
 
 References
 ----------
@@ -41,11 +41,11 @@ from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
 
 def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
            rule: Callable[..., Any] = bsp.update, *given: Any) -> Program[Array]:
-    """Step with the mean of `size` gradients at a time, answer each push at once; returns its part."""
+    """Step with the mean of `size` gradients at a time, answer each push immediately; returns its part."""
     kept: list[tuple[str, Push]] = []
     for left in reversed(range(pushes)):
         w = None
-        with suppress(RunEnded):  # after a death nobody sends any more: the last update takes what is left
+        with suppress(RunEnded):  # after a death no worker sends any more: the last update takes the rest
             w, push = yield Recv(Push)
             kept.append((w, push))
         last = w is None or not left
@@ -60,7 +60,7 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
 
 
 def gradients_per_update(workers: int, splitting: int | None) -> int:
-    """c = floor(workers / splitting), by default 1; raises ValueError where there is no such number."""
+    """c = floor(workers / splitting), by default 1; raises ValueError if splitting is out of range."""
     splitting = workers if splitting is None else splitting
     if not 1 <= splitting <= workers:
         raise ValueError(f"splitting {splitting} with {workers} workers; expected 1 to {workers}")

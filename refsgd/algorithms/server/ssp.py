@@ -1,7 +1,7 @@
 """Stale synchronous parallel SGD (SSP): run ahead of the slowest worker, but at most `staleness` clocks.
 
 A clock is one iteration.  A worker that has completed c clocks may start the next one only when every
-worker has completed c - s, s being the slack.  There are three ways to get a new model:
+worker has completed c - s, where s is the slack.  There are three ways to get a new model:
 
 * ``lazy`` (Ho et al.): the worker computes on its cache, to which it adds its own updates, and asks for a new
   copy only when the cache is older than c - s.  Fewest bytes, oldest parameters.
@@ -24,8 +24,8 @@ What differs from the papers
 ----------------------------
 `fresh` is in neither: SSP with a read after every clock.  Workers of Ho et al. send updates -lr * g that the
 server adds; here they send g and the server applies the rule, so that momentum can live there.  A cache adds
-its own updates as plain -lr * g, without momentum or weight decay.  Their clock is any work; the table has
-rows, here parts.
+its own updates as plain -lr * g, without momentum or weight decay.  Their clock is any unit of work; their
+table has rows, here parts.
 
 References
 ----------
@@ -71,7 +71,7 @@ def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: i
     row = {s: Row(x[part], 0, 0, 0) for s, part in there.part.items()}
     mine: dict[int, Array] = {}  # own steps that some row does not contain yet
     for c in range(steps):
-        # read_row: a row of the cache that has all updates before clock c - s will do
+        # read_row: a row of the cache that has all updates before clock c - s is young enough
         oldest = min(r.clock for r in row.values())
         if oldest < c - staleness and eager:
             yield Mark("block", worker=f"worker{rank}")
@@ -80,7 +80,7 @@ def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: i
                 yield Send(s, Read(c - staleness))
         while min(r.clock for r in row.values()) < c - staleness:
             s, row[s] = yield Recv(Row)  # too old: wait for it
-        while hit := (yield Poll(Row)):  # young enough: take what has come
+        while hit := (yield Poll(Row)):  # young enough: take rows that have arrived
             row[hit[0]] = hit[1]
         # read-my-writes: the row, and those own steps that it does not contain
         mine = {t: step for t, step in mine.items() if t >= min(r.own for r in row.values())}
@@ -102,7 +102,7 @@ def row_server(shard: Shard, workers: Sequence[str], steps: int, eager: bool) ->
     while (before := min(clock.values(), default=steps)) < steps:
         w, message = yield Recv(Push, Read, Died)
         if isinstance(message, Died):
-            clock.pop(w, None)  # the others wait for it no more
+            clock.pop(w, None)  # the others no longer wait for it
         elif isinstance(message, Push):
             yield from shard.apply(w, message)
             clock[w] += 1

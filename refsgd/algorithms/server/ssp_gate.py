@@ -1,7 +1,7 @@
-"""The server of SSP that answers a push at its gate: with its newest model, once the bound allows it.
+"""The server of SSP's variant `fresh`: answer a push with the newest model once the bound allows it.
 
-It is the form `fresh` of `ssp`, with the worker of BSP and ASP.  With a slack of 0 it waits as BSP does, with
-an infinite one it never waits, as ASP.  CONSGD runs this server; DSSP's moves the bound.
+Its workers are those of BSP and ASP.  With a slack of 0 they wait as in BSP, with an infinite slack they
+never wait, as in ASP.  CONSGD runs this server; the server of DSSP moves the bound.
 
 References
 ----------
@@ -23,7 +23,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
     while min(clock.values(), default=steps) < steps:
         w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
-            clock.pop(w, None)  # the others wait for it no more
+            clock.pop(w, None)  # the others no longer wait for it
         else:
             yield from shard.apply(w, message)
             clock[w] += 1
@@ -39,6 +39,6 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
 
 
 def check(slack: float, name: str = "staleness") -> None:
-    """Refuse what is no slack with a ValueError."""
+    """Raise ValueError if `slack` is not a valid slack."""
     if not slack >= 0 or slack % 1 > 0:  # inf % 1 is NaN
         raise ValueError(f"{name} {slack}; expected a whole number of clocks >= 0, or inf")

@@ -1,7 +1,7 @@
-"""Staleness-aware asynchronous SGD: an old gradient gets a smaller learning rate.
+"""Staleness-aware asynchronous SGD: a stale gradient gets a smaller learning rate.
 
-A gradient that is tau updates late points along a slope that has been left.  The server knows tau, from the
-version that the push names, and divides each gradient by it, on top of n-softsync's averaging of c gradients.
+A gradient that is tau updates late belongs to a point that the model has left.  The server knows tau from the
+version that the push names, and divides each gradient by it before n-softsync's averaging of c gradients.
 
 Quick facts
 -----------
@@ -16,7 +16,7 @@ gradient that missed one update keeps the full rate.
 What differs from the papers
 ----------------------------
 Each part counts its own tau.  Odena's rule also divides by a moving average s of the gradients' deviation,
-so it wants a far smaller learning rate; s begins at 1.  His gates that save bandwidth are left out.
+so it needs a far smaller learning rate; s begins at 1.  His gates that save bandwidth are left out.
 
 References
 ----------
@@ -80,7 +80,7 @@ def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, serv
     problem, workers, steps, sgd, servers, rotated
         As for `refsgd.algorithms.parts.deploy`.
     splitting : int, optional
-        As of `softsync`, from 1 to n; by default n: every gradient is a step of its own.
+        As for `softsync`, from 1 to n; by default n: every gradient is one step.
     rule : {"zhang", "odena"}
     """
     if rule not in ("zhang", "odena"):

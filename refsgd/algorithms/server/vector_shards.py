@@ -1,13 +1,13 @@
-"""Vectors that live on shards: what the coordinator of `sandblaster` commands.
+"""Vectors distributed over shards, and the commands of `sandblaster`'s coordinator.
 
-A shard holds its part of every vector in registers and knows two operations, an inner product and a
-combination of two registers, besides collecting the portions of a gradient.  Commands wait while portions are
+A shard holds its part of every vector in registers.  It collects the portions of a gradient and has two
+operations, the inner product and the linear combination of two registers.  Commands wait while portions are
 missing.
 
 Quick facts
 -----------
 messages: a dot is one scalar up from each shard, a combination none | bytes: 8 per scalar | duplicates: each
-portion counts once | order of additions: portions, never arrival | what commands wait for: the gradient, by
+portion counts once | order of additions: portions, never arrival | commands wait for: the gradient, by
 selective receive
 
 References
@@ -56,7 +56,7 @@ class Combine(NamedTuple):
 
 
 def dot(shards: Sequence[str], a: int, b: int) -> Program[float]:
-    """The inner product of two vectors; once it is known, all shards have obeyed all earlier commands."""
+    """The inner product of two vectors; when it is known, all shards have executed all earlier commands."""
     for shard in shards:
         yield Send(shard, Dot(a, b))
     total = 0.0
@@ -74,7 +74,7 @@ def combine(shards: Sequence[str], to: int, alpha: float, a: int, beta: float = 
 
 
 def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Program[Array]:
-    """Obey until every worker has stopped; returns part k of X.  `images` are the weights of the portions."""
+    """Execute commands until every worker has stopped; returns part k of X; `images` weight the portions."""
     register, pieces, evaluation, stopped = {X: x}, dict[int, Array](), -1, 0
     collecting = False
     while stopped < workers:

@@ -1,25 +1,26 @@
-"""Hogwild!: workers read and add to one shared vector without asking anybody, and without a lock.
+"""Hogwild!: workers read and add to one shared vector without coordination and without a lock.
 
-The parameters lie in memory that all workers share.  With *atomic* additions nothing is lost: the vector is
-x_0 plus all steps ever added.  Without, an addition is a read and a write, and what others write between the
-two is lost.
+The parameters are in memory that all workers share.  With *atomic* additions nothing is lost: the vector is
+x_0 plus all added steps.  Otherwise an addition is a read followed by a write, and additions of others
+between the two are lost.
 
 Quick facts
 -----------
 synchronous: no | centralised: shared memory, no server | roles: n workers, one vector in `parts` parts |
-messages, bytes: none | staleness: unbounded, mean about n - 1 where additions take no time | clock gap:
+messages, bytes: none | staleness: unbounded, mean about n - 1 if additions take no time | clock gap:
 unbounded | momentum: none | aggregation: each step is added alone | deterministic: given the order of
 accesses, if atomic
 
-Updates are numbered by the trace, in the order of their last additions (`refsgd.trace.shared`): a counter in
-shared memory would be read and raised by the same racing accesses.  Unequal batches: each step is added in
+The trace numbers updates in the order of their last additions (`refsgd.trace.shared`): a counter in shared
+memory would be read and incremented by the same racing accesses.  Unequal batches: each step is added in
 full, however many examples its gradient is the mean of.
 
 What differs from the paper
 ---------------------------
-Recht et al. touch only the few components of a sparse example; here gradients are dense and a part is a
-slice, so workers collide far more often.  They take the addition of a component to be atomic: `atomic=False`
-shows what it is without.  Their rate is constant within an epoch and shrinks from one to the next.
+Recht et al. touch only the few components of a sparse example; here gradients are dense and a part has many
+components, so workers collide far more often.  They assume that the addition of a component is atomic;
+`atomic=False` shows the algorithm without this assumption.  Their rate is constant within an epoch and
+shrinks from one to the next.
 `momentum` is refused: it would need a shared velocity.  The learning rate's schedule runs on the worker's own
 t, not on the number of all updates.
 
@@ -39,7 +40,7 @@ from refsgd.effects import Add, Array, Cell, Compute, Deployment, Load, Mark, No
 
 
 def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, atomic: bool) -> Program[Cell]:
-    """Read, compute, add; returns the shared cell, which holds the parameters when the run has ended."""
+    """Read, compute, add; returns the shared cell, which holds the parameters at the end of the run."""
     for t in range(steps):
         parts = []
         for p in range(len(shared.cut)):  # line 3: may be torn, since others write meanwhile
@@ -66,7 +67,7 @@ def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: b
     atomic : bool
         Whether an addition is one indivisible step.
     parts : int
-        Into how many slices the vector is cut, at least 1.
+        Number of parts of the vector, at least 1.
     """
     if parts < 1:
         raise ValueError(f"parts {parts}; expected at least 1")
