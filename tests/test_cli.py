@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,12 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli import main
+from refsgd.cli import build_parser, main
 from refsgd.cluster.distributions import FAMILIES
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
 from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.arguments import options_of
 from refsgd.experiment.calibrate import Calibration
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.result import Result
@@ -465,3 +467,10 @@ def test_a_player_is_announced_with_what_it_shows(capsys, tmp_path):
 def test_the_summary_of_a_net_in_name_only_says_so(capsys):
     assert main(["run", "bsp", "--net", "shapes:1000", "--data", "none", "--steps", "3", "--quiet"]) == 0
     assert "parameters none (a net in name only), schedule " in capsys.readouterr().out
+
+
+def test_no_option_of_an_algorithm_is_an_option_of_its_machine_or_run():
+    """Else the parser of every command fails."""
+    build_parser()
+    for function in CATALOGUE.values():
+        assert not {f.name for f in fields(Machine)} & options_of(function).keys(), function

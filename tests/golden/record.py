@@ -44,7 +44,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "consgd": [{"staleness": 1}],
     "dynsgd": [{"staleness": 1}],
     "dssp": [{"lower": 1, "upper": 3}],
-    "approximate": [{"threshold": 0.1}, {"inside": "asp", "barrier": 0, "ahead": 1}, {"inside": "ssp", "centers": 1}],
+    "approximate": [{"threshold": 0.1}, {"local": "asp", "barrier": 0, "ahead": 1}, {"local": "ssp", "centers": 1}],
     "allreduce": [{"collective": name}
                   for name in ("rings", "recursive-doubling", "halving-doubling", "tree", "double-tree",
                                "root", "pscpu",

@@ -31,7 +31,7 @@ from tests.wrong import wrong_deployment
 INF = float("inf")
 thresholds = st.sampled_from([0.0, 0.01, 0.3, 2.0, 1e6])
 bounds = st.sampled_from([0, 1, 3, INF])
-options = st.fixed_dictionaries({"threshold": thresholds, "inside": st.sampled_from(["bsp", "ssp", "asp"]),
+options = st.fixed_dictionaries({"threshold": thresholds, "local": st.sampled_from(["bsp", "ssp", "asp"]),
                                  "staleness": st.sampled_from([0, 2]), "barrier": bounds, "ahead": bounds})
 SLOW = Machine(compute="exponential(1)", latency=3.0, bandwidth=20.0)
 TIGHT = {"barrier": 0, "ahead": 0}  #: barriers as early, and a mirror clock as narrow as can be
@@ -78,7 +78,7 @@ def test_after_the_last_flush_all_copies_hold_every_gradient(machine, seed, work
     problem, seen = recorded(integer_gradients(d=5, workers=workers))
     run, made = copies_of(approximate, lambda: simulate(
         approximate(problem, workers, steps, SGD(0.25), servers, centers=centers, **options), machine, seed))
-    if options["inside"] == "bsp":
+    if options["local"] == "bsp":
         size = {i: len(center) for center in members_of(workers, centers, None) for i in center}
         total = sum((g / size[rank] for rank, *_, g in seen), np.zeros(5))
         assert np.allclose(final_parameters(run), problem.x0 - 0.25 * total, atol=1e-4)
@@ -86,7 +86,7 @@ def test_after_the_last_flush_all_copies_hold_every_gradient(machine, seed, work
         total = sum((g for *_, g in seen), np.zeros(5, np.float32))
         assert np.array_equal(final_parameters(run), problem.x0 - np.float32(0.25) * total)
     assert len(made) == centers * servers
-    assert equal_copies(made, centers, options["inside"] != "bsp")
+    assert equal_copies(made, centers, options["local"] != "bsp")
     assert len(seen) == workers * steps
     taus = [tau for _, tau in run.trace.staleness]
     assert len(taus) == len(seen) * centers * servers and min(taus, default=0) >= 0
@@ -158,7 +158,7 @@ def test_one_worker_is_sequential_sgd_bit_for_bit(machine, seed, steps, threshol
 def test_one_data_centre_is_the_algorithm_inside_it_bit_for_bit(inside, alone, servers):
     problem, sgd = curved(d=7), SGD(0.1, 0.9, 0.01)
     for seed in range(3):
-        found = simulate(approximate(problem, 4, 6, sgd, servers, centers=1, inside=inside, staleness=1),
+        found = simulate(approximate(problem, 4, 6, sgd, servers, centers=1, local=inside, staleness=1),
                          RANDOM, seed)
         expected = simulate(alone(problem, 4, 6, sgd, servers), RANDOM, seed)
         assert np.array_equal(final_parameters(found), final_parameters(expected))
@@ -222,7 +222,7 @@ def hold_filter(deploy, threshold, inside="asp", workers=5, steps=5):
             unsent[node] = np.where(goes, np.float32(0), waits)
 
     problem = Problem(np.full(6, 2, np.float32), curved(workers=workers).gradient, lambda x: 0.0)
-    for _ in moments(deploy(problem, workers, steps, SGD(0.1, 0.5), threshold=threshold, inside=inside,
+    for _ in moments(deploy(problem, workers, steps, SGD(0.1, 0.5), threshold=threshold, local=inside,
                             barrier=INF), told, RANDOM, 0):
         pass
     assert done == {node: m * steps for node, m in each.items()}
@@ -239,7 +239,7 @@ def test_what_is_sent_are_the_entries_above_the_limit_of_that_iteration(threshol
     ("(copy.own - 1) // per_clock", "copy.version // per_clock"),
     ("** 0.5\n", "\n"), ("significant(self.x, self", "significant(self.x + 1, self"),
     ("        self.unsent = rest\n", ""), ("0.0 if now == steps else", "0.0 if now > steps else"),
-    ("per_clock = dict[str, Push](), set[str](), 1 if rules.inside == \"bsp\" else len(workers)",
+    ("per_clock = dict[str, Push](), set[str](), 1 if rules.local == \"bsp\" else len(workers)",
      "per_clock = dict[str, Push](), set[str](), 1"),
 ])
 def test_another_filter_is_caught(right, wrong):
@@ -270,7 +270,7 @@ def test_the_threshold_falls_as_one_over_the_root_of_the_iteration(inside, expec
     each = 2 if inside == "bsp" else 1  # the mean of a worker with the change and one without
     problem = constant(lambda rank, t: -each * changes[t] if rank == 0 else 0.0, d=1)
     deployment = approximate(Problem(np.ones(1, np.float32), problem.gradient, problem.loss), 4, 5, SGD(1.0),
-                             threshold=0.01, inside=inside)
+                             threshold=0.01, local=inside)
     assert [len(body.entries) for node, body in told_by(deployment, Significant, LOCKSTEP)
             if node == "server0"] == expected
 
@@ -278,7 +278,7 @@ def test_the_threshold_falls_as_one_over_the_root_of_the_iteration(inside, expec
 @pytest.mark.parametrize("workers", [2, 5])
 def test_threshold_zero_sends_every_change_and_a_huge_one_only_the_flush(workers):
     problem = curved(workers=workers)
-    everything = told_by(approximate(problem, workers, 6, SGD(0.1), threshold=0.0, inside="asp"), Significant)
+    everything = told_by(approximate(problem, workers, 6, SGD(0.1), threshold=0.0, local="asp"), Significant)
     assert all(len(body.entries) == 6 for _, body in everything) and len(everything) == workers * 6
     nonzero = Problem(np.ones(6, np.float32), problem.gradient, problem.loss)
     isolated = told_by(approximate(nonzero, workers, 6, SGD(0.1), threshold=1e9), Significant)
@@ -289,7 +289,7 @@ def test_bytes_are_8_an_entry_and_fall_with_the_threshold():
     problem = curved(d=50)
     crossing = []
     for threshold in (0.0, 0.01, 0.1, 1.0):
-        trace = simulate(approximate(problem, 4, 30, SGD(0.02), threshold=threshold, inside="asp"),
+        trace = simulate(approximate(problem, 4, 30, SGD(0.02), threshold=threshold, local="asp"),
                          RANDOM).trace
         between = [e.nbytes for e in trace.of(Sent) if e.message == "Significant"]
         crossing.append(sum(between))
@@ -344,7 +344,7 @@ def hold_barrier(deploy, machine=SLOW, seed=0, workers=4, barrier=1, inside="bsp
             elif kind == "Significant" and got.announced:
                 assert barred[src, node].pop(0) == got.entries.tolist()
 
-    deployment = deploy(curved(workers=workers), workers, 6, SGD(0.1), centers=3, inside=inside,
+    deployment = deploy(curved(workers=workers), workers, 6, SGD(0.1), centers=3, local=inside,
                         barrier=barrier, **more)
     servers = [name for name, node in deployment.items() if node.role == "server"]
     for _ in moments(deployment, told, machine, seed):
@@ -405,7 +405,7 @@ def hold_lead(run, centers, ahead):
 @given(machine=machines, seed=seeds, ahead=bounds, barrier=bounds, inside=st.sampled_from(["bsp", "ssp", "asp"]))
 def test_a_data_centre_is_at_most_so_many_clocks_ahead(machine, seed, ahead, barrier, inside):
     run = simulate(approximate(curved(workers=5), 5, 6, SGD(0.1), centers=3, ahead=ahead, barrier=barrier,
-                               inside=inside), machine, seed)
+                               local=inside), machine, seed)
     hold_lead(run, [["worker0"], ["worker1", "worker2"], ["worker3", "worker4"]], ahead)
 
 
@@ -442,7 +442,7 @@ def test_random_schedules_of_three_data_centres_end():
     problem = integer_gradients(d=3, workers=5)
     for inside in ("bsp", "asp"):
         walk(lambda inside=inside: approximate(problem, 5, 3, SGD(0.25), centers=3, threshold=0.5,
-                                               inside=inside, **TIGHT), runs=15)
+                                               local=inside, **TIGHT), runs=15)
 
 
 def test_a_worker_waits_for_the_other_data_centre_only_at_the_mirror_clock():
@@ -469,7 +469,7 @@ def test_a_server_steps_by_its_own_schedule():
 def test_staleness_counts_the_updates_that_a_reader_did_not_know_of():
     """A copy's version counts own and remote updates; equal fixed times give n - 1, as ASP, once all have
     come."""
-    run = simulate(approximate(curved(), 4, 8, SGD(0.1), threshold=0.0, inside="asp"), LOCKSTEP)
+    run = simulate(approximate(curved(), 4, 8, SGD(0.1), threshold=0.0, local="asp"), LOCKSTEP)
     plain = simulate(asp.asp(curved(), 4, 8, SGD(0.1)), LOCKSTEP)
     assert max(tau for _, tau in run.trace.staleness) <= 2 * max(tau for _, tau in plain.trace.staleness)
     assert np.mean([tau for _, tau in run.trace.staleness]) == pytest.approx(3, abs=1)
@@ -480,7 +480,7 @@ def hold_death(deploy, dead, step, inside, **more):
     problem = integer_gradients(d=4, workers=5)
     faults = [Fault("kill", f"worker{w}", step + i) for i, w in enumerate(dead)]
     run, made = copies_of(deploy, lambda: Faulty(
-        deploy(problem, 5, 5, SGD(0.25), centers=3, threshold=0.5, inside=inside, **more), RANDOM, 0, 1000,
+        deploy(problem, 5, 5, SGD(0.25), centers=3, threshold=0.5, local=inside, **more), RANDOM, 0, 1000,
         faults, "continue").run())
     assert 0 < len(run.trace.dead) <= len(dead) and equal_copies(made, 3, inside != "bsp")
 
@@ -499,7 +499,7 @@ def test_a_server_that_waits_for_the_last_push_of_the_dead_is_caught():
         hold_death(wrong, (1,), 2, "bsp")
 
 
-@pytest.mark.parametrize("more", [{"inside": "asp", "centers": 3}, {"servers": 2, **TIGHT}, {"centers": 4}])
+@pytest.mark.parametrize("more", [{"local": "asp", "centers": 3}, {"servers": 2, **TIGHT}, {"centers": 4}])
 def test_processes_agree_with_the_simulator_where_no_schedule_matters(more):
     """Integers and powers of two: every order of additions has the same bits, once all is flushed."""
     draws = np.random.default_rng(0).integers(-8, 9, (4, 4, 6)).astype(np.float32)
@@ -526,7 +526,7 @@ def test_groups_are_data_centres_and_their_servers_live_among_their_workers():
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": -0.1}, {"threshold": INF}, {"threshold": math.nan},
-                                   {"share": 0.0}, {"share": 1.5}, {"inside": "gossip"}, {"centers": 5},
+                                   {"share": 0.0}, {"share": 1.5}, {"local": "gossip"}, {"centers": 5},
                                    {"centers": 0}, {"barrier": -1}, {"ahead": 0.5}, {"staleness": math.nan}])
 def test_wrong_options_are_named(wrong):
     (name, _), = wrong.items()

@@ -55,7 +55,7 @@ Inside = Literal["bsp", "ssp", "asp"]
 class Rules:
     """What the servers of a run go by; the options of `approximate` explain each."""
 
-    inside: Inside
+    local: Inside
     slack: float  # clocks that a worker may be ahead of the slowest of its centre
     threshold: float
     share: float | None
@@ -67,7 +67,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
     """Apply what own workers push, show the mirrors what is significant, answer whom the gates let pass;
     returns its piece of the copy."""
     mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
-    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if rules.inside == "bsp" else len(workers)
+    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if rules.local == "bsp" else len(workers)
     flushed = not steps
     while not flushed or any(m.open(steps) for m in mirrors):
         src, message = yield Recv(Push, Significant, Barrier, Taken, Died)
@@ -80,7 +80,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
         else:
             yield from mirror[src].heard(copy, message)
         now, applied = min(clock.values(), default=steps), list[tuple[str, Push]]()
-        if pushes and (rules.inside != "bsp" or pushes.keys() >= clock.keys()):
+        if pushes and (rules.local != "bsp" or pushes.keys() >= clock.keys()):
             applied = [(w, pushes[w]) for w in workers if w in pushes]
             yield from copy.step(applied)
             pushes.clear()
@@ -117,7 +117,7 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
 
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                 groups: Sequence[int] | None = None, *, centers: int | None = None, threshold: float = 0.01,
-                inside: Inside = "bsp", staleness: float = 3, barrier: float = 4, ahead: float = 10,
+                local: Inside = "bsp", staleness: float = 3, barrier: float = 4, ahead: float = 10,
                 share: float | None = None) -> Deployment:
     """Deploy approximate synchronous parallel SGD.
 
@@ -133,7 +133,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
         D, data centres; by default the machine's groups, else two (one for a single worker).
     threshold : float
         v >= 0: share of a parameter's value by which it must have changed, at first.
-    inside : {"bsp", "ssp", "asp"}
+    local : {"bsp", "ssp", "asp"}
         How the workers of a data centre keep together; ssp with the slack `staleness`.
     staleness : int or inf
         Clocks >= 0 that a worker may be ahead of the slowest of its data centre, under ssp.
@@ -150,14 +150,14 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"share {share}; expected a share of the entries in (0, 1]")
     slacks = {"bsp": 0.0, "ssp": staleness, "asp": np.inf}
-    if inside not in slacks:
-        raise ValueError(f"inside {inside!r}; expected {', '.join(slacks)}")
+    if local not in slacks:
+        raise ValueError(f"local {local!r}; expected {', '.join(slacks)}")
     for name, value in (("staleness", staleness), ("barrier", barrier), ("ahead", ahead)):
         ssp_gate.check(value, name)
     ws, _ = names(workers, servers)
     members = members_of(workers, centers, groups)
     ss = names(workers, servers * len(members))[1]
-    rules = Rules(inside, slacks[inside], threshold, share, ahead)
+    rules = Rules(local, slacks[local], threshold, share, ahead)
     nodes = dict[str, Node]()
     for c, center in enumerate(members):
         nodes |= {ws[i]: Node(worker(i, ss[c::len(members)], problem, steps), rank=i) for i in center}
@@ -165,7 +165,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
         part, c = divmod(i, len(members))
         own, x = [ws[j] for j in members[c]], problem.x0[equal(problem.x0.size, servers)[part]]
         copy = Copy(i, x, sgd, piece=equal(x.size, len(members))[c])
-        window = barrier * (1 if inside == "bsp" else len(own))
+        window = barrier * (1 if local == "bsp" else len(own))
         mirrors = [Mirror(m, window) for m in ss[part * len(members):][:len(members)] if m != s]
         beside = members[c][part % len(own)]  # on a machine that deals servers to the hosts of workers
         nodes[s] = Node(server(copy, own, mirrors, steps, rules), role="server",

@@ -24,7 +24,7 @@ def approximate(c: Setting) -> Figures:
     What crosses between them takes links of servers too, and may hold workers back: where it does, times of a
     centre alone are lower bounds.
     """
-    given, inside = c.options.get("centers"), str(c.options.get("inside", "bsp"))
+    given, inside = c.options.get("centers"), str(c.options.get("local", "bsp"))
     number = min(2, c.workers) if given is None else check_count("centers", int(given))
     if inside not in INSIDE or number > c.workers:
         raise DomainError(f"{number} centers of {c.workers} workers, inside {inside!r}; the formula assumes "
