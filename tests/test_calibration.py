@@ -64,8 +64,9 @@ def test_presets_predict(name):
     machine = load_machine(name)
     if machine.compute is None:
         machine = machine.with_(compute="fixed(0.1)")
+    kind = "simulated" if machine.hosts or machine.groups else "formulas"
     predicted = refsgd.predict("bsp", net="shapes:25557032", data="none", workers=4, steps=10,
-                               machine=machine)
+                               machine=machine, kind=kind)
     assert predicted["seconds_per_iteration"].value > machine.compute.mean
 
 

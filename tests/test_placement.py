@@ -33,7 +33,7 @@ def test_no_hosts_is_a_host_for_each_node():
 def test_so_many_hosts_of_so_many_workers_and_servers_on_their_own():
     assert together(Machine(hosts="2x2"), run_of(4, 1)) == [["worker0", "worker1"], ["worker2", "worker3"], ["server0"]]
     assert together(Machine(hosts="3x2", colocated=True), run_of(4, 2)) == [
-        ["worker0", "worker1", "server0", "server1"], ["worker2", "worker3"], []]
+        ["worker0", "worker1", "server0"], ["worker2", "worker3", "server1"], []]
 
 
 def test_cyclic_deals_workers_and_servers_in_turn():

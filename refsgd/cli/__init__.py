@@ -18,6 +18,7 @@ from refsgd.cli import (
     doctor,
     explore,
     listing,
+    machine,
     predict,
     replay,
     run,
@@ -27,8 +28,8 @@ from refsgd.cli.options import Parser, as_meant
 from refsgd.cli.outputs import check_outputs
 from refsgd.experiment.prepare import Usage
 
-COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check, replay, calibrate, advise,
-                                    data, doctor, listing)
+COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check, replay, calibrate, machine,
+                                    advise, data, doctor, listing)
 
 
 def build_parser() -> Parser:

@@ -106,20 +106,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
                             "below change it")
-    where.add_argument("--compute", metavar="DIST",
-                       help="time of one gradient, e.g. 158ms or exponential(20ms), default "
-                            f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
-                            "Distributions: " + "; ".join(DISTRIBUTIONS))
-    links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
-                     f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
-    where.add_argument("--slow-motion", type=float, metavar="K",
-                       help="all of the machine K times as slow, so that real processes can keep its pace")
-    where.add_argument("--colocated", action="store_true", default=None,
-                       help="server k shares the host of worker k mod n")
-    where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
-    where.add_argument("--cores", type=int, metavar="C",
-                       help="of a host, which its programs share (default: enough for all)")
-    levels(where)
+    of_machine(where)
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     files(out)
@@ -170,6 +157,24 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
 def batch(text: str) -> int | str:
     """A batch: a number, or text that `refsgd.experiment.batches` reads."""
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
+
+
+def of_machine(where: argparse._ArgumentGroup) -> None:
+    """The options of every field of a machine."""
+    where.add_argument("--compute", metavar="DIST",
+                       help="time of one gradient, e.g. 158ms or exponential(20ms), default "
+                            f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
+                            "Distributions: " + "; ".join(DISTRIBUTIONS))
+    links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
+                     f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
+    where.add_argument("--slow-motion", type=float, metavar="K",
+                       help="all of the machine K times as slow, so that real processes can keep its pace")
+    where.add_argument("--colocated", action="store_true", default=None,
+                       help="server k shares the host of worker k mod n")
+    where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
+    where.add_argument("--cores", type=int, metavar="C",
+                       help="of a host, which its programs share (default: enough for all)")
+    levels(where)
 
 
 def levels(where: argparse._ArgumentGroup) -> None:
@@ -314,7 +319,7 @@ def _described(args: argparse.Namespace) -> Machine:
     base = Machine() if args.compute is not None else DEFAULT_MACHINE
     if args.machine is not None:
         base, timed = load_timed(args.machine)
-        if timed and base.compute and args.compute is None:
+        if timed and base.compute and args.compute is None and hasattr(args, "batch"):
             _check_timed(args, *timed)
     machine = base.with_(**said)
     for name in ("bandwidth", "inside", "uplink"):

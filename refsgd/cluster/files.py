@@ -88,8 +88,8 @@ def written(machine: Machine, toml: bool) -> str:
     fields = {name: value for name, value in machine.to_json().items()
               if name not in usual or value != usual[name]}
     if not toml:
-        return json.dumps(fields, indent=1) + "\n"
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in fields.items())
+        return json.dumps(fields, indent=1)
+    return "\n".join(f"{name} = {_toml(value)}" for name, value in fields.items())
 
 
 def _toml(value: Any) -> str:

@@ -227,6 +227,19 @@ class Network:
             found[pair] = sum(hop.latency_after for hop in way), 1 / slowest if slowest else math.inf
         return found
 
+    def group_of(self, host: str) -> int | None:
+        """The group of a host; None on a machine without groups.
+
+        Parameters
+        ----------
+        host : str
+
+        Returns
+        -------
+        int or None
+        """
+        return self._group.get(host)
+
     def _pair(self, name: str, outgoing: str, incoming: str, duplex: str) -> tuple[int, int]:
         """Indices of the two directions of a link."""
         names = [name] if duplex == "half" else [f"{name} {outgoing}", f"{name} {incoming}"]

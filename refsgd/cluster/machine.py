@@ -58,7 +58,8 @@ class Machine:
     speeds : tuple of float or str
         Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
     colocated : bool
-        Server k shares the host of worker k mod n; messages between them do not use the network.
+        Servers are dealt in turn to the hosts of workers: server k shares that of worker k mod n where each
+        has its own.  Messages between them do not use the network.
     cores : int or None
         Programs of one host that can compute at full speed at the same time: of k that compute each proceeds
         at rate min(1, cores / k). None: processors are no limit.  A gradient whose threads take all
@@ -222,8 +223,8 @@ class Machine:
     def place(self, deployment: Deployment) -> dict[str, str]:
         """The host of each node, by name: "host0" and so on where `hosts` places it, else its own name.
 
-        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own; a
-        co-located server k that is placed by neither lives with worker k mod n.
+        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own;
+        co-located servers that neither places are dealt in turn to the hosts of workers.
 
         Parameters
         ----------

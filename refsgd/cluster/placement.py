@@ -110,8 +110,10 @@ def _spans(numbers: Sequence[int]) -> Iterable[str]:
 
 
 def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, str]:
-    """The host of each node: the one that its `Node` names, else that of the placement, else its own; a
-    co-located server k that no placement names lives with worker k mod n."""
+    """The host of each node: the one that its `Node` names, else that of the placement, else its own.
+
+    Co-located servers that no placement names are dealt in turn to the hosts of workers.
+    """
     rank = ranks(deployment)
     found = {name: node.host for name, node in deployment.items() if node.host}
     found |= {name: f"host{number}" for name, number in _numbers(hosts, deployment, rank).items()
@@ -123,7 +125,8 @@ def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, st
                 raise ValueError(f"hosts: {name} is on none of them; expected every node of the run, as "
                                  f"{node.role}{rank[name]} or by its own name")
             found[name] = name
-    return {name: found.get(name) or found[workers[rank[name] % len(workers)]] for name in deployment}
+    homes = list(dict.fromkeys(found[name] for name in workers))
+    return {name: found.get(name) or homes[rank[name] % len(homes)] for name in deployment}
 
 
 def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> dict[str, int]:
@@ -181,6 +184,19 @@ def of_workers(hosts: Hosts, workers: int) -> Hosts:
     gone = {name for host in hosts for name in host if (found := re.fullmatch(r"worker(\d+)", name))
             and int(found[1]) >= workers}
     return tuple(tuple(name for name in host if name not in gone) for host in hosts)
+
+
+def usual(hosts: Hosts, groups: Groups) -> tuple[int, int] | None:
+    """Workers and servers that fill the hosts; None where a machine does not say how many there are."""
+    if not isinstance(hosts, str):
+        servers = sum(name.startswith("server") for names in hosts for name in names)
+        return sum(map(len, hosts)) - servers, servers
+    if hosts.startswith("cyclic:"):
+        return int(hosts.removeprefix("cyclic:")), 1
+    if hosts:
+        count, size = map(int, hosts.split("x"))
+        return count * size, 1
+    return (sum(map(len, groups)), 0) if groups else None
 
 
 def numbered(hosts: Hosts, placed: Mapping[str, str]) -> list[str]:

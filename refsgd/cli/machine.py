@@ -1,0 +1,64 @@
+"""``refsgd machine``: a machine in words or as a picture, or written to a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from refsgd.cli.options import files as file_options
+from refsgd.cli.options import machine_of, of_machine
+from refsgd.cli.outputs import check_output, tell, write, writing
+from refsgd.cluster import files
+from refsgd.cluster.placement import usual
+from refsgd.cluster.presets import PRESETS
+from refsgd.experiment.arguments import check_whole
+from refsgd.experiment.prepare import Training, Usage
+
+
+def add(commands: Any) -> None:
+    """Its options."""
+    p = commands.add_parser("machine", help="show a machine: hosts, groups, links",
+                            description="Prints the hosts, groups and links of a machine with their figures, "
+                            "and where the nodes of a run would live.")
+    p.add_argument("machine", nargs="?", metavar="FILE|PRESET",
+                   help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}")
+    where = p.add_argument_group("machine")
+    where.add_argument("--workers", type=int, metavar="N", help="default: as many as fill its hosts, else 4")
+    where.add_argument("--servers", type=int, metavar="K", help="default 1, or those that the machine lists")
+    of_machine(where)
+    out = p.add_argument_group("output")
+    out.add_argument("--output", metavar="FILE",
+                     help="write a machine file: TOML if it is called *.toml, else JSON")
+    file_options(out)
+    p.set_defaults(do=do)
+
+
+def do(args: argparse.Namespace) -> None:
+    """Print the machine, and write what was asked for."""
+    from refsgd.display.machines import machine_lines, nodes_of
+
+    machine = machine_of(args)
+    workers, servers = usual(machine.hosts, machine.groups) or (Training.workers, Training.servers)
+    workers = workers if args.workers is None else args.workers
+    servers = servers if args.servers is None else args.servers
+    check_whole(1, workers=workers)
+    check_whole(0, servers=servers)
+    check_output(args.output)
+    deployment = nodes_of(workers, servers)
+    try:
+        lines = list(machine_lines(machine, deployment))
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    if args.json != "-":
+        if args.machine in PRESETS:
+            tell(f"{args.machine}: {PRESETS[args.machine].says}", 2)
+        tell("\n".join(lines), 11)
+    write(args.json, files.written(machine, toml=False))
+    if args.output:
+        write(args.output, files.written(machine, Path(args.output).suffix == ".toml"))
+    if args.plot:
+        from refsgd.display import plots
+
+        with writing(args.plot) as temporary:
+            plots.save(plots.machine_figure(machine, deployment), temporary)

@@ -1,0 +1,95 @@
+"""A machine in words: its links with their figures, and where each node lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from refsgd.cluster.links import Link, Network
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import as_time, counted
+from refsgd.effects import Deployment, Node, Program, Recv
+
+MESSAGE = 10**6  #: bytes of the message whose time is said
+
+
+def nodes_of(workers: int, servers: int) -> Deployment:
+    """Nodes of a run that nobody starts."""
+    def idle() -> Program[None]:
+        yield Recv(object)
+
+    nodes = {f"worker{i}": Node(idle(), rank=i) for i in range(workers)}
+    return nodes | {f"server{k}": Node(idle(), role="server", rank=k) for k in range(servers)}
+
+
+def machine_lines(machine: Machine, deployment: Deployment) -> Iterator[str]:
+    """A machine in readable lines, and where the nodes of a deployment live."""
+    network = Network(machine, deployment)
+    yield f"machine  {machine}"
+    yield "links"
+    for level, link, says in levels(machine):
+        yield f"  {level:15} {link or 'free'!s:28} {says}"
+    grouped = members(network)
+    yield f"hosts    {_summary(machine, network)}"
+    for group, hosts in grouped.items():
+        if group is not None:
+            yield f"  group {group}"
+        for line in _homes(network, hosts):
+            yield f"  {'  ' * (group is not None)}{line}"
+    yield from _times(network, grouped)
+
+
+def levels(machine: Machine) -> list[tuple[str, Link | None, str]]:
+    """The levels of a machine: name, link, and who uses it."""
+    found = [("inside a host", machine.inside, "each node's, out and in"),
+             ("between hosts", machine.between, "each host's, out and in, shared by its nodes")]
+    if machine.uplink is not None:
+        found.append(("between groups", machine.uplink, "each group's, up and down, shared by its hosts"))
+    return [(level, link, says if link else "nodes of one host share memory") for level, link, says in found]
+
+
+def members(network: Network) -> dict[int | None, dict[str, list[str]]]:
+    """The nodes of each host, by group; the group of a flat machine is None."""
+    found: dict[int | None, dict[str, list[str]]] = {}
+    for host in network.hosts:
+        nodes = [node for node, home in network.host.items() if home == host]
+        found.setdefault(network.group_of(host), {})[host] = nodes
+    return dict(sorted(found.items(), key=lambda item: -1 if item[0] is None else item[0]))
+
+
+def _homes(network: Network, hosts: dict[str, list[str]]) -> Iterator[str]:
+    """The nodes of each host; many hosts of one node each in one line."""
+    number = {host: at for at, host in enumerate(network.hosts)}
+    for lone, run in groupby(hosts, key=lambda host: len(hosts[host]) == 1):
+        some = list(run)
+        if lone and len(some) > 4:
+            yield (f"hosts {number[some[0]]} to {number[some[-1]]}: {hosts[some[0]][0]} to "
+                   f"{hosts[some[-1]][0]}, one on each")
+        else:
+            yield from (f"host {number[host]}: {', '.join(hosts[host]) or 'no node'}" for host in some)
+
+
+def _summary(machine: Machine, network: Network) -> str:
+    cores = f", {counted(machine.cores, 'core')} each" if machine.cores else ""
+    groups = f" in {counted(len(machine.groups), 'group')}" if machine.groups else ""
+    hosts, nodes = counted(len(network.hosts), "host"), counted(len(network.host), "node")
+    return f"{hosts}{groups}{cores}; {nodes} on them"
+
+
+def _times(network: Network, grouped: dict[int | None, dict[str, list[str]]]) -> Iterator[str]:
+    """How long a message takes that meets no other, once for each level that two nodes are apart."""
+    nodes, found = list(network.host), dict[str, tuple[str, str]]()
+    where = {host: group for group, hosts in grouped.items() for host in hosts}
+    for to in nodes[1:]:
+        here, there = network.host[nodes[0]], network.host[to]
+        level = ("inside a host" if here == there else
+                 "between hosts" if where[here] == where[there] else "between groups")
+        found.setdefault(level, (nodes[0], to))
+    if found:
+        yield f"a message of {MESSAGE / 1e6:g} MB that meets no other"
+    for level, pair in found.items():
+        way = network.way(*pair)
+        slowest = max((hop.byte_time for hop in way), default=0.0)
+        seconds = sum(hop.latency_after for hop in way) + MESSAGE * slowest
+        yield (f"  {level:15} {as_time(float(f'{seconds:.3g}')):28} {pair[0]} to {pair[1]}"
+               + (f": {', '.join(network.links[hop.link] for hop in way)}" if way else ""))
