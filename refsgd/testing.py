@@ -1,7 +1,7 @@
-"""The conformance kit: what any algorithm must satisfy.
+"""The conformance kit: checks that any algorithm must pass.
 
-`check` puts an algorithm, one of the catalogue or a reader's own, through lint, limits, drawn machines, every
-schedule of a small case and real processes, and says what broke with the shortest schedule.
+`check` runs lint, limits, drawn machines, every schedule of a small case and real processes on an algorithm
+of the catalogue or on your own, and reports failures with the shortest schedule.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its name, whether it held (None: does not apply), and what was seen.
+    """The result of one check: its name, whether it held (None: does not apply), and the observation.
 
     Parameters
     ----------
     name : str
-        Of the check.
+        Name of the check.
     held : bool or None
         None: it does not apply.
     text : str
-        What was seen.
+        The observation.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Finding:
 
 
 def ledger(run: Run) -> None:
-    """Every gradient that was computed is applied once to each slice, or marked as dropped; none is from the
-    future.
+    """Check that every computed gradient is applied once to each part or marked as dropped, and none is from
+    the future.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def ledger(run: Run) -> None:
     Raises
     ------
     AssertionError
-        Naming the worker and the two counts.
+        The message names the worker and the two counts.
     """
     trace = run.trace
     updates = trace.marks("update")
@@ -93,7 +93,7 @@ def ledger(run: Run) -> None:
         applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
         local = sum(e.work == "update" for e in trace.of(Computed, worker))
         if local == computed:
-            continue  # applied to the worker's own replica; what it tells others is not a gradient
+            continue  # applied to the worker's own replica; its messages to others are not gradients
         if applied + dropped != computed * slices:
             raise AssertionError(f"{worker} computed {computed} gradients; {applied / slices:g} were applied "
                                  f"to each slice and {dropped} marked as dropped; expected every one to be "
@@ -105,7 +105,7 @@ def ledger(run: Run) -> None:
 
 
 def finite(run: Run) -> None:
-    """The final parameters are finite numbers.
+    """Check that the final parameters are finite numbers.
 
     Parameters
     ----------
@@ -117,8 +117,8 @@ def finite(run: Run) -> None:
 
 
 def _constant_gradients() -> Problem:
-    """Worker i's gradient is always (1 + i, 0) times a power of two: the sum of steps is known, whatever
-    the schedule."""
+    """Worker i's gradient is always (1 + i, 0) times a power of two, so the sum of steps is known in every
+    schedule."""
     return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32),
                    lambda x: 0.0)
 
@@ -151,19 +151,19 @@ def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
 
 
 def _begins(deploy: Small) -> None:
-    """It gives programs, and some of them return parameters."""
+    """Check that it returns programs, and that some of them return parameters."""
     deployment = deploy(quadratic(d=3, workers=2), 2, 1)
     try:
         run = simulate(deployment, MACHINES[0])
     except (RunFailed, ForgottenYield):  # as it would in every schedule
         raise
     except Exception:
-        return  # the checks that follow say at which size and in which schedule
+        return  # the next checks report the size and the schedule
     final_parameters(run)
 
 
 def _sizes(deploy: Small) -> None:
-    """It runs for few workers and few steps, none too, on machines with short and long tails."""
+    """Check that it runs for few workers and few steps, also none, on machines with short and long tails."""
     for workers in (1, 2, 3, 4):
         for steps in (0, 1, 5):
             for machine in MACHINES:
@@ -171,7 +171,7 @@ def _sizes(deploy: Small) -> None:
 
 
 def _repeats(deploy: Small) -> None:
-    """One seed gives one result."""
+    """Check that one seed gives one result."""
     a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
     same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
     if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
@@ -184,7 +184,7 @@ class NotChecked(Exception):
 
 
 def _gradients(deploy: Small) -> None:
-    """The `ledger` of every run balances."""
+    """Check the `ledger` of every run."""
     runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES
             for seed in (0, 1)]
     if not any(run.trace.marks("update") for run in runs):
@@ -194,7 +194,7 @@ def _gradients(deploy: Small) -> None:
 
 
 def _fixed_point(deploy: Small) -> None:
-    """Where nothing is to be learned, nothing moves, bit for bit."""
+    """Check that zero gradients change no parameter, bit for bit."""
     x0 = np.linspace(-1, 1, 5, dtype=np.float32) / np.float32(3)
     problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
     for machine in MACHINES:
@@ -204,8 +204,8 @@ def _fixed_point(deploy: Small) -> None:
 
 
 def _descent(deploy: Small) -> None:
-    """It optimises."""
-    problem = quadratic(d=6, workers=1)  # one minimum for all: else whoever works last pulls it to its own
+    """Check that it minimises a quadratic."""
+    problem = quadratic(d=6, workers=1)  # one minimum for all, whichever worker ends last
     first, x = problem.loss(problem.x0), final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))
     now = problem.loss(x)
     if not now < 0.5 * first:
@@ -214,7 +214,7 @@ def _descent(deploy: Small) -> None:
 
 
 def _schedules(deploy: Small, max_runs: int) -> str:
-    """No schedule of a small case ends in a deadlock, or breaks what held above; what was seen, in words."""
+    """Check that no schedule of a small case deadlocks or violates an invariant; a report in words."""
     finals: set[str] = set()
 
     def at_end(run: Run) -> None:
@@ -235,8 +235,8 @@ def _schedules(deploy: Small, max_runs: int) -> str:
 
 
 def _mean(deploy: Small) -> Finding:
-    """Whether the replicas' mean moves by the gradients alone, as it does where averaging is symmetric
-    and atomic: told, not demanded."""
+    """Whether only gradients move the mean of the replicas, as with symmetric and atomic averaging: reported,
+    not required."""
     name, problem, worlds = "mean of replicas", _constant_gradients(), []
     try:
         for seed in range(24):
@@ -261,8 +261,8 @@ def _mean(deploy: Small) -> Finding:
 
 
 def _real(deploy: Small) -> str:
-    """It ends as OS processes too, over both transports, with the simulator's bits where all schedules
-    agree."""
+    """Check that it ends as OS processes too, over both transports, with the simulator's bits if all
+    schedules agree."""
     from refsgd.runtimes.processes import local as launcher
 
     problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
@@ -279,18 +279,18 @@ def _real(deploy: Small) -> str:
 
 
 def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **options: Any) -> list[Finding]:
-    """Put an algorithm through everything that any algorithm must satisfy.
+    """Check everything that any algorithm must satisfy.
 
     Parameters
     ----------
     function : callable
         A deployment function ``f(problem, workers, steps, sgd, *, options)``.
     processes : bool
-        Also run it as OS processes, where the system can fork.
+        Also run it as OS processes, if the system can fork.
     max_runs : int
-        Schedules to follow in the small case; random ones where that is not all.
+        Schedules to follow in the small case; if there are more, random ones are added.
     **options
-        The algorithm's own.
+        The algorithm's own options.
 
     Returns
     -------
@@ -306,10 +306,10 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _begins(deploy)
 
     findings = list(_lint(function))
-    if findings[0].held is False:  # the runs would only show what follows from it
+    if findings[0].held is False:  # the runs would only show its consequences
         return findings
     begun = _attempt("deployment", "", begin)
-    if begun.held is False:  # nothing else would say more
+    if begun.held is False:  # other checks would add nothing
         return [*findings, begun]
     findings += [
         _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
@@ -327,8 +327,8 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
 
 
 def server_lead(run: Run) -> int:
-    """Largest lead in clocks, seen by a server when it applies a gradient: its own count minus the slowest
-    worker's.
+    """Largest lead in clocks that a server sees when it applies a gradient: the worker's count minus the
+    slowest worker's.
 
     Parameters
     ----------
@@ -362,15 +362,15 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     workers, servers, steps : int
         Sizes; three workers and three steps are the practical limit.
     batch : sequence of int or text
-        Examples of each worker's gradient, which weigh it, e.g. ``"3,1"``.
+        Examples of each worker's gradient, which are its weight, e.g. ``"3,1"``.
     max_runs : int
-        Stop after so many schedules.
+        Stop after this many schedules.
     walks : int, optional
-        Draw so many schedules instead of following all.
+        Draw this many schedules instead of following all.
     seed : int
-        Of the random schedules.
+        Seed of the random schedules.
     **options
-        The algorithm's own.
+        The algorithm's own options.
 
     Returns
     -------

@@ -7,10 +7,10 @@ names of all ranks in rank order, `x` this rank's vector, (d,) on every rank; it
 (d,).
 
 * All ranks get the same bits: each element is finished once and then copied, or partners add a + b and b + a.
-* `x` is not modified.  n = 1 sends nothing.  Any n and any d do, also d = 0 and d not divisible by n.
+* `x` is not modified.  n = 1 sends nothing.  n and d are arbitrary; d may be 0 or not divisible by n.
 * The order of additions depends on the collective and on n, never on the network.
-* Several collectives in sequence need no barrier between them: every receive names its sender, and what one
-  collective sends along a channel it also receives, in that order.
+* Several collectives in sequence need no barrier between them: every receive names its sender, and a
+  collective receives everything that it sends along a channel, in that order.
 
 `ALLREDUCE` maps names to functions.  Times in docstrings are for ranks that start together: alpha is the
 latency, beta the seconds per byte of a link, w = M beta for the whole vector of M bytes, gamma the seconds to
@@ -40,7 +40,7 @@ from refsgd.collectives.root import pscpu_allreduce, root_allreduce
 from refsgd.collectives.tree import broadcast, reduce, tree_allreduce
 from refsgd.effects import Array, Program
 
-#: by name, as options of algorithms give them
+#: by their name in options of algorithms
 ALLREDUCE: dict[str, Callable[..., Program[Array]]] = {
     "ring": ring_allreduce,
     "rings": rings_allreduce,

@@ -1,4 +1,4 @@
-"""A barrier: nobody leaves before everybody has entered.
+"""A barrier: no rank leaves before all ranks have entered.
 
 References
 ----------
@@ -14,13 +14,14 @@ from refsgd.effects import Program, Recv, Send
 
 
 class Here(NamedTuple):
-    """rank -> rank: I am here, and so are all that I have heard of."""
+    """rank -> rank: I have entered, and so have all ranks whose messages have reached me."""
 
     round: int
 
 
 def barrier(me: int, peers: Sequence[str]) -> Program[None]:
-    """Tell the rank 1, 2, 4, ... further on, hear from the one as far behind: ceil(log2 n) alpha seconds.
+    """Send to the rank 1, 2, 4, ... further on, receive from the one as far behind: ceil(log2 n) alpha
+    seconds.
 
     Parameters
     ----------

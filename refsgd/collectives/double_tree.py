@@ -1,8 +1,8 @@
 """Two binary trees at once, each on half of the vector, in pipelined pieces.
 
 In a binary tree half of the ranks are leaves, whose links are idle half of the time.  The second tree is the
-first one mirrored (n even) or shifted by one rank (n odd): whoever is inside one is a leaf of the other,
-except one rank if n is odd.
+first one mirrored (n even) or shifted by one rank (n odd): an inner node of one tree is a leaf of the other,
+except for one rank if n is odd.
 
 References
 ----------
@@ -22,14 +22,14 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 class Place(NamedTuple):
-    """Where a rank stands in one of the trees; the root has no parent."""
+    """The place of a rank in one of the trees; the root has no parent."""
 
     parent: int | None
     children: list[int]
 
 
 def parent(i: int, n: int) -> int | None:
-    """The rank above i in the first tree, whose root 0 has none: in-order, so that odd ranks are leaves.
+    """The parent of i in the first tree, whose root is 0: in-order, so that odd ranks are leaves.
 
     >>> [parent(i, 8) for i in range(8)]
     [None, 2, 4, 2, 0, 6, 4, 6]
@@ -47,7 +47,7 @@ def places(me: int, n: int) -> list[Place]:
     """
     trees = []
     mirrored = [n - 1 - i if n % 2 == 0 else (i + 1) % n for i in range(n)]
-    for rank in (list(range(n)), mirrored):  # rank[i] stands where i stands in the first tree
+    for rank in (list(range(n)), mirrored):  # rank[i] has the place that i has in the first tree
         i = rank.index(me)
         above = parent(i, n)
         trees.append(Place(None if above is None else rank[above],
@@ -56,7 +56,7 @@ def places(me: int, n: int) -> list[Place]:
 
 
 def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Add what the children send and pass it on to the parent; the sum over this rank's subtree."""
+    """Add the children's sums and pass the result to the parent; the sum over this rank's subtree."""
     for child in place.children:
         _, (other,) = yield Recv(Part, src=peers[child])
         x = yield Compute(np.add, x, other, kind="reduction")
@@ -66,7 +66,7 @@ def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def descend(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Take the sum from the parent, which the root has as x, and pass it on to the children."""
+    """Take the sum from the parent (the root has it as x) and pass it to the children."""
     if place.parent is not None:
         _, (x,) = yield Recv(Total, src=peers[place.parent])
     for child in place.children:
@@ -88,7 +88,7 @@ def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int =
     x : ndarray, (d,)
         This rank's vector, of any float type; not modified. All ranks have the same d.
     pieces : int
-        Into how many pieces each half is cut, at least 1.
+        Number of pieces of each half, at least 1.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int =
     """
     halves = [[x[half][piece] for piece in chunks(x[half].size, pieces)] for half in chunks(x.size, 2)]
     trees = zip(places(me, len(peers)), halves, strict=True)
-    # First as a leaf, which waits for nobody; last as a root, which waits for all.  Down: the other way
+    # First as a leaf, which never waits; last as a root, which waits for all.  Down: the other way
     # round.
     order = sorted(trees, key=lambda tree: len(tree[0].children) + (tree[0].parent is None))
     for place, part in order:

@@ -2,8 +2,8 @@
 
 Recursive doubling exchanges whole vectors log2 n times: fewest steps, for short vectors.  Halving and
 doubling exchanges halves, quarters, ... and then the finished pieces back: as few bytes as the ring in 2 log2
-n steps. Both need n = q = 2^k; otherwise the first 2 (n-q) ranks pair up, one of each pair hands its vector
-in and gets the sum last (`folded`).
+n steps. Both need n = q = 2^k; otherwise the first 2 (n-q) ranks form pairs, and one of each pair gives its
+vector to the other and gets the sum at the end (`folded`).
 
 References
 ----------
@@ -44,7 +44,7 @@ def folded(me: int, peers: Sequence[str], x: Array,
 def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """Exchange whole sums with partners 1, 2, 4, ... apart; n = 2^k.
 
-    Partners compute a + b and b + a, which floating-point addition gives the same bits.
+    Partners compute a + b and b + a, which have the same bits in floating-point arithmetic.
     """
     distance = 1
     while distance < len(peers):

@@ -1,4 +1,4 @@
-"""What all collectives share: two kinds of content, and how a vector is cut."""
+"""Shared by all collectives: two kinds of message, and the division of a vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 class Total(NamedTuple):
-    """rank -> rank: a finished sum, which is copied and never added to: so all ranks hold the same bits."""
+    """rank -> rank: a finished sum, which is only copied, so that all ranks hold the same bits."""
 
     chunk: Array
 
@@ -36,7 +36,8 @@ def add(first: Array, *others: Array) -> Array:
 
 
 def chunks(d: int, count: int) -> list[slice]:
-    """Cut range(d) into `count` contiguous chunks of equal length to within one; some are empty if d < count.
+    """Divide range(d) into `count` contiguous chunks of equal length to within one; some are empty if d <
+    count.
 
     >>> chunks(7, 3)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
@@ -48,7 +49,7 @@ def chunks(d: int, count: int) -> list[slice]:
 
 
 def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n >= 1, as square as possible.
+    """X >= Y with X Y = n >= 1, as nearly square as possible.
 
     >>> factors(12), factors(7)
     ((4, 3), (7, 1))

@@ -1,6 +1,6 @@
-"""The ring: every rank speaks to its right neighbour only, and sends the fewest bytes that are possible.
+"""The ring: every rank sends only to its right neighbour, and sends the fewest possible bytes.
 
-The vector is cut into n chunks.  Reduce-scatter: in n-1 steps each chunk goes once round the ring and
+The vector is divided into n chunks.  Reduce-scatter: in n-1 steps each chunk goes once round the ring and
 collects every rank's part; rank i finishes chunk i.  All-gather: in n-1 more steps the finished chunks go
 round.
 
@@ -57,7 +57,7 @@ def all_gather(me: int, peers: Sequence[str], chunk: Array) -> Program[Array]:
     peers : sequence of str
         Names of all n nodes, by rank; the same on every rank.
     chunk : ndarray
-        What this rank contributes.
+        The contribution of this rank.
 
     Returns
     -------
@@ -98,8 +98,8 @@ def ring_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 def rings_allreduce(me: int, peers: Sequence[str], x: Array, count: int = 2) -> Program[Array]:
     """The sum over ranks by `count` rings at once, each on its share of the vector.
 
-    While a piece of one ring is under way, those of the others keep the link busy: the latency is hidden.
-    Every link carries the rings' pieces in one order, so first-in first-out tells them apart.
+    While a piece of one ring is in transit, those of the others keep the link busy: the latency is hidden.
+    Every link carries the rings' pieces in one order, so first-in first-out distinguishes them.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def rings_allreduce(me: int, peers: Sequence[str], x: Array, count: int = 2) -> 
     x : ndarray, (d,)
         This rank's vector, of any float type; not modified. All ranks have the same d.
     count : int
-        How many rings, at least 1.
+        Number of rings, at least 1.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""One root adds everything, or every rank is the root of some slices (PSCPU).
+"""One root adds all vectors, or every rank is the root of some slices (PSCPU).
 
-A single root receives and sends n-1 vectors: its link is the bottleneck.  TensorFlow's benchmarks spread the
-roots ("pscpu": the parameters' slices are reduced on the workers' CPUs in turn), which makes every link as
-busy as that of a ring, in two steps instead of 2 (n-1).
+A single root receives and sends n-1 vectors: its link is the bottleneck.  TensorFlow's benchmarks distribute
+the roots ("pscpu": the parameters' slices are reduced on the workers' CPUs in turn): every link is then as
+busy as in a ring, in two steps instead of 2 (n-1).
 
 References
 ----------
@@ -22,7 +22,7 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def collect(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The root's part: after the last arrival, add all in rank order whatever order they arrived in."""
+    """The root's part: after the last arrival, add all vectors in rank order, not in the order of arrival."""
     part = [x] * len(peers)
     for i, peer in enumerate(peers):
         if i != me:
@@ -79,7 +79,7 @@ def pscpu_allreduce(me: int, peers: Sequence[str], x: Array, slices: int | None 
     x : ndarray, (d,)
         This rank's vector, of any float type; not modified. All ranks have the same d.
     slices : int, optional
-        How many slices, at least 1.
+        Number of slices, at least 1.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """The binomial tree: reduce to a root, broadcast from it, and both one after the other.
 
-Counted from the root, rank i hears from i + 1, i + 2, i + 4, ... and hands in at i less its lowest one bit.
+Counted from the root, rank i receives from i + 1, i + 2, i + 4, ... and sends to i minus its lowest one bit.
 
 References
 ----------
@@ -19,7 +19,7 @@ from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
 def children(i: int, n: int) -> list[int]:
-    """The ranks that hand in at rank i of n, nearest and smallest subtree first; the root is 0.
+    """The ranks that send to rank i of n, nearest and smallest subtree first; the root is 0.
 
     >>> children(0, 6), children(4, 6), children(5, 6)
     ([1, 2, 4], [5], [])

@@ -1,4 +1,4 @@
-"""The trace of a run: one class of events for each thing that happens, and the metrics computed from them."""
+"""The trace of a run: events, one class for each kind, and the metrics computed from them."""
 
 from refsgd.trace.events import (
     UNORDERED,

@@ -1,8 +1,8 @@
-"""Events as rows of a record, and back: what a program did and was told, never a number that it computed.
+"""Codec between events and rows of a record: actions and answers of programs, never computed numbers.
 
 A row is a list of JSON values: the node, the number of the program, a letter for the class of the event, the
-time, and the fields that `TOLD` names for this letter.  What a row does not hold is None in the event that is
-made of it: a replay computes it again.  Records, replay and resumption read and write rows here alone.
+time, and the fields that `TOLD` names for this letter.  Fields that a row does not hold are None in its
+event: a replay computes them again.  Records, replay and resumption read and write rows only here.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from refsgd.trace.events import (
 )
 from refsgd.trace.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit, one_of, whole
 
-NOTICE = -1  #: the number of a message that tells of its sender's death
+NOTICE = -1  #: the number of a message that reports its sender's death
 CLASSES: dict[str, type] = {"c": Computed, "s": Sent, "r": Received, "p": Polled, "o": Chosen, "m": Marked,
                             "e": Returned, "l": Loaded, "a": Added, "x": Crashed}
 LETTERS = {kind: letter for letter, kind in CLASSES.items()}
 _NOTHING, _MESSAGE = one_of(None), {"src": TEXT, "number": whole(NOTICE), "arrival": SECONDS}
-#: what a row says behind its time, by letter; where there are two forms, the one that holds less first
+#: fields of a row after its time, by letter; if there are two forms, the shorter one first
 TOLD: dict[str, tuple[dict[str, Any], ...]] = {
     "c": ({"start": SECONDS},), "s": ({"start": SECONDS},), "r": (_MESSAGE,),
     "p": (dict.fromkeys(_MESSAGE, _NOTHING), _MESSAGE),
     "o": ({"option": ANY},), "m": ({},), "e": ({},), "x": ({},), "l": ({"ticket": COUNT},),
     "a": ({"ticket": COUNT}, {"ticket": COUNT, "since": COUNT})}
 
-#: what each node's programs did, in order
+#: actions of each node's programs, in order
 Steps = dict[str, list[Event]]
 
 
@@ -61,7 +61,7 @@ def event_of(row: Sequence[Any]) -> Event:
 
 
 def row_misfit(row: Any, nodes: Sequence[str]) -> str:
-    """What does not fit in a row, in words."""
+    """The first misfit in a row, in words."""
     if not isinstance(row, list) or len(row) < 4:
         return misfit(row, Row({"node": TEXT, "program": COUNT, "letter": TEXT, "time": SECONDS}))
     first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}

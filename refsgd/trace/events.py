@@ -1,6 +1,6 @@
-"""Events: what a program did, or what happened to it; a class for each kind, the same in every runtime.
+"""Events: actions of programs and what happened to them; a class for each kind, the same in every runtime.
 
-An algorithm never times itself.  A runtime writes events, and every metric is a function of them
+An algorithm never measures its own time.  A runtime writes events, and every metric is a function of them
 (`refsgd.trace.metrics`).  Times are seconds since the common start: virtual in the simulator, nominal in
 paced processes, real in unpaced ones; sizes are in bytes.  Every event has its `time`, `node` and `program`,
 and its `kind`: a word that names its class in files and in the player.
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-UNORDERED = -1  #: the ticket of an access that nobody could number
+UNORDERED = -1  #: the ticket of an access without a number
 
 
 class Computed(NamedTuple):
     """The end of a computation that began at `start`.
 
-    `work` is the kind of the `Compute`; `late` is by how many seconds a paced process missed the planned end.
+    `work` is the kind of the `Compute`; `late` is the delay of a paced process beyond the planned end [s].
     """
 
     time: float
@@ -137,8 +137,8 @@ class Loaded(NamedTuple):
 class Added(NamedTuple):
     """A part of a shared cell changed.
 
-    `ticket` is as in `Loaded`, or `UNORDERED` where processes add without a lock; `since` is how many
-    accesses there had been when the addition began, in virtual time.
+    `ticket` is as in `Loaded`, or `UNORDERED` if processes add without a lock; `since` is the number of
+    accesses before the addition began, in virtual time.
     """
 
     time: float
@@ -168,9 +168,9 @@ class Returned(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """The end of a node's process before that of its programs.
+    """The end of a node's process before the end of its programs.
 
-    `silent` is how many seconds after the last sign of life it became known; 0 in virtual time.
+    `silent` is the time from its last sign of life until the death was noticed [s]; 0 in virtual time.
     """
 
     time: float
@@ -185,7 +185,7 @@ class Crashed(NamedTuple):
         return "died"
 
 
-#: one thing that a program did, or that happened to it
+#: an action of a program, or what happened to it
 Event = (Computed | Sent | Received | Polled | Chosen | Marked | Loaded | Added | Returned | Crashed)
 
 
@@ -199,7 +199,7 @@ def taken(event: Event) -> tuple[str, str, int] | None:
     Returns
     -------
     (str, str, int) or None
-        Its sender, its receiver and its number; None where the event took none.
+        Its sender, its receiver and its number; None if the event took none.
     """
     if isinstance(event, Received | Polled) and event.src is not None:
         return event.src, event.node, event.number
@@ -208,8 +208,7 @@ def taken(event: Event) -> tuple[str, str, int] | None:
 
 @dataclass(slots=True)
 class _Kept:
-    """Of the marks of one name of one node: how many came, and those that keep their `x`, each with its
-    index."""
+    """The marks of one name of one node: their count, and those that keep their `x`, each with its index."""
 
     count: int = 0
     stride: int = 1
@@ -220,14 +219,14 @@ class Thinner:
     """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the
     others.
 
-    Kept are the iterations `t` (without one: the versions, else the counts of such marks) that are divisible
-    by a stride, which doubles when more are held: a rule that every server follows alone, so that the slices
-    of one version can be joined.  The events themselves stay.
+    Marks keep `x` if their iteration `t` (without one: the version, otherwise the count of such marks) is
+    divisible by a stride.  The stride doubles when more than `limit` are held.  Every server follows this
+    rule by itself, so the parts of one version can be joined.  The events themselves stay.
 
     Parameters
     ----------
     limit : int
-        Most `x` kept of each (node, name), >= 0.
+        Largest number of `x` kept for each (node, name), >= 0.
     """
 
     def __init__(self, limit: int = 64) -> None:
@@ -262,7 +261,8 @@ def thin(events: Iterable[Event], limit: int = 64) -> None:
     events : iterable of Event
         Changed in place.
     limit : int
-        Most `x` kept of each (node, name).
+        Largest number of `x` kept for each (node, name).
+
 
     Examples
     --------

@@ -21,7 +21,7 @@ def to_chrome(trace: Trace) -> str:
     Returns
     -------
     str
-        Of the Trace Event Format.
+        JSON in the Trace Event Format.
     """
     pid = {n: i for i, n in enumerate(trace.nodes)}
     out: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": n}}

@@ -1,7 +1,7 @@
 """Metrics of a run, each a function of its trace; `Trace` has them as attributes of the same names.
 
-Bytes, throughput, staleness, clock gaps and idleness are computed from events alone, in the same way for
-every runtime.  Why workers wait: `refsgd.trace.waiting`.
+Bytes, throughput, staleness, clock gaps and idle times are computed only from events, in the same way for
+every runtime.  `refsgd.trace.waiting` computes the causes of waiting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from refsgd.trace.events import Crashed, Marked, Returned, Sent
 if TYPE_CHECKING:
     from refsgd.trace.run import Trace
 
-#: why a worker waits, see `refsgd.trace.waiting`
+#: causes of waiting, see `refsgd.trace.waiting`
 CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
 
 
@@ -24,7 +24,7 @@ CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
 
 
 def bytes_sent(trace: Trace) -> dict[str, int]:
-    """Payload bytes that each node handed over, by node."""
+    """Payload bytes sent, by node."""
     out = dict.fromkeys(trace.nodes, 0)
     for e in trace.of(Sent):
         out[e.node] += e.nbytes
@@ -48,7 +48,7 @@ def iterations(trace: Trace) -> dict[str, int]:
 
 
 def _returned(trace: Trace) -> dict[str, float]:
-    """When each main program returned, by node; the last time, where it was started again."""
+    """When each main program returned, by node; the last time if it was restarted."""
     ends: dict[str, float] = {}
     for e in trace.of(Returned):
         if e.program == 0:
@@ -57,7 +57,7 @@ def _returned(trace: Trace) -> dict[str, float]:
 
 
 def dead(trace: Trace) -> dict[str, float]:
-    """When each node died whose main program never returned; one that was started again may have."""
+    """When each node died whose main program never returned; a restarted one may have returned."""
     ends = _returned(trace)
     return {e.node: e.time for e in trace.of(Crashed) if e.node not in ends}
 
@@ -71,7 +71,7 @@ def attendance(trace: Trace) -> dict[str, float]:
 def completed(trace: Trace) -> dict[str, tuple[int, float]]:
     """Iterations of each worker until its own end, and that end.
 
-    Where late gradients are dropped, the iterations that a worker skipped count.
+    If late gradients are dropped, the iterations that a worker skipped count.
     """
     counts, ends = trace.iterations, _returned(trace) | trace.dead
     if trace.marks("drop"):
@@ -83,10 +83,10 @@ def completed(trace: Trace) -> dict[str, tuple[int, float]]:
 
 
 def rates(trace: Trace) -> dict[str, float]:
-    """Iterations per second of each worker until its own end: its return, or else its death.
+    """Iterations per second of each worker until its own end: its return or its death.
 
-    A worker that died before it had completed an iteration has no rate, and is left out.  Where late
-    gradients are dropped, a worker skips iterations: all complete as many as there are updates until then.
+    A worker that died before it had completed an iteration has no rate and is left out.  If late gradients
+    are dropped, workers skip iterations: each completes as many as there are updates until its end.
     """
     return {w: count / end if end > 0 else 0.0 for w, (count, end) in trace.completed.items()}
 
@@ -107,26 +107,26 @@ def overall_rate(trace: Trace) -> float:
 
 
 def staleness(trace: Trace) -> list[tuple[str, int]]:
-    """(worker, tau) of every gradient applied to every slice.
+    """(worker, tau) of every gradient applied to every part.
 
-    tau is the number of updates applied to the same parameters between the read that the gradient was
-    computed at and its own application.  An update is a change by gradients, marked as such; an average with
-    other replicas is none, since each gradient in it is counted where it was applied.
+    tau is the number of updates applied to the same parameters between the read from which the gradient was
+    computed and its own application.  An update is a change by gradients, marked as such.  An average with
+    other replicas is not an update, since each gradient in it is counted where it was applied.
     """
     return [(w, e.values["version"] - read) for e in trace.marks("update")
             for w, read in e.values.get("reads", ())]
 
 
 def staleness_histogram(trace: Trace) -> dict[int, int]:
-    """How many gradients (slices pooled) had each staleness."""
+    """Number of gradients by staleness, parts pooled."""
     return dict(sorted(Counter(tau for _, tau in trace.staleness).items()))
 
 
 def outstanding_age(trace: Trace) -> int:
-    """Updates since the last read of each worker whose next gradient was never applied, slices pooled.
+    """Updates since the last read of each worker whose next gradient was never applied, parts pooled.
 
-    With `staleness` it makes the identity of asynchronous SGD: their sum is (n - 1) x updates if every
-    worker reads right after its own update.
+    Together with `staleness` it satisfies the identity of asynchronous SGD: their sum is (n - 1) x updates if
+    every worker reads right after its own update.
     """
     total, version = 0, Counter(trace.updates)
     last: dict[tuple[str, str], int] = {}
@@ -143,7 +143,7 @@ def _clock_steps(trace: Trace) -> list[tuple[float, int, int, str]]:
     """(time, 2 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come
     first, early iterations before late ones.
 
-    Deaths stand between them, as 1: a worker that is told of one may start at once.
+    Deaths come between them, as 1: a worker that receives `Died` may start immediately.
     """
     steps, started = [(time, 1, 0, node) for node, time in trace.dead.items()], Counter[str]()
     for e in trace.gradients:
@@ -157,14 +157,14 @@ def _clock_steps(trace: Trace) -> list[tuple[float, int, int, str]]:
 def gaps(trace: Trace) -> tuple[int, int]:
     """`clock_gap` and `lead`."""
     done, gap, lead = dict.fromkeys(trace.workers, 0), 0, 0
-    at, slowest = Counter(done.values()), 0  # how many workers have completed so many
+    at, slowest = Counter(done.values()), 0  # number of workers by completed iterations
     for _, what, _, worker in _clock_steps(trace):
-        if worker not in done:  # dead: it may have taken no time for what it did last
+        if worker not in done:  # dead: its last action may have taken no time
             continue
         if what == 2:
             gap = max(gap, done[worker] - slowest)
             continue
-        if what == 1:  # nobody waits for the dead
+        if what == 1:  # no worker waits for the dead one
             del done[worker]
             at, slowest = Counter(done.values()), min(done.values(), default=slowest)
             continue
@@ -193,7 +193,7 @@ def replica_spread(trace: Trace) -> list[tuple[float, float]]:
 
     The distance is the mean squared distance (1/n) sum_i |x_i - mean|^2 of the workers' parameters after
     an iteration t, from the marks of workers that carry ``t`` and ``x``; the time is that of the last
-    worker.  Empty where fewer than two workers mark a replica.
+    worker.  Empty if fewer than two workers mark a replica.
     """
     rows: dict[int, dict[str, Marked]] = defaultdict(dict)
     for e in trace.of(Marked):
@@ -225,7 +225,7 @@ def busy(trace: Trace) -> dict[str, float]:
 def idle_ratio(trace: Trace) -> float:
     """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run.
 
-    A worker that died counts for the time for which it lived.  By cause:
+    A worker that died counts for its lifetime.  By cause:
     `refsgd.trace.waiting.waiting_by_cause`.
     """
     lived = sum(trace.attendance.values())

@@ -1,4 +1,4 @@
-"""What a runtime gives back: the trace of a run, with its metrics, and what the programs returned."""
+"""The result of a runtime: the trace of a run, with its metrics, and the values that programs returned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refsgd.trace.export import to_chrome
 from refsgd.trace.shared import number_updates
 
 E = TypeVar("E", bound=Event)
-NOTHING = "", "", 0  # a message that nobody sends
+NOTHING = "", "", 0  # a message without a sender
 
 
 class Transit(NamedTuple):
@@ -54,12 +54,12 @@ class Trace:
     seconds : float
         When the last main program returned.
     latency, bandwidth : float
-        Of the emulated link [s, bytes/s], to tell transfer from queueing; 0 and inf where nothing is
-        emulated.
+        Of the emulated link [s, bytes/s], to distinguish transfer from queueing; 0 and inf without
+        emulation.
     lateness : dict of str to dict
-        How late each node's real process was, by metric; empty in virtual time.
+        Lateness of each node's real process, by metric; empty in virtual time.
     roles : mapping of str to str
-        "worker" or "server" of each node; one that is not listed is a worker.
+        "worker" or "server" of each node; a node that is not listed is a worker.
     links : list of Use
         When each link served which message, on machines with links inside hosts or groups of hosts; empty on
         others.
@@ -92,7 +92,7 @@ class Trace:
         return self.wires.get((src, to), (self.latency, self.bandwidth))
 
     def is_worker(self, node: str) -> bool:
-        """Whether a node is no server.
+        """Whether a node is a worker.
 
         Parameters
         ----------
@@ -193,13 +193,13 @@ class Trace:
 
 @dataclass
 class Run:
-    """What a runtime gives back: the trace and what every main program returned.
+    """The result of a runtime: the trace and the return value of every main program.
 
     Parameters
     ----------
     trace : Trace
     values : dict of str to object
-        What main programs returned, by node.
+        Return values of main programs, by node.
     """
 
     trace: Trace

@@ -1,5 +1,4 @@
-"""Schemas of the JSON values in files, as data, and one checker: what does not fit is one line that names the
-field.
+"""Schemas of JSON values in files, as data, and a checker whose error is one line that names the field.
 
 A schema is a `Kind`, for a value without parts; a dict, for an object with at least these fields; a `Row`,
 for a list with a value for each of these fields; or a list with one schema, for a list of such values.
@@ -15,7 +14,7 @@ LARGEST = 2.0**63  # of numbers that need not be whole: beyond it no duration, r
 
 
 class Kind(NamedTuple):
-    """What a value may be: in words, and as a function."""
+    """The values that are allowed: in words, and as a function."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -28,7 +27,7 @@ class Row(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    # NaN is neither
+    # NaN satisfies neither
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
@@ -44,7 +43,7 @@ def one_of(*choices: Any) -> Kind:
 
 
 def or_null(kind: Kind) -> Kind:
-    """What fits a kind, and null."""
+    """A value of a kind, or null."""
     return Kind(f"{kind.expected}, or null", lambda value: value is None or kind.fits(value))
 
 
@@ -57,7 +56,7 @@ COUNT = whole(0)
 
 
 def misfit(value: Any, schema: Any, field: str = "") -> str:
-    """The first thing that does not fit a schema, in one line.
+    """The first misfit of a value and a schema, in one line.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The numbers of updates to shared memory, counted from outside: a program that counted would race."""
+"""Version numbers of updates to shared memory, counted by the trace: a program that counted would race."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from refsgd.trace.events import UNORDERED, Added, Event, Loaded, Marked
 
 
 def number_updates(events: Sequence[Event]) -> None:
-    """Give `version` and `reads` to marks of updates that were added to shared cells and have none.
+    """Add `version` and `reads` to marks of updates to shared cells that lack them.
 
-    An update happens at the last of its additions, in the common order of all accesses: that of their
-    tickets, else that of the events.  It has read what was there at the first access after its program's
+    An update happens at the last of its additions, in the common order of all accesses: the order of their
+    tickets, otherwise that of the events.  It has read the version at the first access after its program's
     previous update.
     """
     if all(type(e) is not Marked or e.name != "update" or "version" in e.values for e in events):

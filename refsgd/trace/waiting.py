@@ -1,11 +1,10 @@
-"""Why workers wait: every second in which a worker computes no gradient, by cause.
+"""Causes of waiting: every second in which a worker computes no gradient, by cause.
 
 The wait of a worker ends with a message.  While its own request or that message is on the wire, the cause is
-``transfer`` (latency, its bytes on a link) or ``queueing`` (behind other messages).  For the time between, in
-which the request lies with somebody else, the critical path is walked back from the answer: a server that
-updates (``update`` if the request is part of it, ``queueing`` if it is busy with others), that waits for a
-slower worker (``straggling``), that withholds the answer to keep a bound (``slack``), or a peer that is busy
-(``partner``).
+``transfer`` (latency, its bytes on a link) or ``queueing`` (behind other messages).  In between another node
+holds the request, and the critical path is traced back from the answer: a server that updates (``update`` if
+the request is part of it, ``queueing`` if it is busy with others), that waits for a slower worker
+(``straggling``), that withholds the answer to keep a bound (``slack``), or a peer that is busy (``partner``).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from refsgd.trace import CAUSES, Computed, Marked, Received, Sent, Trace, Transi
 
 
 class Activity(NamedTuple):
-    """What a program did from `start` to `end`: computing (`work`), or waiting for `message`."""
+    """An activity of a program from `start` to `end`: computing (`work`), or waiting for `message`."""
 
     start: float
     end: float
@@ -30,7 +29,7 @@ class Activity(NamedTuple):
 
 @dataclass
 class _History:
-    """A trace arranged for walking back: activities of each program, messages by channel, bounds kept."""
+    """A trace indexed for tracing back: activities of each program, messages by channel, bounds kept."""
 
     trace: Trace
 
@@ -54,7 +53,7 @@ class _History:
         self.taken = {key: [m.received for m in found] for key, found in self.received.items()}
 
     def wire(self, m: Transit) -> Iterator[tuple[float, float, str]]:
-        """Pieces (start, end, cause) of a message's way; unpaced runs do not tell its parts apart."""
+        """Pieces (start, end, cause) of a message's transit; unpaced runs do not distinguish them."""
         latency, bandwidth = self.trace.wire(m.src, m.to)
         if not latency and bandwidth == float("inf"):
             yield m.sent, m.arrival, "transfer"
@@ -83,7 +82,7 @@ class _History:
         return times[at - 1] if at and times[at - 1] >= low else None
 
     def request(self, wait: Activity, node: str) -> Transit | None:
-        """What `node` had sent to the program that ended its wait, and that program had taken by then."""
+        """The message from `node` that the program which ended its wait had received by then."""
         m = wait.message
         assert m is not None
         key = node, m.src, self.sender[m.src, node, m.number]
@@ -109,7 +108,7 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
     if held is not None:
         yield held, high, "slack"
         high = held
-    if request is None:  # nobody asked: a predecessor in a collective, or a server that releases its bound
+    if request is None:  # no request: a predecessor in a collective, or a server that releases its bound
         blame = "straggling" if history.trace.is_worker(m.src) else "slack"
     else:
         blame = "partner" if history.trace.is_worker(m.src) else "straggling"
@@ -124,7 +123,7 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
             if activity.work != "gradient":
                 mine = request is None or activity.start >= request.received - 1e-12
                 cause = "update" if mine else "queueing"
-            yield activity.start, high, cause  # with what the program marks and sends after it
+            yield activity.start, high, cause  # including the program's marks and sends after it
             high = activity.start
         else:
             q = activity.message
@@ -140,8 +139,7 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
 
 
 class Wait(NamedTuple):
-    """A worker waits from `start` to `end` for `message` (None: for an update of its own), because of
-    `cause`."""
+    """A worker waits from `start` to `end` for `message` (None: for its own update), because of `cause`."""
 
     worker: str
     cause: str
@@ -151,8 +149,8 @@ class Wait(NamedTuple):
 
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the seconds that each worker idles besides, after its last
-    iteration and until its death."""
+    """Every wait of every worker, and the other idle seconds of each worker, after its last iteration and
+    until its death."""
     found, rest = list[Wait](), dict[str, float]()
     history = _History(trace)
     for worker in trace.workers:
@@ -176,8 +174,8 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
 
 
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
-    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; of
-    the dead, of the time they lived."""
+    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; for dead
+    workers, of their lifetime."""
     seconds = dict.fromkeys(CAUSES, 0.0)
     total = trace.seconds * sum(trace.attendance.values())
     if not total:
@@ -193,7 +191,7 @@ Interval = tuple[float, float]
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as disjoint intervals in order."""
+    """The union as disjoint intervals in order."""
     out: list[Interval] = []
     for a, b in sorted(intervals):
         if out and a <= out[-1][1]:
@@ -219,7 +217,7 @@ def _charge(free: list[Interval],
             pieces: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float, float]]:
     """Give each free moment to the first piece that covers it, and the rest to straggling.
 
-    Earlier pieces win: they are the message itself, then the own request, then the critical path.
+    Earlier pieces win: the message itself, then the worker's own request, then the critical path.
     """
     for a, b, cause in pieces:
         rest = []
