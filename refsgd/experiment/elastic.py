@@ -29,7 +29,7 @@ from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import average
 from refsgd.runtimes.faults import Fault, Halted
 from refsgd.runtimes.simulator import RunFailed
-from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace
+from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace, Use
 
 log = logging.getLogger("refsgd.experiment.elastic")
 
@@ -54,6 +54,7 @@ class Attempts:
                  deployment: Deployment) -> None:
         self.experiment, self.faults, self.on_death = experiment, faults, on_death
         self.role, self.rank = roles(deployment), ranks(deployment)
+        self.network = self.later = Network(experiment.machine, deployment)  # at first, and in this attempt
         self.next = Attempt(0, experiment.deploy, experiment.machine, experiment.seed, faults,
                             {node: node for node in deployment})
         self.x, self.done, self.dead = experiment.problem.x0, 0, set[str]()
@@ -68,10 +69,9 @@ class Attempts:
         self.x, self.done = parameters(halted, self.x, self.experiment.servers), self.done + more
         self.dead.update(names)
         self.next = self._attempt(self.run.trace)
-        why = dict.fromkeys(halted.dead.values())  # nodes of one host die of one cause
-        log.warning("%s; the run continues from iteration %d with %s", "; ".join(why), self.done,
-                    ", ".join(new if new == old else f"{new} (was {old})"
-                              for new, old in self.next.names.items()))
+        log.warning("%s; the run continues from iteration %d with %s", halted.reasons,
+                    self.done, ", ".join(new if new == old else f"{new} (was {old})"
+                                         for new, old in self.next.names.items()))
 
     def _check(self, halted: Halted, names: Sequence[str], more: int) -> None:
         """Fail if nobody is left, nobody has the parameters, or a node dies again and again."""
@@ -83,7 +83,7 @@ class Attempts:
             why = "it died again before all had completed an iteration"
         else:
             return
-        raise RunFailed(f"{'; '.join(halted.dead.values())}; {why}", names[0]) from None
+        raise RunFailed(f"{halted.reasons}; {why}", names[0]) from None
 
     def _attempt(self, before: Trace) -> Attempt:
         """A deployment that continues at `x` after `done` iterations, under shrink without the dead."""
@@ -94,12 +94,12 @@ class Attempts:
         was = [self.rank[node] for node in left]
         servers = [node for node in before.nodes if not before.is_worker(node)]
         names = {node: node for node in servers} | dict(zip(workers, left, strict=False))
+        if machine.hosts or machine.groups:  # all stay where they were, and hosts of the dead are empty
+            host = self.network.host
+            machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
+                                           for one in self.network.hosts])
         if machine.speeds:
             machine = machine.with_(speeds=tuple(machine.speed(rank) for rank in was))
-        if machine.hosts or machine.groups:  # the others stay where they are
-            network = Network(machine, experiment.deploy())
-            machine = machine.with_(hosts=[[new for new, old in names.items() if network.host[old] == host]
-                                           for host in network.hosts])
         problem = replace(problem, x0=self.x,
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
@@ -108,6 +108,7 @@ class Attempts:
         later = replace(experiment, problem=problem, machine=machine, workers=len(left),
                         steps=experiment.steps - done,
                         sgd=replace(experiment.sgd, schedule=lambda t: schedule(first + t)))
+        self.later = Network(machine, later.deploy())
         now = {old: new for new, old in names.items()}
         faults = []
         for fault in self.faults:
@@ -127,15 +128,20 @@ class Attempts:
         names, before, after = self.next.names, self.run.trace, last.trace
         sent = Counter((e.node, e.to) for e in before.of(Sent))
         events = [_renamed(e, names, before, sent, self.done) for e in after.events]
+        links = before.links + [self._used(use, before.seconds) for use in after.links]
+        wires = {**before.wires,
+                 **{(names[src], names[to]): wire for (src, to), wire in after.wires.items()}}
         lateness = before.lateness | {names[node]: late for node, late in after.lateness.items()}
-        uses = [u._replace(start=before.seconds + u.start, end=before.seconds + u.end, src=names[u.src],
-                           to=names[u.to]) for u in after.links]
-        wires = {(names[src], names[to]): wire for (src, to), wire in after.wires.items()}
         trace = Trace(before.events + events, before.nodes, before.seconds + after.seconds, before.latency,
-                      before.bandwidth, lateness, before.roles, before.links + uses,
-                      {**before.wires, **wires})
+                      before.bandwidth, lateness, before.roles, links, wires)
         values = {names[node]: value for node, value in last.values.items()}
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
+
+    def _used(self, use: Use, before: float) -> Use:
+        """The use of a link in this attempt as one of the whole run, `before` seconds after its beginning."""
+        src, to = self.next.names[use.src], self.next.names[use.to]
+        at = [hop.link for hop in self.later.way(use.src, use.to)].index(use.link)
+        return Use(self.network.way(src, to)[at].link, use.start + before, use.end + before, src, to)
 
 
 def living(halted: Halted) -> list[str]:

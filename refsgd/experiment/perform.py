@@ -41,7 +41,8 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
 def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault]:
     """The faults that some lines describe."""
     try:
-        return parse(faults, experiment.deploy(), experiment.steps)
+        deployment = experiment.deploy()
+        return parse(faults, deployment, experiment.steps, experiment.machine.place(deployment))
     except ValueError as error:
         raise Usage(str(error)) from None
 

@@ -5,7 +5,7 @@ A step of a worker or peer is a gradient, of a server an update, counted from 0.
 step:
 
 ====== ================================================================================================
-kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also the server beside it
+kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also all nodes beside it
 drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and
        ends; or it loses that to one other (TCP: which both find out, and a second later it ends; a worker
        sooner than a server)
@@ -14,13 +14,13 @@ slow   from this step on all computing of the node takes so many times as long
 delay  from this step on messages of the node (to one other, if that is named) arrive so many seconds later
 ====== ================================================================================================
 
-What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others go on.  A
+What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others continue.  A
 program that lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last
 thing that is heard of the dead; what was sent to the dead is lost.  When then nothing can come any more,
 `refsgd.effects.RunEnded` is raised also in main programs that wait and know it.  Under ``shrink`` and
-``restart`` a run in which all wait for the dead is `Halted`, and whoever began it may go on without the dead,
-or with all, from the parameters that it then had (`refsgd.experiment.elastic`); under ``restart`` also a run
-that could go on is halted, at once.
+``restart`` a run in which all wait for the dead is `Halted`, and whoever began it may continue without the
+dead, or with all, from the parameters that it then had (`refsgd.experiment.elastic`); under ``restart`` also
+a run that could continue is halted, at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from refsgd.trace import Crashed, Run
 #: what can befall a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
-KEEP = 8  # newest parameters that every node holds where the run may be halted and go on from them
+KEEP = 8  # newest parameters that every node holds where the run may be halted and continue from them
 EXPECTED = (
     "expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, "
     "slow ROLE RANK at step STEP by FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, "
@@ -115,8 +115,10 @@ def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
     return lines
 
 
-def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, steps: int) -> list[Fault]:
-    """The plan that some lines describe, for a run of this deployment and so many steps.
+def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, steps: int,
+          host: Mapping[str, str] | None = None) -> list[Fault]:
+    """The plan that some lines describe, for a run of this deployment and so many steps; `host` says where
+    each node lives, by default each on its own.
 
     Warns of a fault before a step that a worker does not have.
 
@@ -129,7 +131,7 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
     >>> [str(fault) for fault in parse(["slow worker 1 at step 3 by 4", "random 1 seed 7"], deployment, 20)]
     ['slow bob at step 3 by 4', 'slow alice at step 3 by 2.29']
     """
-    role, nodes = roles(deployment), list(deployment)
+    role, host = roles(deployment), host or {node: node for node in deployment}
     by_rank = {f"{word}{rank}": name for name, rank in ranks(deployment).items()
                for word in (("worker", "peer") if role[name] == "worker" else ("server",))}
     faults: list[Fault] = []
@@ -138,12 +140,12 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
         if isinstance(text, Fault):
             faults.append(text)
         elif some is not None:
-            faults += draw(int(some["count"]), int(some["seed"]), nodes, steps)
+            faults += draw(int(some["count"]), int(some["seed"]), list(deployment), steps, host)
         else:
             faults.append(Fault.parse(text))
     faults = [f if f.node in role and (not f.to or f.to in role)
               else f._replace(node=by_rank.get(f.node, f.node), to=by_rank.get(f.to, f.to)) for f in faults]
-    check(faults, role)
+    check(faults, role, host)
     for fault in faults:
         if fault.step >= steps > 0 and role[fault.node] == "worker":
             warnings.warn(
@@ -152,24 +154,27 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
     return faults
 
 
-def draw(count: int, seed: int, nodes: Sequence[str], steps: int) -> list[Fault]:
-    """So many faults of any kind, node and step; at least one node is neither killed nor cut off."""
+def draw(count: int, seed: int, nodes: Sequence[str], steps: int,
+         host: Mapping[str, str] | None = None) -> list[Fault]:
+    """So many faults of any kind, node and step; at least one host is neither killed nor cut off."""
+    host = host or {node: node for node in nodes}
     rng, mortal = random.Random(seed), list(nodes)
     faults = []
     for _ in range(count):
-        kind, node = rng.choice(KINDS if len(mortal) > 1 else KINDS[1:4]), rng.choice(nodes)
+        several = any(host[node] != host[mortal[0]] for node in mortal)
+        kind, node = rng.choice(KINDS if several else KINDS[1:4]), rng.choice(nodes)
         if kind in ("kill", "drop"):
             node = rng.choice(mortal)
-            mortal.remove(node)
+            mortal = [other for other in mortal if host[other] != host[node]]
         amount = {"pause": rng.uniform(0.05, 0.5), "slow": rng.uniform(2, 8),
                   "delay": rng.uniform(0.01, 0.2)}.get(kind, 0.0)
         faults.append(Fault(kind, node, rng.randrange(max(1, steps)), round(amount, 3)))
     return faults
 
 
-def check(faults: Iterable[Fault], role: Mapping[str, str]) -> None:
-    """Raise ValueError if a node is unknown, or one ends twice."""
-    known, ends = list(role), Counter[str]()
+def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, str]) -> None:
+    """Raise ValueError if a node is unknown, or one ends twice, or a connection is lost that is none."""
+    known, ends, of_host = list(role), Counter[str](), roles_of_hosts(role, host)
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
         numbers = isinstance(fault.step, Integral) and isinstance(fault.amount, Real)
@@ -181,19 +186,28 @@ def check(faults: Iterable[Fault], role: Mapping[str, str]) -> None:
                 raise ValueError(
                     f"fault {str(fault)!r}: there is no {node}; expected one of {', '.join(known)}")
         ends[fault.node] += fault.kind in ("kill", "drop")
-        pair = fault.node, fault.to
-        if fault.kind == "drop" and fault.to and (len({*pair}) == 1 or gives_up(*pair, role) != fault.node):
-            raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, and of "
-                             "two workers the later one; expected that one first")
+        if fault.kind == "drop" and fault.to:
+            here, there = host[fault.node], host[fault.to]
+            if here == there and fault.node != fault.to:
+                raise ValueError(f"fault {str(fault)!r}: both are on {here}; expected two nodes with a "
+                                 "connection between their hosts")
+            if here == there or gives_up(here, there, of_host) != here:
+                raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, "
+                                 "and of two workers the later one; expected that one first")
         if fault.step < 0 or ends[fault.node] > 1:
             raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 
 
+def roles_of_hosts(role: Mapping[str, str], host: Mapping[str, str]) -> dict[str, str]:
+    """The role of each host: worker if a worker lives there."""
+    return {host[node]: r for r in ("server", "worker") for node in role if role[node] == r}
+
+
 def gives_up(one: str, other: str, role: Mapping[str, str]) -> str:
-    """Which of two nodes that have lost their connection ends: rather a worker than a server, then the
-    later one."""
-    nodes = list(role)
-    return max(one, other, key=lambda node: (role[node] == "worker", nodes.index(node)))
+    """Which of two hosts that have lost their connection ends: rather one with a worker than one of servers
+    only, then the later one."""
+    hosts = list(role)
+    return max(one, other, key=lambda host: (role[host] == "worker", hosts.index(host)))
 
 
 class Halted(Exception):
@@ -207,6 +221,8 @@ class Halted(Exception):
     def __init__(self, run: Run, kept: dict[str, list[tuple[int, Array]]]) -> None:
         self.run, self.kept = run, kept
         self.dead: dict[str, str] = {event.node: event.reason for event in run.trace.of(Crashed)}
+        #: what the dead died of, those of one host together
+        self.reasons = "; ".join(dict.fromkeys(self.dead.values()))
         super().__init__(f"halted after the death of {', '.join(self.dead)}")
 
 

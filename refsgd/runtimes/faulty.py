@@ -27,7 +27,7 @@ class Faulty(Simulator):
         super().__init__(deployment, machine, seed, observe,
                          KEEP if on_death in ("shrink", "restart") else 0)
         faults = list(faults)
-        check(faults, self.roles)
+        check(faults, self.roles, self.host)
         self._faults, self._on_death = Plan(faults, self.roles), on_death
         self._until: dict[str, float] = {}  # hosts that stand still
         self._endable = {node for node in self.nodes if deployment[node].survives}
@@ -46,6 +46,8 @@ class Faulty(Simulator):
         if self._on_death == "stop" or len(self.dead) + len(gone) == len(self.nodes):
             raise RunFailed(f"{reason}, at {self.now:.6g} s", host)
         self.dead += gone
+        for node in gone:
+            self.values.pop(node, None)  # what it had returned is lost with it
         for task in (task for node in gone for task in self.tasks[node]):
             task.effect = task.waiting = None
             task.program.close()

@@ -246,6 +246,7 @@ class Replayer(Engine):
             task.program.close()
             task.effect = task.waiting = None
         self.dead.append(node)
+        self.values.pop(node, None)
         self.record(Crashed(time, node, 0, "as recorded"))
         self.at[node] += 1
         self._show(node)

@@ -289,7 +289,7 @@ def test_exceptions_and_exits_are_deaths_too(how, caplog):
     with caplog.at_level(logging.WARNING):
         result = run(partial(asp, gradient=gradient), MACHINES[0], on_death="continue")
     assert result.values["server0"] == (12 * 3 + 4, ["worker1"])
-    (line,) = [r.getMessage() for r in caplog.records if "goes on without it" in r.getMessage()]
+    (line,) = [r.getMessage() for r in caplog.records if "continues without it" in r.getMessage()]
     assert ("NaN in layer 3" if how == "exception" else "exit code 3") in line
 
 

@@ -312,8 +312,8 @@ def test_ssp_removes_the_dead_from_its_clock():
 
 def test_refusals_come_before_anything_runs(caplog):
     with pytest.raises(Usage,
-                       match="bsp waits for every worker, so on_death continue would stand still; expected "
-                             "stop, shrink or restart"):
+                       match="on_death continue with bsp, of which no Node says survives=True: its programs wait "
+                             "for every worker; expected stop, shrink or restart"):
         run("bsp", steps=5, on_death="continue")
     with pytest.raises(Usage, match="on_death shrink with 1 worker would leave none"):
         run("sequential", steps=5, on_death="shrink")

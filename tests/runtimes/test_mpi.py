@@ -77,6 +77,30 @@ def test_pacing_and_bits_over_mpi():
     assert 0.95 * simulated < took < 1.05 * simulated + slipped and same == "True"
 
 
+SHARED = """
+from refsgd.runtimes.processes.mpi import run
+from tests.runtimes.test_links import CASES, arrivals
+for name in ("two groups of two hosts, each of two workers", "both ways between groups, half duplex",
+             "worker and server on one host with links inside"):
+    case = CASES[name]
+    result = run(case.build, case.machine)
+    if result is not None:
+        slipped = sum(late["slipped"] for late in result.trace.lateness.values())
+        print("SHARED", all(0.95 * time < found < 1.05 * time + slipped
+                            for time, found in zip(case.arrivals, arrivals(result), strict=True)))
+"""
+
+
+@pytest.mark.alone
+def test_shared_links_over_mpi():
+    """One rank a host, and times counted by hand: ranks serve the link of a group together, in memory that leaves
+    no file behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = mpiexec(4, "-c", SHARED, TMPDIR=folder)
+        assert done.stdout.split() == ["SHARED", "True"] * 3, done.stdout + done.stderr[-2000:]
+        assert not [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
 FAILS = """
 from functools import partial
 from refsgd.runtimes.processes.mpi import run

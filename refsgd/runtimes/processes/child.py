@@ -1,4 +1,4 @@
-"""The life of one process: connect, start with the others, drive its programs, say how it ended."""
+"""One OS process of a run: connect, start with the others, drive its programs, say how it ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
 
 def live(launch: Launch, process: str, parent: int) -> None:
-    """The life of one process; what it gives back is a `Report` or a `Failure` in its outbox."""
+    """What one process does from its start to its end; it gives back a `Report` or a `Failure` in its
+    outbox."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     # also where the parent ignores them: it runs in the background
     for end in (signal.SIGTERM, signal.SIGHUP):
@@ -43,7 +44,7 @@ def live(launch: Launch, process: str, parent: int) -> None:
     logs.replace_all()
     transport: Transport | None = None
     try:
-        transport = launch.network.connect(process)
+        transport = launch.ends.connect(process)
         driver = _driver(launch, process, transport)
         logs.standing = driver.standing
         driver.run(_wait_for_start(launch, process, transport) - driver.now)
@@ -60,7 +61,8 @@ def live(launch: Launch, process: str, parent: int) -> None:
 
 def _driver(launch: Launch, process: str, transport: Transport) -> Driver:
     driver = Driver(process, launch.deployment, launch.machine, launch.seed, transport, launch.status,
-                    launch.wake_up.wake, [launch.death[0]], launch.observe, launch.faults, launch.keep)
+                    launch.wake_up.wake, [launch.death[0]], launch.observe, launch.faults, launch.keep,
+                    launch.groups)
     driver.journal = launch.journal
     if process in launch.crash_logs:
         driver.journal = in_crash_log(launch.crash_logs[process], launch.journal)

@@ -5,8 +5,7 @@ add up along the critical path, so an effect starts at the nominal time of its c
 emulated arrival): lateness shortens the next sleep.  Nominal time slips to real time only at the end of a
 `Compute` that is late by more than `SLACK`, since no sleep is left there to absorb it; slips are counted.
 
-*The emulated link* is served at the receiver: a message carries the start of its transmission, its head is an
-event at start + latency, and the incoming link then says when it arrives (see `refsgd.cluster.machine`).
+*Emulated links* are in `refsgd.runtimes.processes.links`.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from typing import Any
 
 from refsgd.cluster.cores import Processors
 from refsgd.cluster.draws import Draws
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Died, Load, payload_bytes
-from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
-from refsgd.runtimes.faults import Fault, Plan, gives_up
+from refsgd.runtimes.engine import HEAD, RESUME, Engine, Task
+from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.computing import Computing, Done, Job
 from refsgd.runtimes.processes.lateness import Lateness
+from refsgd.runtimes.processes.links import GroupLinks, Links
 from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
 from refsgd.runtimes.programs import freeze, line_of, priced_bytes, share_of
 from refsgd.runtimes.simulator import rare_full_collections
@@ -57,8 +58,9 @@ class Driver(Engine):
     def __init__(self, process: str, deployment: Deployment, machine: Machine, seed: int,
                  transport: Transport, table: StatusTable, quiet: Callable[[], None],
                  watch: Sequence[int] = (), observe: int = 64, faults: Iterable[Fault] = (),
-                 keep: int = 0) -> None:
-        self.process_of, self.here = machine.place(deployment), process
+                 keep: int = 0, groups: GroupLinks | None = None) -> None:
+        network = Network(machine, deployment)
+        self.process_of, self.here = network.host, process
         super().__init__(deployment, [n for n in deployment if self.process_of[n] == process], observe, keep)
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.paced = machine.paced
@@ -73,16 +75,12 @@ class Driver(Engine):
         self._sent_to: Counter[str] = Counter()  # messages by process, to forget those of the dead
         self._got_from: Counter[str] = Counter()
         self._faults = Plan(faults, self.roles)
-        self._role_of_process = {self.process_of[node]: role for role in ("server", "worker")
-                              for node in self.nodes if self.roles[node] == role}
+        self._role_of_process = roles_of_hosts(self.roles, self.process_of)
         self._endable = {name for name in self.tasks if deployment[name].survives}
         self._vain = 0  # how often the launcher has said that no message can reach programs that wait
         self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
-        self._last: dict[str, float] = {}  # head of the last message of each node
-        self._byte_time, self._latency = 1 / machine.bandwidth, machine.latency
         self._emulated = machine.linked or machine.paced
-        self._free = [0.0, 0.0]  # when the outgoing and the incoming link are
-        self._incoming = 0 if machine.duplex == "half" else 1
+        self.links = Links(network, self.rank, groups, self._at, self.deliver)
         crowded = self.paced and machine.cores and len(self.all_tasks) > machine.cores
         self._processors = Processors(machine.cores) if crowded and machine.cores else None
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
@@ -158,23 +156,17 @@ class Driver(Engine):
                     f"message {number} of {src} to {to} came twice or out of turn; expected "
                     f"{self._next.get(channel, 0)}")
             self._next[channel] = number + 1
-            now = self.clock()
-            head = stamp + self._latency if self._emulated else max(stamp, now)
-            nbytes = payload_bytes(fields)
-            self._last[src] = head
-            if self._byte_time:
-                self._at(head, HEAD, sender, self._head, to, src, fields, number, nbytes, tag)
-            elif self._emulated or head > now:
-                self._at(head, ARRIVE, sender, self.deliver, to, src, fields, number, nbytes, tag)
+            nbytes, now = payload_bytes(fields), self.clock()
+            if self._emulated or stamp > now:
+                self.links.enters(stamp, to, src, fields, number, nbytes, tag)
             else:  # it arrives as it is there
-                self._arrived.append((to, Envelope(src, tag, fields, number, head, nbytes)))
+                self._arrived.append((to, Envelope(src, tag, fields, number, now, nbytes)))
         while self._computing.finished:
             self._computing.running -= 1
             self._finish(self._computing.finished.popleft())
 
     def _bury(self) -> None:
         """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
-        order, call = (HEAD, self._head) if self._byte_time else (ARRIVE, self.deliver)
         for process, words in self._table.process.items():
             if not words.dead or process in self._dead:
                 continue
@@ -182,11 +174,11 @@ class Driver(Engine):
             self.transport.forget(process)
             del self._sent_to[process], self._got_from[process]
             for node in (n for n in self.nodes if self.process_of[n] == process):
-                # Behind everything that it has sent, some of which the emulated link may still hold.
-                head = max(self.clock(), self._last.get(node, 0.0))
+                # Behind everything that it has sent, some of which emulated links may still hold.
+                start = max(self.clock(), self.links.left.get(node, 0.0))
                 self.dead.append(node)
                 for to in self.tasks:
-                    self._at(head, order, self.rank[node], call, to, node, (node,), -1, 0, tag_of(Died))
+                    self.links.enters(start, to, node, (node,), -1, 0, tag_of(Died))
         self._words.noticed = len(self._dead) + self._vain
 
     def _end_one(self) -> None:
@@ -370,31 +362,22 @@ class Driver(Engine):
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the outgoing link is free for a message; a message within the process needs no link."""
-        if self.process_of[to] == self.here:
-            return self.now
-        start = max(self.now, self._free[0])
-        self._free[0] = start + nbytes * self._byte_time
-        return start
+        """When the first link of its way is free for a message; at once where nothing is emulated."""
+        return self.links.departs(task.node, to, self.now, nbytes) if self._emulated else self.now
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
         src, there = task.node, self.process_of[to]
+        if there != self.here or self.links.ways[src, to]:  # else through memory, where nothing is late
+            start += self._faults.later(src, to)
         if there == self.here:
-            self._at(start, ARRIVE, task.rank, self.deliver, to, src, body, number, nbytes)
+            self.links.enters(start, to, src, body, number, nbytes)
         elif there not in self._dead:
             self._sent_to[there] += 1
             try:
-                self.transport.post(there, body, task.rank, self.rank[to], number,
-                                    start + self._faults.later(src, to))
+                self.transport.post(there, body, task.rank, self.rank[to], number, start)
             except TypeError as error:
                 raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
-
-    def _head(self, head: float, to: str, src: str, fields: Any, number: int, nbytes: int, tag: int) -> None:
-        """The head of a message reaches the incoming link, which serves in this order."""
-        arrival = max(head, self._free[self._incoming]) + nbytes * self._byte_time
-        self._free[self._incoming] = arrival
-        self._at(arrival, ARRIVE, self.rank[src], self.deliver, to, src, fields, number, nbytes, tag)
 
     def deliver(self, to: str, src: str, body: Any, number: int, nbytes: int, tag: int = 0,
                 arrival: float | None = None) -> None:

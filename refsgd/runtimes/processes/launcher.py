@@ -15,12 +15,14 @@ from typing import Protocol
 
 import psutil
 
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment
 from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers
 from refsgd.runtimes.processes import logs
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.child import live
+from refsgd.runtimes.processes.links import GroupLinks
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, deadlock, join
 from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
@@ -36,8 +38,8 @@ GRACE = 0.1  # seconds to end by itself after a failure
 LOOK = 0.05  # seconds between two looks of the launcher where nobody wakes it
 
 
-class Network(Protocol):
-    """What is made before the fork: shared memory or listening sockets."""
+class Ends(Protocol):
+    """What is made of a transport before the fork: shared memory or listening sockets."""
 
     wake_ups: dict[str, WakeUp]
 
@@ -54,29 +56,30 @@ class Network(Protocol):
         ...
 
 
-MakeNetwork = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Network]
+MakeTransport = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Ends]
 
 
 class Launch:
     """The processes of one run and what the launcher knows of them; the arguments are those of
     `refsgd.runtimes.processes.local.run`."""
 
-    def __init__(self, deployment: Deployment, machine: Machine, seed: int, network: MakeNetwork,
+    def __init__(self, deployment: Deployment, machine: Machine, seed: int, transport: MakeTransport,
                  deadline: float | None, observe: int, on_death: str, faults: Sequence[Fault],
                  beginning: Beginning | None, journal: Callable[[Event], None] | None) -> None:
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
         self.on_death, self.faults, self.beginning, self.journal = on_death, faults, beginning, journal
-        self.process_of = machine.place(deployment)
+        links = Network(machine, deployment)
+        self.process_of = links.host
         self.processes = list(dict.fromkeys(self.process_of.values()))
         self.dead = list(dict.fromkeys(self.process_of[n] for n in (beginning.dead if beginning else ())))
         self.endable = {node for node in deployment if deployment[node].survives}
-        self.halts = on_death == "restart" and survives_workers(deployment)  # else: once nothing goes on
+        self.halts = on_death == "restart" and survives_workers(deployment)  # else: once all wait
         self.halted = 0.0  # when, since the start
         self.keep = KEEP if on_death in ("shrink", "restart") else 0
         _check_descriptors(len(self.processes), 6 if on_death == "stop" else 7)
         self._resources = ExitStack()
         try:
-            self._make(network)
+            self._make(transport, links)
         except OSError as error:  # too many descriptors, no memory
             self._resources.close()
             raise RunFailed(f"could not connect {len(self.processes)} processes: {error}") from None
@@ -88,7 +91,7 @@ class Launch:
         self._closing = False
         self._deaths: list[Event] = []  # and what the dead had written of their events
 
-    def _make(self, network: MakeNetwork) -> None:
+    def _make(self, transport: MakeTransport, links: Network) -> None:
         """Make what the processes share with each other and with the launcher."""
         order, later = list(self.deployment), self._resources.callback
         self.status = StatusTable({p: [(n, k) for n in order if self.process_of[n] == p
@@ -100,6 +103,9 @@ class Launch:
         self.status.run.deaths = len(self.dead)
         self.wake_up = WakeUp()
         later(self.wake_up.close)
+        self.groups = GroupLinks(links.shared) if links.shared else None
+        if self.groups is not None:
+            later(self.groups.close)
         self.death = os.pipe()  # which a process finds closed when the launcher is gone
         self.records = logs.channel()
         for end in self.death:
@@ -113,9 +119,9 @@ class Launch:
             if self.on_death != "stop":
                 self.crash_logs[process] = Outbox()
                 later(self.crash_logs[process].close)
-        self.network = network(self.living, {p: frozenset(i for i, n in enumerate(order)
-                                                          if self.process_of[n] == p) for p in self.living})
-        later(self.network.close)
+        self.ends = transport(self.living, {p: frozenset(i for i, n in enumerate(order)
+                                                         if self.process_of[n] == p) for p in self.living})
+        later(self.ends.close)
 
     def start(self) -> None:
         """Fork all processes."""
@@ -136,7 +142,7 @@ class Launch:
                     f"{error}", process) from None
             self.children[process] = child
             self.pids[process] = child.pid or 0
-        self.network.forked()
+        self.ends.forked()
 
     def watch(self) -> None:
         """Until every process has ended."""
@@ -201,7 +207,7 @@ class Launch:
                 self._write(notices if began and isinstance(error, RunFailed) else [])
             raise error from cause
         self._write(notices)
-        log.warning("%s; the run goes on without it", error)
+        log.warning("%s; the run continues without it", error)
         self.dead.append(process)
         self._deaths += [*self.crash_logs[process].messages(), *notices]
         self.status.process[process].dead = 1
@@ -221,7 +227,7 @@ class Launch:
             self.journal(event)  # type: ignore[misc]
 
     def give_up(self, process: str, error: RunFailed) -> None:
-        """End a process that does not go on."""
+        """End a process that makes no progress."""
         self._lost(process, error, None)
         self.children[process].kill()
 
@@ -285,7 +291,7 @@ class Launch:
         self._wake_all()
 
     def _halt(self) -> None:
-        """End this attempt: all give what they have, from which another goes on."""
+        """End this attempt: all give what they have, from which the next one continues."""
         self.halted = self._now()
         self._end_with(HALT)
 
@@ -303,7 +309,7 @@ class Launch:
             raise deadlock(standings, self._now(), self.dead)
 
     def _wake_all(self) -> None:
-        for wake_up in self.network.wake_ups.values():
+        for wake_up in self.ends.wake_ups.values():
             wake_up.wake()
 
     def end(self) -> None:
@@ -323,8 +329,8 @@ class Launch:
         self._resources.close()
 
     def result(self) -> Run:
-        """What the processes gave back, on one clock; raises `Halted` where another attempt can go on from
-        it."""
+        """What the processes gave back, on one clock; raises `Halted` where another attempt can
+        continue from it."""
         reports = [self._reports[process] for process in self.living]
         run = join(reports, self.deployment, self.machine, self.observe, self._deaths,
                    self.beginning.events if self.beginning is not None else ())

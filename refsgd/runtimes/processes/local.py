@@ -19,7 +19,7 @@ from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.beginning import Beginning
-from refsgd.runtimes.processes.launcher import Launch, MakeNetwork
+from refsgd.runtimes.processes.launcher import Launch, MakeTransport
 from refsgd.runtimes.processes.reports import ChildTraceback
 from refsgd.runtimes.processes.status import Standing
 from refsgd.runtimes.simulator import Deadlock, RunFailed
@@ -28,7 +28,7 @@ from refsgd.runtimes.transports.tcp import Listeners
 from refsgd.trace import Event, Run
 
 SHORT = 0.002  # mean durations below this cannot be paced well
-NETWORKS: dict[str, MakeNetwork] = {"shm": Segment, "tcp": Listeners}
+TRANSPORTS: dict[str, MakeTransport] = {"shm": Segment, "tcp": Listeners}
 
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *,
@@ -40,21 +40,21 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     """Run a deployment as OS processes of this machine, paced to `machine`."""
     if not can_fork():
         raise RunFailed(f"{NO_FORK}: use WSL, or --runtime simulator")
-    if transport not in NETWORKS:
-        raise ValueError(f"transport {transport!r}; expected one of {', '.join(NETWORKS)}")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport {transport!r}; expected one of {', '.join(TRANSPORTS)}")
     if on_death not in POLICIES:
         raise ValueError(f"on_death {on_death!r}; expected one of {', '.join(POLICIES)}")
     machine = machine or Machine()
     deployment = beginning.deployment if beginning is not None else factory() if callable(
         factory) else factory
     faults = list(faults)
-    check(faults, roles(deployment))
+    check(faults, roles(deployment), machine.place(deployment))
     _check(deployment, machine)
     cells.share(deployment, beginning.tickets if beginning is not None else 0)
-    network = NETWORKS[transport]
+    make = TRANSPORTS[transport]
     if transport == "tcp" and largest is not None:
-        network = partial(Listeners, largest=largest)
-    launch = Launch(deployment, machine, seed, network, deadline, observe, on_death, faults, beginning,
+        make = partial(Listeners, largest=largest)
+    launch = Launch(deployment, machine, seed, make, deadline, observe, on_death, faults, beginning,
                     journal)
     try:
         with threadpoolctl.threadpool_limits(1):  # inherited: looking for the libraries takes a while

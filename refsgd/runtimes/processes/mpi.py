@@ -6,17 +6,21 @@ deadline, after which `MPI_Abort` ends the job.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, Factory
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.driver import Aborted, Driver
 from refsgd.runtimes.processes.launcher import LEAD
+from refsgd.runtimes.processes.links import GroupLinks
 from refsgd.runtimes.processes.reports import Failure, Report, deadlock, join
 from refsgd.runtimes.processes.status import StatusTable
 from refsgd.runtimes.processes.system import keep_memory
@@ -78,7 +82,7 @@ def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
             first = make(True)
         except OSError as found:
             error = found
-    error = comm.bcast(error)  # or the others would wait for ever
+    error = comm.bcast(error)  # or the others would never return
     if error is not None:
         raise error
     return first if first is not None else make(False)
@@ -133,17 +137,35 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     return result
 
 
+def _group_links(comm: MPI.Comm, network: Network) -> GroupLinks:
+    """The links of groups of hosts, in a file of this computer that has no name once all ranks have it."""
+    with _within(STARTING, comm, "to share links"):
+        path = ""
+        if comm.rank == 0:
+            file, path = tempfile.mkstemp()
+        path = comm.bcast(path)
+        if comm.rank:
+            file = os.open(path, os.O_RDWR)
+        groups = GroupLinks(network.shared, file)
+        comm.Barrier()
+    if comm.rank == 0:
+        os.unlink(path)
+    return groups
+
+
 def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deployment: Deployment,
            machine: Machine, seed: int, observe: int, one_computer: bool, deadline: float,
            journal: Callable[[Event], None] | None,
            beginning: Beginning | None, largest: int) -> Run | None:
     """One rank's part of a run."""
-    me, place, order = processes[comm.rank], machine.place(deployment), list(deployment)
+    network = Network(machine, deployment)
+    me, place, order = processes[comm.rank], network.host, list(deployment)
     table = StatusTable(
         {me: [(n, k) for n in order if place[n] == me for k in range(1 + len(deployment[n].handlers))]})
     nodes = [frozenset(i for i, n in enumerate(order) if place[n] == process) for process in processes]
     ranks = Ranks(comm, rounds, processes, nodes, table, deadline, largest)
-    driver = Driver(me, deployment, machine, seed, ranks, table, lambda: None, (), observe)
+    driver = Driver(me, deployment, machine, seed, ranks, table, lambda: None, (), observe,
+                    groups=_group_links(comm, network) if network.shared else None)
     driver.journal = journal
     if beginning is not None:
         driver.continue_from(beginning)

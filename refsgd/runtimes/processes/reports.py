@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, roles
 from refsgd.runtimes.processes.driver import Driver
@@ -20,7 +21,7 @@ from refsgd.runtimes.processes.status import Standing
 from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed
-from refsgd.trace import Event, Marked, Run, Trace, thin
+from refsgd.trace import Event, Marked, Run, Sent, Trace, Use, thin
 
 
 class ChildTraceback(Exception):
@@ -107,12 +108,13 @@ def in_crash_log(outbox: Outbox, journal: Callable[[Event], None] | None) -> Cal
 
 class Report(NamedTuple):
     """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes,
-    and their newest parameters where the run is halted."""
+    what its emulated links served, and the newest parameters of its nodes where the run is halted."""
 
     values: dict[str, Any]
     events: list[Event]
     seconds: float
     lateness: dict[str, dict[str, float]]
+    links: list[Use]
     kept: dict[str, list[tuple[int, Array]]]
 
     @classmethod
@@ -120,6 +122,7 @@ class Report(NamedTuple):
         """The report of a process that has ended well."""
         return cls(driver.values, driver.events, driver.seconds,
                    {node: record.figures() for node, record in driver.lateness.items()},
+                   driver.links.uses or [],
                    {node: list(x) for node, x in driver.kept.items()} if halted else {})
 
 
@@ -145,7 +148,9 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
     order = list(deployment)
     seconds = max((report.seconds for report in reports), default=0.0)
     trace = Trace(events, order, seconds, machine.latency, machine.bandwidth,
-                  {n: lateness[n] for n in order if n in lateness}, roles(deployment))
+                  {n: lateness[n] for n in order if n in lateness}, roles(deployment),
+                  sorted((use for report in reports for use in report.links), key=lambda use: use.start),
+                  Network(machine, deployment).wires({(e.node, e.to) for e in events if isinstance(e, Sent)}))
     return Run(trace, {n: values[n] for n in order if n in values})
 
 

@@ -84,7 +84,7 @@ class Segment:
 class Rings:
     """One process's end of the rings to and from all others.
 
-    Its methods are those of every `refsgd.runtimes.processes.driver.Transport`.
+    Its methods are those of every `refsgd.runtimes.transports.transport.Transport`.
 
     Parameters
     ----------
