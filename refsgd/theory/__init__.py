@@ -1,8 +1,7 @@
-"""Closed forms of distributed SGD: how long, how many bytes, how stale, how idle, before anything runs.
+"""Closed forms of distributed SGD: predictions of time, bytes, staleness and idle time before a run.
 
 One file per phenomenon; every formula returns a `Prediction` (value, unit, kind, terms, formula, source,
-assumptions) and raises `DomainError` where its assumptions do not hold.  `predict` puts them together by
-algorithm.
+assumptions) and raises `DomainError` if its assumptions do not hold.  `predict` combines them by algorithm.
 """
 
 from refsgd.theory.predict import ALGORITHMS, predict

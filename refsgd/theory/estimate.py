@@ -1,4 +1,4 @@
-"""Means of draws, the kind of a figure, and what formulas assume of their arguments."""
+"""Monte Carlo means, the kind of a prediction, and checks of formulas' arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from refsgd.theory.prediction import STANDARD_ERROR, DomainError, Kind, Predicti
 
 Values = npt.NDArray[np.float64]
 
-LARGEST = 10_000  #: workers or servers that formulas go through one by one
-WIDEST = 2_000  #: workers of an evaluated recursion, which then takes a second or two
+LARGEST = 10_000  #: most workers or servers for formulas that loop over them
+WIDEST = 2_000  #: most workers for an evaluated recursion, which then takes a second or two
 
 
 class Uncovered(DomainError):
@@ -23,60 +23,61 @@ class Uncovered(DomainError):
 
 
 def kind_of(faithful: bool, error: float = 0.0) -> Kind:
-    """The kind of a figure without a bound, from whether nothing is simplified and its standard error."""
+    """The kind of a prediction that is not a bound, from its standard error and whether the model is
+    exact."""
     return "approximation" if not faithful else "numerical" if error else "exact"
 
 
 def sampling(error: float) -> dict[str, float]:
-    """The term of a Monte Carlo mean's standard error; none where nothing is drawn."""
+    """The standard error of a Monte Carlo mean as a term; empty if nothing is drawn."""
     return {STANDARD_ERROR: error} if error else {}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A Monte Carlo mean and its standard error, 0 where nothing was drawn."""
+    """A Monte Carlo mean and its standard error, 0 if nothing was drawn."""
 
     value: float
     error: float = 0.0
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64], drawn: bool = True) -> Estimate:
-        """The mean of independent values; without an error where they are not `drawn`."""
+        """The mean of independent values; without an error if they are not `drawn`."""
         return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)) if drawn else 0.0)
 
     def continued(self, steps: float, pace: Estimate) -> Estimate:
-        """A run that goes on for so many steps at a pace."""
+        """A run continued for this many steps at a constant pace."""
         return Estimate(self.value + steps * pace.value, self.error + steps * pace.error)
 
     def scaled(self, factor: float) -> Estimate:
-        """Of a multiple."""
+        """The estimate of a multiple."""
         return Estimate(factor * self.value, abs(factor) * self.error)
 
     def predicted(self, unit: str, terms: Mapping[str, float], formula: str, source: str,
                   assumptions: str = "", *, faithful: bool = True, lower: float | None = None,
                   upper: float | None = None) -> Prediction:
-        """The figure that it is the value of: an approximation unless the drawn model is `faithful`."""
+        """The prediction with this value: an approximation unless the drawn model is `faithful`."""
         return Prediction(self.value, unit, kind_of(faithful, self.error),
                           {**terms, **sampling(self.error)}, formula, source, assumptions,
                           lower=lower, upper=upper)
 
 
 def check_count(name: str, value: int, least: int = 1) -> int:
-    """`value` if it is a whole number of at least `least`; else DomainError."""
+    """`value` if it is a whole number of at least `least`; otherwise DomainError."""
     if isinstance(value, bool) or int(value) != value or value < least:
         raise DomainError(f"{name} {value}; the formula assumes a whole number of at least {least}")
     return int(value)
 
 
 def check_time(name: str, value: float) -> float:
-    """`value` if it is a finite number of seconds >= 0; else DomainError."""
+    """`value` if it is a finite number of seconds >= 0; otherwise DomainError."""
     if not value >= 0 or math.isinf(value):
         raise DomainError(f"{name} {value} s; the formula assumes a finite time >= 0")
     return float(value)
 
 
 def check_distribution(name: str, time: Distribution | None) -> Distribution:
-    """`time` if it is stated and has a finite mean; else DomainError."""
+    """`time` if it is given and has a finite mean; otherwise DomainError."""
     if time is None:
         raise DomainError(
             f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
@@ -86,7 +87,7 @@ def check_distribution(name: str, time: Distribution | None) -> Distribution:
 
 
 def check_width(workers: int) -> None:
-    """Uncovered where there are too many workers to evaluate a recursion in a second or two."""
+    """Raise Uncovered if there are too many workers to evaluate a recursion in a second or two."""
     if workers > WIDEST:
         raise Uncovered(f"the recursion of who waits for whom has no closed form and is evaluated for up to "
                         f"{WIDEST} workers, not for {workers}")

@@ -1,7 +1,7 @@
-"""The table that the rest of the library reads: every figure of a run that a formula gives, by algorithm.
+"""Predictions by algorithm: every metric of a run for which there is a formula.
 
 `predict` turns a `Machine` and sizes into a `Setting`, calls the algorithm's function in `ALGORITHMS`, and
-gets back `Figures`: predictions by the names of figures, and why others are missing.
+returns `Figures`: predictions by the names of metrics, and reasons for missing ones.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild
 
 
 def _check_covered(name: str, c: Setting) -> None:
-    """Uncovered where no formula accounts for what the nodes of the setting share.
+    """Raise Uncovered if no formula accounts for resources that nodes share.
 
-    Under BSP's barrier a worker waits while the servers beside it update, so only servers can meet there.
+    Under BSP's barrier a worker waits while the servers on its host update, so only servers compete there.
     """
     m = c.machine
     if max(c.workers, c.servers) > LARGEST:
@@ -68,7 +68,7 @@ def _check_covered(name: str, c: Setting) -> None:
 
 
 def _of_no_steps(found: Figures) -> Figures:
-    """The figures of a run of one step, for one without."""
+    """The metrics of a run of one step, adapted to a run of none."""
     for name in ("seconds", "updates", "bytes_sent", "clock_gap_max", "lead_max"):
         if name in found:
             found[name] = Prediction(0.0, found[name].unit, "exact", {}, "no iteration", "definition")
@@ -91,7 +91,7 @@ def _of_unequal_batches(found: Figures, c: Setting) -> None:
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
             batch: int | Sequence[int] = 1, steps: int = 1,
             options: Mapping[str, Any] | None = None) -> Figures:
-    """Every figure of a run that a formula gives.
+    """Predict every metric of a run for which there is a formula.
 
     Parameters
     ----------
@@ -115,15 +115,15 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Figures
         A dictionary of predictions, some of seconds_per_iteration, images_per_second, seconds, updates,
         bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
-        clock_gap_max, lead_max.  Its ``missing`` says why others are not there.  It is empty where the
-        options name a graph without a formula, where updates share processors with gradients, for more
-        workers than formulas are evaluated for, on half-duplex links for all but BSP with one server and
-        what sends nothing, and on machines with hosts of several nodes or groups.
+        clock_gap_max, lead_max.  Its ``missing`` gives the reasons for missing ones.  It is empty for graphs
+        without a formula, if updates share processors with gradients, for more workers than formulas are
+        evaluated for, on half-duplex links (except for BSP with one server and algorithms without messages),
+        and on machines with hosts of several nodes or groups.
 
     Raises
     ------
     DomainError
-        Where an assumption does not hold; the message names it.
+        If an assumption does not hold; the message names it.
 
     Examples
     --------

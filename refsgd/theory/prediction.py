@@ -1,4 +1,4 @@
-"""What a formula gives back: a number with its unit, its terms, and how far it can be trusted."""
+"""The result of a formula: a number with its unit, its terms, and its kind (exact, approximation, ...)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any, Literal
 
 Kind = Literal["exact", "numerical", "approximation", "bound", "simulated"]
 Side = Literal["", "lower", "upper"]
-STANDARD_ERROR = "standard error"  #: the term that holds it
-
-#: what a run is predicted to show, in the order in which it is printed
+STANDARD_ERROR = "standard error"  #: the term of the standard error
+#: predicted metrics of a run, in printing order
 FIGURES = ("seconds_per_iteration", "images_per_second", "seconds", "updates", "bytes_per_iteration",
            "bytes_sent", "idle_ratio", "idle_by_cause",
            "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
 
 
 class DomainError(ValueError):
-    """A formula was asked for something that its assumptions do not cover; the message names the
-    assumption."""
+    """The arguments of a formula violate its assumptions; the message names the assumption."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +27,23 @@ class Prediction:
     Parameters
     ----------
     value : float
-        The figure; a limit that the truth does not cross where `kind` is "bound".
+        The predicted value; if `kind` is "bound", a limit that the true value does not cross.
     unit : str
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
     kind : {"exact", "numerical", "approximation", "bound", "simulated"}
         exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo
-        mean of the same, whose standard error is a term.  approximation: the model itself is simplified.
-        simulated: no formula, the mean of runs of the simulator.
+        mean of the same model, whose standard error is a term.  approximation: the model itself is
+        simplified.  simulated: no formula, the mean of runs of the simulator.
     terms : mapping of str to float
-        What the value is made of, in `unit` unless `units` names another one.
+        Parts of the value, in `unit` unless `units` names another one.
     formula, source, assumptions : str
-        For people: the formula in words and symbols, where it comes from, when it holds.
+        For people: the formula in words and symbols, its source, its assumptions.
     units : mapping of str to str
         Units of the terms that are not in `unit`.
     bound : {"", "lower", "upper"}
-        Which side, where `kind` is "bound".
+        The side, if `kind` is "bound".
     lower, upper : float or None
-        Proven limits of the same figure, where they are known.
+        Proven limits of the same metric, if they are known.
 
     Examples
     --------
@@ -80,12 +78,12 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Standard error of a Monte Carlo mean, in `unit`; 0 where nothing was drawn."""
+        """Standard error of a Monte Carlo mean, in `unit`; 0 if nothing was drawn."""
         return self.terms.get(STANDARD_ERROR, 0.0)
 
     @property
     def faithful(self) -> bool:
-        """Whether its assumptions suffice: exact or numerical, and no approximation or bound."""
+        """Whether it is exact or numerical, neither an approximation nor a bound."""
         return self.kind in ("exact", "numerical")
 
     @property
@@ -95,7 +93,7 @@ class Prediction:
         return max(own, key=lambda name: own[name]) if own else ""
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values (a figure that is not finite becomes None)."""
+        """A dictionary of JSON values (a number that is not finite becomes None)."""
         out: dict[str, Any] = {
             "value": _finite(self.value), "unit": self.unit, "kind": self.kind,
             "terms": {name: _finite(v) for name, v in self.terms.items()},
@@ -113,12 +111,12 @@ class Prediction:
 
 
 class Figures(dict[str, Prediction]):
-    """Predictions by the names of their figures.
+    """Predictions by the names of metrics.
 
     Attributes
     ----------
     missing : dict of str to str
-        Why each other figure of a run has no prediction.
+        The reason for each metric without a prediction.
     """
 
     def __init__(self, found: Mapping[str, Prediction] | None = None) -> None:
@@ -126,13 +124,13 @@ class Figures(dict[str, Prediction]):
         self.missing: dict[str, str] = {}
 
     def without(self, reason: str, *names: str) -> Figures:
-        """Leave figures out, and say why.
+        """Leave metrics out, with a reason.
 
         Parameters
         ----------
         reason : str
         *names : str
-            Of the figures.
+            Names of the metrics.
 
         Returns
         -------

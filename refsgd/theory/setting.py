@@ -1,4 +1,4 @@
-"""What a prediction is asked about, and the figures that every algorithm has."""
+"""The setting of a prediction, and the metrics that every algorithm has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
 @dataclass(frozen=True)
 class Setting:
-    """What a formula is asked about: the machine in numbers and the sizes of the run."""
+    """The arguments of formulas: the machine in numbers and the sizes of the run."""
 
     machine: Machine
     workers: int
@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def one_link(self) -> bool:
-        """Whether messages both ways share a link that takes time."""
+        """Whether messages in both directions share a link that takes time."""
         return self.machine.duplex == "half" and self.transfer > 0
 
     @property
@@ -72,10 +72,10 @@ class Setting:
 
     @property
     def links(self) -> Network:
-        """What messages to the servers meet.
+        """The network between workers and servers.
 
-        Several servers beside workers are approximated by one, with what the busiest link carries of a model
-        and the latency that makes an exchange as long as a lone one.
+        Several servers on workers' hosts are approximated by one, with the load of the busiest link and the
+        latency that gives an exchange its length without queueing.
         """
         m, n, k = self.machine, self.workers, self.servers
         if not m.colocated or k == 1 or n == 1:
@@ -91,7 +91,7 @@ class Setting:
 
     @property
     def clear(self) -> bool:
-        """Whether the network of `links` is that of the servers, with nothing simplified."""
+        """Whether the network of `links` is exactly that of the servers."""
         return self.servers == 1 and not (self.machine.colocated and self.tied)
 
     @property
@@ -101,20 +101,20 @@ class Setting:
 
     @functools.cached_property
     def exchanges(self) -> list[float]:
-        """Seconds of a push and its answer of each worker that meet nobody else."""
+        """Seconds of each worker's push and answer without queueing."""
         m = self.machine
         return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
 
     @property
     def tied(self) -> bool:
         """Whether all gradients take fixed times: messages then tie, and the last digit of a sum decides
-        who comes first.
+        their order.
         """
         return all(time.family == "fixed" for time in self.times)
 
     @property
     def alike(self) -> bool:
-        """Whether all workers have the same distribution and the same way to the servers."""
+        """Whether all workers have the same distribution and the same path to the servers."""
         return len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
     def with_options(self, **options: Any) -> Setting:
@@ -128,13 +128,13 @@ def weaker(*kinds: Kind) -> Kind:
 
 
 def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
-    """A figure that is counted, hence exact."""
+    """A count, hence exact."""
     return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
 
 
 def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float,
             *more: Mapping[str, Prediction]) -> Figures:
-    """What every algorithm has: times, throughput, updates, bytes, idleness by cause; and `more`."""
+    """The metrics of every algorithm: times, throughput, updates, bytes, idle time by cause; and `more`."""
     out = Figures({
         "seconds_per_iteration": step, "images_per_second": throughput(c, step), "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
@@ -177,7 +177,7 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Predic
     shares = _fit(share("transfer", "update"), idle)
     rest = idle - math.fsum(shares.values())
     shares |= _fit(share("queueing", "slack", "partner", "straggling"), rest)
-    # those that end first wait for the last
+    # workers that end first wait for the last
     shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)
     shares = {name: v for name, v in shares.items() if v > 0}
     ratio = Prediction(idle, "1", run.kind,
@@ -198,12 +198,12 @@ def _fit(shares: dict[str, float], room: float) -> dict[str, float]:
 
 
 def zero(unit: str, formula: str) -> Prediction:
-    """A figure that is 0 by construction."""
+    """A prediction that is 0 by construction."""
     return Prediction(0.0, unit, "exact", {}, formula, "by construction")
 
 
 def clocks(c: Setting, gap: float, lead: float, formula: str) -> dict[str, Prediction]:
-    """Largest gap of started and of completed iterations; upper bounds, met in long runs."""
+    """Largest gaps of started and of completed iterations; upper bounds, reached in long runs."""
     limits = {"clock_gap_max": min(gap, c.steps - 1), "lead_max": min(lead, c.steps)}
     return {name: Prediction(float(value if c.workers > 1 else 0), "iterations", "bound", {}, formula,
                              "the gate", bound="upper") for name, value in limits.items()}
@@ -213,15 +213,15 @@ RUN = "no bound but the length of the run"
 
 
 def unbounded(c: Setting) -> dict[str, Prediction]:
-    """`clocks` of workers that wait for nobody."""
+    """`clocks` of workers that never wait."""
     return clocks(c, math.inf, math.inf, RUN)
 
 
 def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[float, bool]:
-    """E[max over workers of the sum of `steps` rounds that meet nobody] in seconds, and whether that is
+    """E[max over workers of the sum of `steps` rounds without queueing] in seconds, and whether that is
     exact.
 
-    A round is a compute time and the worker's exchange.  Where exchanges differ, only workers within three
+    A round is a compute time plus the worker's exchange.  If exchanges differ, only workers within three
     standard deviations of the slowest can be last.
     """
     sums = [sum_of(time, c.steps) for time in c.times]

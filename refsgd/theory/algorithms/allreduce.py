@@ -1,4 +1,5 @@
-"""Figures of algorithms whose peers all wait for all: allreduce, and the exchange of sparse gradients."""
+"""Predictions for algorithms whose peers all wait for all: allreduce, and the exchange of sparse
+gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures
 
 SOURCE = "Patarasuk and Yuan 2009; Baccelli et al. 1992"
-LISTENERS = 32  # peers that all hear from all, whose links are drawn one by one
+LISTENERS = 32  # peers that all receive from all, whose links are drawn one by one
 
 
 def collective(c: Setting, name: str = "ring") -> Exchange:
@@ -36,8 +37,8 @@ def _largest_chunk(c: Setting) -> float:
 
 def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
                  period: int = 1) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers that meet in a ring: who comes late holds up its successors only, by the
-    ring's recursion.
+    """Iteration and run of peers in a ring: a late peer delays only its successors, by the ring's
+    recursion.
     """
     together = len(set(c.times)) == 1 and c.times[0].family == "fixed" and (
         c.machine.update is None or c.machine.update.family == "fixed")
@@ -62,8 +63,8 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
 def allreduce(c: Setting) -> Figures:
     """AR-SGD with the collective of the options (default ring).
 
-    A root's answers leave one by one, so ranks start their next gradient one by one: BSP through one
-    colocated server, n w and not 2 (n-1) w.
+    A root's answers leave one by one, so ranks start their next gradient one by one, as in BSP through one
+    co-located server: n w and not 2 (n-1) w.
     """
     name = str(c.options.get("collective", "ring"))
     exchange = collective(c, name)
@@ -74,7 +75,7 @@ def allreduce(c: Setting) -> Figures:
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
         step, run = iteration.bsp(c.times, **one), iteration.bsp_run(c.times, c.steps, **one)
-        if c.machine.update is not None:  # every rank's own, after the answer
+        if c.machine.update is not None:  # the own update of each rank, after the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
     elif name == "ring":
         drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
@@ -86,12 +87,13 @@ def allreduce(c: Setting) -> Figures:
 
 
 def dgc(c: Setting) -> Figures:
-    """Deep gradient compression: everybody's largest entries to everybody, then the own update."""
+    """Deep gradient compression: the largest entries of each peer to all others, then each peer's own
+    update."""
     link = Link(c.machine.latency, c.machine.bandwidth)
     exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
-    # late peers need not wait for early ones' entries
+    # late peers need not wait for entries of early ones
     if 1 < c.workers <= LISTENERS and c.machine.linked and not (c.tied and len(set(c.times)) == 1):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
         step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth,

@@ -1,4 +1,4 @@
-"""Figures of algorithms in which no worker waits: sequential SGD, independent runs, Hogwild!."""
+"""Predictions for algorithms without waiting: sequential SGD, independent runs, Hogwild!."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refsgd.theory.setting import Setting, clocks, figures, unbounded
 
 
 def sequential(c: Setting) -> Figures:
-    """One worker: E[T] and its own update, nothing else."""
+    """One worker: E[T] plus its own update."""
     if c.workers != 1:
         raise DomainError(f"workers {c.workers}; sequential SGD assumes 1")
     u, mean = c.own[0], c.times[0].mean
@@ -22,13 +22,14 @@ def sequential(c: Setting) -> Figures:
 
 
 def independent(c: Setting) -> Figures:
-    """n runs of sequential SGD that never speak."""
+    """n runs of sequential SGD without communication."""
     step = alone(c)
     return figures(c, step, free(c, step, own=1), c.steps, 0.0, fresh(), unbounded(c))
 
 
 def hogwild(c: Setting) -> Figures:
-    """Shared cells: nobody waits, each read follows the own update, so the identity of ASP holds."""
+    """Shared cells: no worker waits, each read follows the worker's own update, so the identity of ASP
+    holds."""
     step = alone(c)  # an addition takes its part's share of an update
     out = figures(c, step, free(c, step, own=1), c.steps, 0.0, unbounded(c))
     if c.machine.update is None:

@@ -1,5 +1,4 @@
-"""Figures of asynchronous SGD through a parameter server, and of its relatives: softsync,
-staleness-aware."""
+"""Predictions for asynchronous SGD through a parameter server, softsync and staleness-aware SGD."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ DRAWN = ("closed network of links with a gate, by Monte Carlo",
 
 
 def asp_seconds(c: Setting, step: Prediction) -> Prediction:
-    """A whole asynchronous run: the worker that ends last.
+    """A whole asynchronous run, which ends with the last worker.
 
-    Without queues it takes E[max of sums] + steps x exchange.  Where pushes queue, the slowest worker's
-    iterations are longer by the wait, and a worker that is late meets a shorter queue.  Equal fixed times
-    come in turn from the first round on: the last worker is (n-1) services behind.
+    Without queues it takes E[max of sums] + steps x exchange.  If pushes queue, the slowest worker's
+    iterations are longer by the wait, and a late worker meets a shorter queue.  With equal fixed times
+    workers take turns from the first round on: the last worker is (n-1) services behind.
     """
     free, queue = step.value * c.steps, step.terms["queueing"]
     fixed = c.alike and c.tied and step.kind == "exact"
@@ -44,8 +43,7 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
 
 
 def shares_of(c: Setting, path: queues.Path, paid: float = 1.0) -> dict[str, float]:
-    """Terms of a drawn iteration: `paid` exchanges that meet nobody, what queues add to them, and the rest is
-    slack.
+    """Terms of a drawn iteration: `paid` exchanges without queueing, the queueing, and slack as the rest.
     """
     mean = iteration.mean_time(c.times)
     room = max(path.pace.value - mean, 0.0)
@@ -90,7 +88,7 @@ def asp(c: Setting) -> Figures:
 
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
-    """ASP whose server applies c = floor(n/splitting) gradients at a time; the update counts for the last of
+    """ASP whose server applies c = floor(n/splitting) gradients at a time, in one update with the last of
     them.
     """
     given = c.options.get("splitting", default)
@@ -115,5 +113,5 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
 
 
 def staleness_aware(c: Setting) -> Figures:
-    """Softsync in time; every gradient an update of its own unless told otherwise."""
+    """As softsync in time; by default every gradient is one update."""
     return softsync(c, None)

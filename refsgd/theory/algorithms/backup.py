@@ -1,4 +1,4 @@
-"""Figures of synchronous SGD with backup workers."""
+"""Predictions for synchronous SGD with backup workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from refsgd.theory.setting import Setting, figures
 def backup(c: Setting) -> Figures:
     """The first n - backups gradients of each step count; one server.
 
-    The process itself is drawn: late pushes and answers meet the others on the links, and late workers
-    compute meanwhile.
+    The process itself is drawn: late pushes and answers queue with the others on the links, and late
+    workers compute meanwhile.
     """
     c, k = replace(c, servers=1), min(int(c.options.get("backups", 1)), c.workers - 1)
     if not k:

@@ -1,4 +1,4 @@
-"""Figures of bulk synchronous SGD through parameter servers."""
+"""Predictions for bulk-synchronous SGD through parameter servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refsgd.theory.setting import Setting, clocks, figures
 
 
 def bsp(c: Setting) -> Figures:
-    """All push, the slowest decides, all are answered."""
+    """All workers push, the slowest decides, all get an answer."""
     half = c.one_link
     step = iteration.bsp(c.times, **c.network)
     if half:

@@ -1,4 +1,4 @@
-"""Figures of workers that fetch from servers, and push to them, now and then: Downpour, EASGD."""
+"""Predictions for workers that fetch from servers and push to them periodically: Downpour, EASGD."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DRAWN = "closed network of links, by Monte Carlo", "Lindley 1952: the queues"
 
 
 def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
-    """Seconds per iteration where a fetch waits for the model, a push for nothing, and nobody queues.
+    """Seconds per iteration without queueing, if a fetch waits for the model and a push does not wait.
 
-    A fetch asks without payload: 2 latency + w; `behind` is the share of fetches that follow a push of the
-    same worker at once and wait for its w and its update too.
+    A fetch request has no payload: 2 latency + w; `behind` is the share of fetches that directly follow a
+    push of the same worker and also wait for its w and its update.
     """
     links = c.links
     alpha, w = (0.0, 0.0) if links.near and c.workers == 1 else (c.machine.latency, c.transfer)
@@ -34,7 +34,8 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
 
 
 def _links(c: Setting) -> queues.Network:
-    """What fetches meet; of several servers beside workers, that some of the traffic is free is left out."""
+    """The links that fetches use; with several servers on workers' hosts, the free part of the traffic is
+    ignored."""
     if c.links.near or not c.machine.colocated:
         return c.links
     return queues.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
@@ -55,7 +56,8 @@ def _fetched(c: Setting, step: Prediction, path: queues.Path) -> tuple[Predictio
 
 
 def _age(c: Setting, path: queues.Path) -> Prediction:
-    """Updates between a fetch and its push; without latency all ask at one moment, and nobody is first."""
+    """Updates between a fetch and its push; without latency all workers ask at the same moment, in no
+    order."""
     sure = c.machine.latency > 0 and not (_busy(c) and (c.tied or not c.clear))
     return path.staleness.predicted("updates", {"mean": path.staleness.value},
                                     "updates between a fetch and its push, by Monte Carlo", DRAWN[1],
@@ -74,7 +76,7 @@ def downpour(c: Setting) -> Figures:
         age = _age(c, path)
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
-    else:  # the last push has nobody waiting for it, the first fetch has no push before it
+    else:  # no worker waits for the last push, and no push precedes the first fetch
         run = free(c, step, tail=c.machine.latency, more=fetches * fetch - c.steps)
     out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch),
                   {"staleness_mean": age}, unbounded(c))
@@ -122,8 +124,8 @@ def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: 
 
 
 def _synchronous(c: Setting, h: int, own: float) -> Figures:
-    """EASGD that shows the next centre when all forces of the last one are in: SSP with slack 1 over sums of
-    h times.
+    """EASGD that answers with the next centre when all forces of the last one have arrived: SSP with slack 1
+    over sums of h times.
     """
     step, exchanges = lone(c, h), -(-c.steps // h)
     service = max(c.transfer / c.servers, c.update) / h if c.workers > 1 else 0.0

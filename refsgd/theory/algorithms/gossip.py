@@ -1,4 +1,4 @@
-"""Figures of gossip algorithms: GoSGD, AD-PSGD, pair averaging, D-PSGD, SGP."""
+"""Predictions for gossip algorithms: GoSGD, AD-PSGD, pair averaging, D-PSGD, SGP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rounds = list[list[list[int]]]
 
 
 def gosgd(c: Setting) -> Figures:
-    """With probability p a peer sends its replica and 8 bytes of weight to a random other; nobody waits."""
+    """With probability p a peer sends its replica and 8 bytes of weight to a random other; no peer waits."""
     p = float(c.options.get("p", 0.1))
     if not 0 <= p <= 1:
         raise DomainError(f"p {p}; the formula assumes a share between 0 and 1")
@@ -51,7 +51,8 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 
 
 def adpsgd(c: Setting) -> Figures:
-    """The side of rank 0 answers, the other asks; averaging beside the computing; an update takes no time."""
+    """The side of rank 0 answers, the other asks; averages overlap with computing; an update takes no
+    time."""
     graph = str(c.options.get("graph", "bipartite"))
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
@@ -63,8 +64,8 @@ def adpsgd(c: Setting) -> Figures:
 
 
 def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
-    """A run in which nobody waits but for partners: the last of the sums, longer by E[max(T, x)] - E[T]
-    for those that ask.
+    """A run in which peers wait only for partners: the last of the sums, longer by E[max(T, x)] - E[T]
+    for asking peers.
     """
     sums, exact = [], True
     for time, ask in zip(c.times, asks, strict=True):
@@ -86,10 +87,10 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
 
 
 def pair_averaging(c: Setting) -> Figures:
-    """Everybody pulls a random peer's replica beside the computing and averages it in: x = 2 latency + w.
+    """Each peer pulls a random peer's replica while it computes and averages it in: x = 2 latency + w.
 
-    Each link sends one replica an iteration on average, to random askers: as M/D/1, which adds rho w/(2 (1 -
-    rho)), rho at most 1/2.
+    Each link sends one replica per iteration on average, to random peers: as M/D/1, which adds
+    rho w/(2 (1 - rho)), rho at most 1/2.
     """
     w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
@@ -103,7 +104,7 @@ def pair_averaging(c: Setting) -> Figures:
 
 
 def hears(graph: str, n: int) -> Rounds:
-    """Whom each peer hears from, by round; Uncovered for a graph that is not known here."""
+    """The in-neighbours of each peer, by round; Uncovered for a graph without a formula."""
     everyone = range(n)
     hops = [1 << k for k in range((n - 1).bit_length())]
     if graph == "one-peer-exponential":

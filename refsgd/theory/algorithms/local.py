@@ -1,5 +1,4 @@
-"""Figures of local SGD and its relatives, whose replicas are averaged by a ring now and then: post-local
-SGD, DiLoCo."""
+"""Predictions for local SGD, post-local SGD and DiLoCo, whose replicas a ring averages periodically."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     h = int(c.options.get("period", 8))
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
-    early = min(switch, c.steps)  # iterations that are averaged at once; whole rounds; a shorter one
+    early = min(switch, c.steps)  # iterations with an average after each; whole rounds; a shorter one
     rounds, rest = divmod(c.steps - early, h) if h else (0, c.steps - early)
     if early == c.steps:  # it ends before the switch
         h = 1

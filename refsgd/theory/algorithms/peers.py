@@ -1,8 +1,7 @@
-"""Seconds of an iteration and of a run, by whom one waits for: nobody, everybody, the peers that one hears
-from.
+"""Iteration and run times, by synchronisation: none, global, neighbours.
 
-Nobody: `alone` is the iteration, `free` the run, which ends with the slowest.  Everybody: all begin an
-iteration together, and the run is so many of them, `repeat`.  Some: `heard_from` gives both.
+None: `alone` is the iteration, `free` the run, which ends with the slowest worker.  Global: all begin an
+iteration together, and the run consists of equal iterations, `repeat`.  Neighbours: `heard_from` gives both.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from refsgd.theory.setting import Setting, last_of_sums, weaker, zero
 
 
 def alone(c: Setting) -> Prediction:
-    """Workers that wait for nobody: n over the sum of their rates, each E[T] and its own update an
-    iteration.
+    """Workers that never wait: n over the sum of their rates, each E[T] plus its own update per iteration.
     """
     rounds = [time.mean + u for time, u in zip(c.times, c.own, strict=True)]
     value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
@@ -31,9 +29,9 @@ def alone(c: Setting) -> Prediction:
 
 def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
          more: float = 0.0) -> Prediction:
-    """A run in which nobody waits for everybody: it ends with the worker whose times sum up to most.
+    """A run without global waits: it ends with the worker whose times have the largest sum.
 
-    An exchange, where there are some, is taken to be as long for that worker as for the others.
+    Exchanges, if any, are assumed to be as long for this worker as for the others.
     """
     mine = [own * u for u in c.own]
     waits = math.fsum(step.terms.get(name, 0.0)
@@ -49,14 +47,13 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
 
 
 def repeat(c: Setting, step: Prediction) -> Prediction:
-    """A run in which everybody waits for everybody: iterations that all are alike."""
+    """A run in which all wait for all: equal iterations."""
     return Prediction(step.value * c.steps, "s", weaker(step.kind), {"iterations": step.value * c.steps},
                       "steps x iteration", step.source, step.assumptions)
 
 
 def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
-    """The same, no longer exact where own updates are of unequal length: a formula takes the slowest worker's
-    for all.
+    """The same, no longer exact if workers' own updates differ: a formula uses the slowest worker's for all.
     """
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
@@ -80,6 +77,6 @@ def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], transfer: 
 
 
 def fresh(why: str = "only its own gradients update a replica") -> dict[str, Prediction]:
-    """The staleness of gradients that are applied to the model that they were computed on: none."""
+    """Zero staleness: gradients are applied to the model at which they were computed."""
     none = zero("updates", why)
     return {"staleness_mean": none, "staleness_max": none}

@@ -1,4 +1,4 @@
-"""Figures of stale synchronous parallel SGD: fresh answers, lazy and eager caches, and a slack that its
+"""Predictions for stale synchronous parallel SGD: fresh answers, lazy and eager caches, and a slack that the
 server chooses (DSSP)."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from refsgd.theory.setting import Setting, clocks, figures, weaker
 
 
 def ssp(c: Setting) -> Figures:
-    """ASP with a gate: s = 0 waits like BSP, s = infinity like ASP, and equal fixed times meet nobody."""
+    """ASP with a bound: s = 0 waits like BSP, s = infinity like ASP; with equal fixed times no worker is held
+    back."""
     s = slack.check_slack(c.options.get("staleness", 3))
     refresh = str(c.options.get("refresh", "fresh"))
     if refresh not in ("fresh", "lazy", "eager"):
@@ -43,7 +44,7 @@ def _bulk(c: Setting) -> Figures:
 
 
 def _gated(c: Setting, s: float, refresh: str) -> Figures:
-    """Gate and queues together, drawn; the mean iteration in closed form where there is one."""
+    """Bound and queues together, drawn; the mean iteration in closed form if there is one."""
     path = queues.parameter_server(c.times, c.links, s, c.steps, refresh)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
     lower = 0.0
@@ -78,7 +79,7 @@ def _chain(c: Setting, s: int) -> Prediction:
 
 
 def dssp(c: Setting) -> Figures:
-    """Dynamic SSP with the clocks that its server grants; nobody waits where times are equal and fixed."""
+    """Dynamic SSP with the clocks that its server grants; no worker waits if times are equal and fixed."""
     low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
     if not 0 <= low <= high:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")

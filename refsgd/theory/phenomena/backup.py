@@ -1,9 +1,9 @@
 """Synchronous SGD with backup workers: the first N of n = N + k gradients count.
 
-A worker that comes too late *finishes* its gradient, which is discarded, and only then starts on the new
-model (a computation cannot be cut short).  So a step begins with N fresh workers and k stale ones.  For
-exponential times the rest of each is again exponential: with F fresh and Z stale workers computing, the next
-to end is fresh with probability F/(F+Z) and contributes, else stale and starts afresh::
+A late worker *finishes* its gradient, which is dropped, and only then starts on the new model (a computation
+is not interrupted).  So a step begins with N fresh workers and k stale ones.  For exponential times the
+remaining time of each is again exponential: with F fresh and Z stale workers computing, the next to end is
+fresh with probability F/(F+Z) and contributes, otherwise it is stale and starts afresh::
 
     h(F, Z) = [1 + F h(F-1, Z) + Z h(F+1, Z-1)] / (F + Z),    h = 0 where F + Z = k
 
@@ -49,18 +49,18 @@ def steps_of_mean(fresh: int, backups: int) -> float:
 
 
 class Quorum(queues.Fresh):
-    """Backup workers: the first n - k pushes of a step are answered together, late ones at once."""
+    """Backup workers: the first n - k pushes of a step are answered together, late ones immediately."""
 
     def __init__(self, network: queues.Network, times: queues.Table, updates: Iterator[float],
                  backups: int) -> None:
         self.needed = len(times) - backups
-        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; those that count
+        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; pushes that count
         self.steps = list[float]()  # end of each
         self.computing, self.sent = 0.0, 0
         super().__init__(network, times, updates)
 
     def begin(self, i: int, start: float) -> None:
-        """A gradient of the servers' step, if that is not over."""
+        """Begin a gradient of the server's step, if any step is left."""
         step = len(self.steps)
         if step < self.clocks:
             self.started[i] = step
@@ -69,10 +69,10 @@ class Quorum(queues.Fresh):
             self.send(i, start + self.times[i][step])
 
     def apply(self, i: int) -> None:
-        """Only whole steps are updates."""
+        """Count an update only for a whole step."""
 
     def arrive(self, i: int, request: int) -> None:
-        """Answer a late push at once, the others when the last that counts is in and the update is made."""
+        """Answer a late push immediately, the others after the last counting push and the update."""
         ready = [i]
         if self.started[i] == len(self.steps):
             self.got.append(i)

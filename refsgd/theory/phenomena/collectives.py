@@ -1,8 +1,8 @@
-"""What a collective costs: seconds until the last worker has its result, and bytes, by pattern.
+"""Costs of collectives: seconds until the last worker has its result, and bytes, by pattern.
 
 All nodes start together.  A message of m bytes takes alpha + m beta uncontended (alpha the latency, beta = 1
 / bandwidth); a node's outgoing and incoming link each serve one message at a time, full duplex, cut-through,
-on a switch that never blocks.  w = M beta is the whole vector on one link, gamma the seconds to reduce a
+on a non-blocking switch.  w = M beta is the whole vector on one link, gamma the seconds to reduce a
 byte.  A node forwards a message only when all of it has arrived.
 
 References
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
+    """Cost of a message: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
@@ -44,13 +44,13 @@ class Link:
             raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
 
     def wire(self, nbytes: float) -> float:
-        """Seconds of a message of this size on a link, without the latency."""
+        """Seconds of a message of this size on a link, without latency."""
         return nbytes / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one exchange costs: its time, the bytes of the busiest node, the bytes of all nodes together."""
+    """Cost of one exchange: its time, the bytes of the busiest node, the bytes of all nodes together."""
 
     time: Prediction
     busiest: float
@@ -59,7 +59,7 @@ class Exchange:
 
 def _priced(latency: float, wire: float, reduction: float, formula: str, source: str, busiest: float,
             total: float, kind: Kind = "exact", bound: Side = "") -> Exchange:
-    """An exchange from the seconds of its terms and its bytes; of kind bound where a side is given."""
+    """An exchange from the seconds of its terms and its bytes; its kind is bound if a side is given."""
     terms = {"latency": latency, "wire": wire, **({"reduction": reduction} if reduction else {})}
     time = Prediction(latency + wire + reduction, "s", "bound" if bound else kind, terms, formula, source,
                       "all start together; full duplex; non-blocking switch; first come first served",
@@ -78,7 +78,7 @@ Pattern = Callable[Concatenate[int, float, Link, P], Exchange]
 
 
 def _among_workers(price: Pattern[P]) -> Pattern[P]:
-    """A formula for n > 1 workers, made one for any number: checked, and a single one sends nothing."""
+    """Extend a formula for n > 1 workers to any number, with checks; a single worker sends nothing."""
 
     @functools.wraps(price)
     def checked(workers: int, nbytes: float, link: Link, /, *args: P.args, **options: P.kwargs) -> Exchange:
@@ -101,7 +101,7 @@ def root_reduce(n: int, m: float, link: Link) -> Exchange:
 
 @_among_workers
 def pscpu(n: int, m: float, link: Link) -> Exchange:
-    """Even slices whose roots go round the workers: as `root_reduce` on every slice at once, rotated."""
+    """Even slices with the workers as roots in turn: like `root_reduce` on all slices at once, rotated."""
     share = (n - 1) / n
     return _linear(m, link, 2, 2 * share, share, "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition",
                    2 * share, 2 * (n - 1))
@@ -122,8 +122,8 @@ def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
 def rings(n: int, m: float, link: Link, count: int) -> Exchange:
     """`count` rings at once in the same order, each on M/count; gamma = 0.
 
-    A step of one ring costs alpha + w/(kn), and the link must carry k such pieces a step, w/n; 2n-3 steps
-    pass at the slower of the two, the last one is alpha + w/n behind.
+    A step of one ring costs alpha + w/(kn), and the link must carry k such pieces per step, w/n; 2n-3 steps
+    take the longer of the two, and the last one ends alpha + w/n later.
     """
     k = check_count("rings", count)
     if link.reduction:
@@ -145,9 +145,9 @@ def _power(n: int) -> tuple[int, int, int]:
 def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
-    The first 2 (n-q) ranks fold in pairs before and unfold after.  Where n > q and reducing takes time, ranks
-    that need not fold run ahead, and their messages can keep a late rank's incoming link busy: a lower bound
-    then (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide in this way even with gamma = 0.
+    The first 2 (n-q) ranks fold in pairs before and unfold after.  If n > q and reducing takes time, the
+    other ranks run ahead, and their messages can keep a late rank's incoming link busy: then it is a lower
+    bound (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide like this even with gamma = 0.
     """
     q, log, f = _power(n)
     half = (q - 1) / q
@@ -162,8 +162,8 @@ def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
     """log2 q exchanges of the whole vector between partners 1, 2, 4, ... apart; fold as in
     `halving_doubling`.
 
-    Exact for n = q and for n - q > q/2; else some folded ranks meet only unfolded ones in the first rounds,
-    and it is an upper bound.
+    Exact for n = q and for n - q > q/2; otherwise some folded ranks exchange only with unfolded ones in the
+    first rounds, and it is an upper bound.
     """
     q, log, f = _power(n)
     return _linear(m, link, log + 2 * f, log + 2 * f, log + f,
@@ -202,7 +202,7 @@ def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exc
     """Two binary trees, each on half the vector, pipelined in chunks; an approximation, up to a third low.
 
     Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
-    once; the chunk defaults to the best one, sqrt(M alpha bandwidth / log2 n).
+    once; by default the chunk has the best size, sqrt(M alpha bandwidth / log2 n).
     """
     levels = (n - 1).bit_length()
     if chunk is None:
@@ -242,17 +242,18 @@ def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Li
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
     """All-gather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
 
-    A value and an index take 4 bytes each, so n ratio times what a ring allreduce of the whole vector sends.
+    A value and an index take 4 bytes each, so this is n ratio times the bytes of a ring allreduce of the
+    whole vector.
     """
     if not 0 < ratio <= 1:
         raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
-    k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # a product rounded upwards does not count
+    k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # a product that was rounded up does not count
     return _linear(8.0 * k, link, 1, n - 1, 0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
                    "Lin et al., ICLR 2018", n - 1, n * (n - 1))
 
 
 def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n, as square as possible: the torus of n ranks."""
+    """X >= Y with X Y = n, as nearly square as possible: the torus of n ranks."""
     y = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
     return n // y, y
 

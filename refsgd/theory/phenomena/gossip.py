@@ -1,4 +1,4 @@
-"""How fast replicas agree when they average with neighbours, and what that costs in time.
+"""Gossip: how fast replicas agree by averaging with neighbours, and the time that it costs.
 
 The consensus distance of replicas x_1..x_n is D = (1/n) sum_i |x_i - xbar|^2.
 
@@ -27,13 +27,13 @@ from refsgd.theory.prediction import DomainError, Prediction
 
 Counts = npt.NDArray[np.int64]
 
-CLOCKS = 600  # iterations of a drawn run of gossip, of which the first part is left out of its pace
+CLOCKS = 600  # iterations of a drawn run of gossip; its pace leaves out the first part
 
 
 def pair(workers: int) -> Prediction:
     """Factor on E[D] when a uniformly random pair replaces both by their average: 1 - 1/(n-1), exact.
 
-    The average takes |x_i - x_j|^2 / 2 out of n D, whose mean over pairs is n D / (n-1).
+    The average reduces n D by |x_i - x_j|^2 / 2, whose mean over pairs is n D / (n-1).
     """
     n = check_count("workers", workers, 2)
     return Prediction(1 - 1 / (n - 1), "1", "exact", {"lost per exchange": 1 / (n - 1)}, "1 - 1/(n-1)",
@@ -83,8 +83,8 @@ Group = tuple[Counts, Counts, Counts]
 
 
 def _groups(heard: Sequence[Sequence[int]], rotated: bool) -> list[Group]:
-    """Peers that hear from equally many: who they are, whom they hear, and how many receivers are served
-    before them.
+    """Peers with equal numbers of in-neighbours: the peers, their in-neighbours, and the number of receivers
+    served before them.
     """
     n = len(heard)
     to = [sorted(i for i in range(n) if j in heard[i]) for j in range(n)]
@@ -107,16 +107,16 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
 
     A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  With
     S_i(t) the start of iteration t, a replica is ready at S_i(t) if it is sent before computing, at S_i(t) +
-    T_i + u if after the update; the k-th receiver's head is under way when the k before it have left, and an
+    T_i + u if after the update; the k-th receiver's head leaves when the k before it have left, and an
     incoming link serves the heads h in their order (Lindley)::
 
         head = max(ready, out) + k w + latency,   in = max(in + m w, max_k [h_(k) + (m - k + 1) w]),   m heads
 
-    and S_i(t+1) = max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  Nobody waits for all, so delays
-    travel one hop an iteration.
+    and S_i(t+1) = max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  No peer waits for all, so delays
+    travel one hop per iteration.
 
-    Without bandwidth exact up to the stated standard errors; else an incoming link takes all heads of an
-    iteration before those of the next.
+    Without bandwidth it is exact up to the stated standard errors; otherwise it assumes that an incoming link
+    serves all heads of an iteration before those of the next.
     """
     n = check_count("workers", len(times))
     check_width(n)

@@ -1,7 +1,7 @@
-"""How long one iteration of a synchronous algorithm takes: the slowest worker, and one model after another.
+"""Iteration time of synchronous algorithms: the slowest worker, and models that leave one after another.
 
-BSP through K parameter servers on own nodes, each slice of g = w/K seconds on a link, index order.  Server 0
-has the last of its n pushes at D; server k has it k g later, because every worker sends its slices one after
+BSP through K parameter servers on separate nodes, parts of g = w/K seconds on a link, index order.  Server 0
+has the last of its n pushes at D; server k has it k g later, because every worker sends its parts one after
 the other.  After the update (u) each server answers worker 1, 2, ..., n, so worker i holds the whole model at
 D + u + latency + w + (i-1) g and its next push reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An
 incoming link that serves the k-th smallest of n arrivals S_(k) in g seconds each is done at
@@ -9,9 +9,9 @@ max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
 
     iteration = 2 latency + u + w - g + E max_k [S_(k) + (n-k+1) g]
 
-for every distribution, n and K: each update empties the system, so iterations are independent and alike.
-For equal fixed T the maximum is T + (n+1) g: **T + 2 latency + u + w + n w/K**, not the textbook's 2 n w/K:
-answers leave one by one, so later pushes meet an emptier link.
+for every distribution, n and K: each update empties the system, so iterations are independent and identically
+distributed.  For equal fixed T the maximum is T + (n+1) g: **T + 2 latency + u + w + n w/K**, not the
+textbook's 2 n w/K: answers leave one by one, so later pushes queue less.
 
 References
 ----------
@@ -49,7 +49,7 @@ def mean_time(times: Sequence[Distribution]) -> float:
 
 
 def update_mean(update: Distribution | None) -> float:
-    """E[u] in seconds; 0 where the machine states no update time."""
+    """E[u] in seconds; 0 if the machine has no update time."""
     return 0.0 if update is None else check_distribution("update", update).mean
 
 
@@ -62,7 +62,7 @@ def drain(arrivals: Values, service: float) -> Values:
 def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) -> tuple[float, float]:
     """Monte Carlo mean and standard error, with control variates whose means are known.
 
-    The regression of `values` on the controls takes out what is known exactly, e.g. the error of the sampled
+    The regression of `values` on the controls removes errors that are known exactly, e.g. that of the sampled
     E[max T].
     """
     design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
@@ -100,7 +100,7 @@ def behind(times: Sequence[Distribution], slice_time: float, local: bool = False
     """Seconds from a worker's own gradient to the last one, mean over workers: E max S_i - E[S_i], S_i = T_i
     + i g.
 
-    Workers that are answered later start later, so even equal fixed times leave (n-1)/2 g of waiting for
+    Workers that are answered later start later, so even with equal fixed times workers wait (n-1)/2 g for
     others that still compute.
     """
     if slice_time == 0:
@@ -121,12 +121,12 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         update: Distribution | None = None, colocated: bool = False) -> Prediction:
     """Seconds per iteration of BSP through parameter servers, full duplex, index order.
 
-    Terms: waiting for workers that still compute is straggling (`behind`), the rest beyond an uncontended
-    exchange and the update is queueing.  Exact on own nodes (module docstring) and for one colocated
-    server (worker 0 uses no link; the last of the others decides unless worker 0 is slower: T + 2 latency
-    + u + n w for fixed T).  Collocated and K = n, rotated from the own node: E[max T] + 2 latency + u + 2
-    (n-1)/n w, exact for equal fixed T, in which all stay in step, else an approximation.  Collocated with
-    1 < K < n: an approximation. Several servers with random update times: an approximation.
+    Terms: waiting for workers that still compute is straggling (`behind`); the rest beyond an uncontended
+    exchange and the update is queueing.  Exact for servers on separate nodes (module docstring) and for one
+    co-located server (worker 0 uses no link; the last of the others decides unless worker 0 is slower:
+    T + 2 latency + u + n w for fixed T).  Co-located with K = n, rotated from the own node: E[max T] +
+    2 latency + u + 2 (n-1)/n w, exact for equal fixed T, where all stay in step, otherwise an approximation.
+    Co-located with 1 < K < n: an approximation. Several servers with random update times: an approximation.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha = check_time("transfer", transfer), check_time("latency", latency)
@@ -169,7 +169,7 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
             update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
     """Seconds of a whole BSP run of `steps` iterations, from the common start to the last answer.
 
-    The first iteration starts together (S_i = T_i), the last answer leaves n-1 slices after the first one:
+    The first iteration starts together (S_i = T_i), and the last answer leaves n-1 parts after the first one:
     (n-1) w/K more than `steps` times the iteration for fixed T.  Parameters as in `bsp`.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
@@ -199,13 +199,13 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
 def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.0, latency: float = 0.0,
                update: float = 0.0,
                colocated: bool = False) -> Prediction:
-    """Seconds per iteration of BSP with one server on links that are not used both ways at once.
+    """Seconds per iteration of BSP with one server on links that carry one direction at a time.
 
     half: the answers of an update occupy the server's link for r w, r workers being remote, before the first
     push; then it serves pushes.  So with S_i = T_i + i w an iteration is u + E max(2 r w, 2 latency + max_k
     [S_(k) + (r-k+1) w]), exact for every distribution; equal fixed T: max(T + 2 latency + (r+1) w, 2 r w)
     + u.
-    serial: T + 2 latency + u + 2 r w, for random T an upper bound with E[max T], since those that end first
+    serial: T + 2 latency + u + 2 r w, for random T an upper bound with E[max T], since workers that end first
     push while others compute.
     """
     n, w = check_count("workers", len(times)), check_time("transfer", transfer)
@@ -239,10 +239,10 @@ def allreduce(times: Sequence[Distribution], exchange: Prediction, update: Distr
               period: int = 1) -> Prediction:
     """Seconds per iteration, an allreduce every H of them: (E[max of sums of H times] + exchange)/H + u.
 
-    Exact for equal fixed times (all start the exchange together and end it together) and where nothing is
-    sent.  For random times early ranks already send: an upper bound for the ring, and an approximation for
-    others, from 24 % high to 3 % low.  The spread of a sum grows with sqrt(H) only, so straggling shrinks
-    with the period as well as the exchange.
+    Exact for equal fixed times (all start and end the exchange together) and if nothing is sent.  For random
+    times early ranks already send: an upper bound for the ring, and an approximation for others, from 24 %
+    high to 3 % low.  The spread of a sum grows only with sqrt(H), so both straggling and the share of the
+    exchange shrink with the period.
     """
     h, mean, sums = check_count("period", period), mean_time(times), [sum_of(time, period) for time in times]
     steady = update is None or update.family == "fixed"

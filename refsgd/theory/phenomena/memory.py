@@ -1,4 +1,4 @@
-"""Bytes that training keeps: parameters, gradients, optimiser state, activations, buffers, checkpoints.
+"""Memory of training: parameters, gradients, optimiser state, activations, buffers, checkpoints.
 
 References
 ----------
@@ -45,10 +45,10 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
            itemsize: int = 4) -> Prediction:
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
-    One sum is enough where gradients are added as they come, as TensorFlow's ``ConditionalAccumulator`` does;
-    then the order of arrival changes the last bits of the sum.  To add them in worker order, as our BSP does,
-    takes all n in the worst order of arrival.  A server that receives them one by one in that order saves
-    nothing: those that come early wait in the mailbox of its process.
+    One sum is enough if gradients are added on arrival, as by TensorFlow's ``ConditionalAccumulator``; then
+    the order of arrival changes the last bits of the sum.  Adding them in worker order, like BSP here,
+    needs all n in the worst order of arrival.  Receiving them one by one in that order saves nothing: early
+    ones wait in the mailbox of the server's process.
     """
     d, k, n = check_count("parameters", parameters, 0), check_count("servers",
                                                                     servers), check_count("workers", workers)

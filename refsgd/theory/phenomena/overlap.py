@@ -1,8 +1,8 @@
-"""Sending gradients while the backward pass still runs: wait-free backpropagation, priorities, buckets.
+"""Overlap of exchanges with the backward pass: wait-free backpropagation, priorities, buckets.
 
-Layers 1..L with forward times f_l, backward times b_l, and c_l the seconds that layer l's exchange keeps the
-link.  The backward pass goes from L to 1, so layer l's gradient is ready at b_L + ... + b_l; its weights are
-needed first when l is small, which is the wrong order.
+Layers 1..L have forward times f_l and backward times b_l; c_l is the time that layer l's exchange occupies
+the link.  The backward pass goes from L to 1, so layer l's gradient is ready at b_L + ... + b_l.  The next
+forward pass needs the weights of small l first, which is the opposite order.
 
 References
 ----------
@@ -52,11 +52,11 @@ def serial(forward: Layers, backward: Layers, exchange: Layers) -> Prediction:
 
 
 def first_come(forward: Layers, backward: Layers, exchange: Layers) -> Prediction:
-    """Seconds per iteration when gradients are sent as they come (layer L first).
+    """Seconds per iteration if gradients are sent when they are ready (layer L first).
 
-    Sending of layer l starts at max(its gradient's end, end of sending l+1), so the last to leave, layer 1,
-    is through at max_l (sum_{j>=l} b_j + sum_{j<=l} c_j).  The next forward pass starts with layer 1, hence
-    then:
+    Sending of layer l starts at max(its gradient's end, end of sending l+1), so the last exchange, that of
+    layer 1, ends at max_l (sum_{j>=l} b_j + sum_{j<=l} c_j).  The next forward pass starts with layer 1,
+    hence then:
 
         iteration = sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j)
 
@@ -74,7 +74,8 @@ def first_come(forward: Layers, backward: Layers, exchange: Layers) -> Predictio
 def merge(layers: Layers, sizes: Sequence[int]) -> list[float]:
     """Sum consecutive layers into buckets of the given sizes (tensor fusion).
 
-    A bucket is ready with its last gradient, which is its lowest layer's: as one layer with summed times.
+    A bucket is ready with its last gradient, that of its lowest layer: it behaves as one layer with summed
+    times.
 
     >>> merge([1, 2, 3, 4], [1, 3])
     [1.0, 9.0]
@@ -90,10 +91,9 @@ def merge(layers: Layers, sizes: Sequence[int]) -> list[float]:
 
 
 def fuse(nbytes: Layers, least: float) -> list[int]:
-    """Layers of each bucket, filled from the last layer on until it has at least so many bytes.
+    """Layers of each bucket, filled from the last layer on until it has at least this many bytes.
 
-    The last layers' gradients come first, so buckets are filled backwards; what is left over is a smaller
-    one.
+    The last layers' gradients come first, so buckets are filled backwards; the rest is a smaller bucket.
 
     >>> fuse([10, 1, 1, 1, 5], 3)
     [1, 3, 1]

@@ -1,4 +1,4 @@
-"""Cutting a net into stages: bubbles of a pipeline, and where to cut.
+"""Pipelines of stages: the bubble.
 
 References
 ----------

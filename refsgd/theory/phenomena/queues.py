@@ -1,20 +1,20 @@
-"""Parameter servers whose workers queue on links and wait for one another: recursions, evaluated numerically.
+"""Parameter servers with queues on links and bounds between workers: recursions, evaluated numerically.
 
 A message whose head reaches the servers at h passes their incoming link, processor and outgoing link, which
-serve first come, first served (Lindley 1952), g = w/K seconds on a link where it carries parameters::
+serve first come, first served (Lindley 1952), g = w/K seconds on a link if it carries parameters::
 
     in = max(in, h) + g,    busy = max(busy, in) + u,    out = max(out, busy) + g
 
-and an answer is with its worker at out + latency + (K-1) g.  A worker that has its answer computes, and its
-next push is under way at the end of its gradient.  What distinguishes the algorithms is *which clock of the
-slowest worker an answer waits for*: c - s for SSP's clock c, a bound that moves for dynamic SSP, none for
-Downpour and EASGD, the N-th push of a step for backup workers.  Without links that take time it is the
-max-plus recursion of the gate alone: with F_i(c) the end of clock c at worker i, and E a constant exchange,
+and an answer reaches its worker at out + latency + (K-1) g.  A worker that has its answer computes, and its
+next push leaves at the end of its gradient.  The algorithms differ in *the clock of the slowest worker for
+which an answer waits*: c - s for SSP's clock c, a bound that moves for dynamic SSP, none for Downpour and
+EASGD, the N-th push of a step for backup workers.  If links take no time, only the max-plus recursion of the
+bound is left: with F_i(c) the end of clock c at worker i, and E a constant exchange,
 
     F_i(c) = T_i(c) + E + max(F_i(c-1), max_j F_j(c-1-s))
 
-No closed form gives the mean but for exponential times (`refsgd.theory.phenomena.ssp`), so the recursion is
-evaluated in order of arrival for drawn times, and its mean is stated with its standard error.
+The mean has a closed form only for exponential times (`refsgd.theory.phenomena.ssp`).  Otherwise the
+recursion is evaluated in order of arrival for drawn times, and its mean is given with its standard error.
 
 References
 ----------
@@ -47,9 +47,9 @@ LEAST = 40  # gradients of each worker
 
 @dataclass(frozen=True)
 class Network:
-    """What messages meet: K servers, w seconds of the whole model on a link, latency, time of an update.
+    """The network: K servers, w seconds of the whole model on a link, latency, time of an update.
 
-    near: worker 0 is on the servers' node, so its messages meet no link.
+    near: worker 0 is on the servers' node, so its messages use no link.
     """
 
     servers: int = 1
@@ -67,7 +67,7 @@ class Network:
 class Fresh:
     """SSP: a push of clock c is answered when the slowest worker has c - s clocks."""
 
-    asking = 0  # what a worker waits for: 0 the answer to its push, 1 to a request of its own
+    asking = 0  # a worker waits for 0 the answer to its push, 1 that to its request
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], s: float = math.inf) -> None:
         self.n, self.clocks, self.times, self.updates, self.s = len(times), len(times[0]), times, updates, s
@@ -75,9 +75,9 @@ class Fresh:
         self.beside = 0 if network.near else -1
         self.latency, self.transfer = ([0.0 if i == self.beside else seconds for i in range(self.n)]
                                        for seconds in (network.latency, network.transfer))
-        self.heads: list[tuple[float, int]] = []  # on the way: when, twice the worker (+ 1: a request)
+        self.heads: list[tuple[float, int]] = []  # in transit: when, twice the worker (+ 1: a request)
         self.line: list[tuple[float, int]] = []  # through the incoming link
-        self.waiting: list[tuple[float, int]] = []  # clock of the slowest that is waited for, worker
+        self.waiting: list[tuple[float, int]] = []  # awaited clock of the slowest worker, worker
         self.incoming = self.busy = self.outgoing = self.final = self.age = self.queued = 0.0
         self.version = self.slowest = self.reads = 0
         self.behind = set(range(self.n))  # workers that have only the clocks of the slowest
@@ -95,7 +95,7 @@ class Fresh:
             self.begin(i, 0.0)
 
     def run(self) -> None:
-        """Serve heads and arrivals in the order of time until nothing is under way."""
+        """Serve heads and arrivals in the order of time until no message is in transit."""
         heads, line = self.heads, self.line
         while heads or line:
             if heads and (not line or heads[0][0] <= line[0][0]):
@@ -122,7 +122,7 @@ class Fresh:
             self.arrive(which // 2, which % 2)
 
     def begin(self, i: int, start: float) -> None:
-        """The next gradient of a worker, if there is one, and its push."""
+        """Begin the next gradient of a worker, if there is one, and its push."""
         clock = self.made[i]
         if clock < self.clocks:
             ended = start + self.times[i][clock]
@@ -131,22 +131,22 @@ class Fresh:
             self.send(i, ended)
 
     def send(self, i: int, at: float) -> None:
-        """A push through the worker's outgoing link."""
+        """Send a push through the worker's outgoing link."""
         head = max(at, self.leaves[i])
         self.leaves[i] = head + self.transfer[i]
         heappush(self.heads, (head + self.latency[i], 2 * i))
 
     def ask(self, i: int) -> None:
-        """A request behind what has been pushed, if there is another gradient."""
+        """Send a request behind earlier pushes, if there is another gradient."""
         if self.made[i] < self.clocks:
             heappush(self.heads, (max(self.ends[i][-1], self.leaves[i]) + self.latency[i], 2 * i + 1))
 
     def leave(self, i: int) -> None:
-        """What a worker does while its push is under way."""
+        """Continue while the push is in transit."""
         self.made[i] += 1
 
     def apply(self, i: int) -> None:
-        """A push becomes an update."""
+        """Apply a push as an update."""
         self.busy += next(self.updates)
         self.final = max(self.final, self.busy)
         self.age += self.staleness(i)
@@ -167,7 +167,7 @@ class Fresh:
         return self.done[i] - self.s
 
     def arrive(self, i: int, request: int) -> None:
-        """Answer all that wait for no more than there is, in worker order."""
+        """Answer all workers whose bound is satisfied, in worker order."""
         if request == self.asking:
             heappush(self.waiting, (self.need(i), i))
         ready = []
@@ -180,7 +180,7 @@ class Fresh:
                 self.answered(j, at)
 
     def answers(self, ready: list[int]) -> list[float]:
-        """When the answers are with these workers, in order, summed as a link sums (messages may tie)."""
+        """When the answers reach these workers, in order, summed as a link sums (messages may tie)."""
         leaves = max(self.outgoing, self.busy)
         near = [self.busy for i in ready if i == self.beside]
         count = len(ready) - len(near)
@@ -206,7 +206,8 @@ class Fresh:
 class Granting(Fresh):
     """Dynamic SSP: beyond `lower` a worker is granted the clocks after which its wait is shortest.
 
-    Worker and slowest worker are taken to keep their last intervals, in pushes (Zhao et al., algorithm 2).
+    The worker and the slowest worker are assumed to keep their last intervals, in pushes (Zhao et al.,
+    algorithm 2).
     """
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], lower: int,
@@ -226,7 +227,7 @@ class Granting(Fresh):
         return self.done[i] - bound
 
     def grant(self, i: int, ahead: int) -> int:
-        """The fewest clocks after which a push comes soonest before one of the slowest worker."""
+        """The fewest clocks after which a push is followed soonest by one of the slowest worker."""
         now, mine = self.version, self.version - self.before[i]
 
         def gap(j: int) -> int:
@@ -238,7 +239,7 @@ class Granting(Fresh):
 
 
 class Lazy(Fresh):
-    """SSP on a cache: a worker reads only where its cache is older than c - s."""
+    """SSP on a cache: a worker reads only if its cache is older than c - s."""
 
     asking = 1
 
@@ -273,7 +274,8 @@ class Eager(Fresh):
             self.proceed()
 
     def proceed(self) -> None:
-        """Start workers whose row is known; a row that comes in the very moment of the start is missed."""
+        """Start workers whose row is known; a row that arrives at exactly the moment of the start is
+        missed."""
         while self.waiting and self.waiting[0][0] < len(self.arrivals):
             need, i = heappop(self.waiting)
             start = max(self.ends[i][-1], self.arrivals[int(need)][i])
@@ -285,9 +287,9 @@ class Eager(Fresh):
 
 
 class Fetching(Fresh):
-    """Downpour, EASGD: only a fetch, every so many gradients, makes a worker wait.
+    """Downpour, EASGD: a worker waits only for its fetches.
 
-    A push follows gradients 0, `push_every`, ... and the last one; `elastic`: each fetch instead.
+    A push follows gradients 0, `push_every`, ... and the last one; if `elastic`, each fetch.
     """
 
     asking = 1
@@ -303,12 +305,12 @@ class Fetching(Fresh):
             self.gradients = self.n * -(-self.clocks // fetch_every)
 
     def start(self) -> None:
-        """Everybody fetches first."""
+        """All workers fetch first."""
         for i in range(self.n):
             heappush(self.heads, (self.latency[i], 2 * i + 1))
 
     def begin(self, i: int, start: float) -> None:
-        """Compute until something is to be pushed or fetched."""
+        """Compute until the next push or fetch."""
         while self.made[i] < self.clocks:
             t = self.made[i]
             start = start + self.times[i][t] + self.own[i][t]
@@ -338,7 +340,7 @@ class Fetching(Fresh):
         self.begin(i, at)
 
     def staleness(self, i: int) -> float:
-        """All updates since the read, own ones too, summed over the gradients of a push."""
+        """All updates since the read, including own ones, summed over the gradients of a push."""
         number = self.done[i]
         if self.elastic:
             return self.version - self.known[i][number * self.fetch_every]
@@ -397,7 +399,7 @@ def granting(times: Sequence[Distribution], network: Network, lower: int, upper:
 
 def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fetch_every: int = 1,
              push_every: int = 1, elastic: bool = False, own: Sequence[Distribution | None] = ()) -> Path:
-    """Downpour, or EASGD where `elastic`, through queues; `own`: each worker's update after a gradient."""
+    """Downpour, or EASGD if `elastic`, through queues; `own`: each worker's update after a gradient."""
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
     return _path(times, network, steps,
                  lambda drawn, updates, after: Fetching(network, drawn, updates, after, f, p, elastic), own)
@@ -405,7 +407,7 @@ def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fet
 
 def _path(times: Sequence[Distribution], network: Network, steps: int, make: Make,
           own: Sequence[Distribution | None] = ()) -> Path:
-    """Means of the run, and of a longer one where the run is too short to have a pace."""
+    """Means of the run, and of a longer one if the run is too short to have a pace."""
     n = check_count("workers", len(times))
     check_count("steps", steps)
     check_width(n)
@@ -413,7 +415,7 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     random = any(time.family != "fixed" for time in every)
 
     def means(clocks: int) -> Values:
-        least = 4 if n <= 500 else 3  # workers are many draws too
+        least = 4 if n <= 500 else 3  # more workers, more draws per replica
         replicas = max(least, min(256, DRAWS // (n * clocks))) if random else 1
         return evaluated(times, network.update, clocks, replicas, make, own)
 

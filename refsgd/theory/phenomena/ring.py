@@ -1,4 +1,4 @@
-"""Training through a ring whose ranks do not begin together: the max-plus recursion of its messages.
+"""Training through a ring whose ranks do not start together: the max-plus recursion of its messages.
 
 Only one rank ever sends to an incoming link, so first come first served needs no clock: with t_i the time at
 which rank i is ready for a step of the ring, o_i and e_i when its outgoing and incoming links are free, a
@@ -7,8 +7,8 @@ chunk of c seconds, latency alpha and r seconds to add a chunk,
     start_i = max(t_i, o_i),   o_i = start_i + c,
     e_i = max(start_{i-1} + alpha, e_i) + c,   t_i = max(t_i, e_i) [+ r]
 
-2 (n-1) times in an exchange.  A late rank delays only who waits for it, and early ones send meanwhile: less
-than E[max T] + exchange, which is what all pay who begin together.
+2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send
+meanwhile: this takes less than E[max T] + exchange, the time of ranks that start together.
 
 References
 ----------
@@ -43,7 +43,7 @@ class Rounds:
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
            updates: Sequence[Distribution | None] = (), *,
            before: int = 0, after: int = 0) -> Rounds:
-    """Rounds of so many gradients each and a ring allreduce."""
+    """Rounds of a fixed number of gradients and a ring allreduce."""
     n = check_count("workers", len(times))
     own = list(updates) or [None] * n
     seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]

@@ -1,12 +1,12 @@
-"""How fast a parameter server that answers each push can go: saturation and queueing.
+"""Throughput of a parameter server that answers each push: saturation and queueing.
 
 ASP is a closed queueing network: n workers compute, then their pushes pass three stations in series, the
-server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  Nothing can pass faster than the
-slowest station, and no worker faster than alone::
+server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  The slowest station limits the
+throughput, and so does the speed of a worker without queues::
 
     X <= min(n / R, K / w, 1 / E[u]),        R = E[T] + 2 latency + (1 + 1/K) w + E[u]
 
-Equal fixed times reach it: after the first round the workers come in turn and nobody waits below saturation.
+Equal fixed times reach it: after the first round workers take turns, and below saturation none waits.
 
 References
 ----------
@@ -28,10 +28,10 @@ from refsgd.theory.prediction import DomainError, Prediction
 
 def alone(times: Sequence[Distribution], servers: int, transfer: float, latency: float, update: float,
           colocated: bool = False) -> list[float]:
-    """R_i - E[T_i]: seconds of the exchange of each worker that meets nobody else.
+    """R_i - E[T_i]: seconds of each worker's exchange without queueing.
 
-    Collocated, a worker's own servers are reached without the network; with a server on every node, pushes
-    and answers share each node's outgoing link: 2 (n-1)/n w in step.
+    A co-located worker reaches its own servers without the network; with a server on every node, pushes and
+    answers share each node's outgoing link: 2 (n-1)/n w in step.
     """
     n = len(times)
     if not colocated:
@@ -47,9 +47,9 @@ def alone(times: Sequence[Distribution], servers: int, transfer: float, latency:
 
 
 def beside_workers(workers: int, servers: int, transfer: float) -> float:
-    """Seconds that an iteration keeps the link of a server's node, servers standing beside workers.
+    """Seconds for which an iteration occupies the link of a server's node, with servers on workers' hosts.
 
-    With a server on every node all stay in step, and nobody waits.
+    With a server on every node all stay in step, and no worker waits.
     """
     return 0.0 if workers == servers else (workers + servers - 2) / servers / workers * transfer
 
@@ -78,9 +78,9 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
     """Seconds per iteration of ASP: n / (updates per second).
 
     Exact: equal fixed times; negligible links and updates (any times: n / sum 1/R_i); exponential updates
-    with equal workers and negligible links (`repairman`).  Else mean-value analysis on the slowest
-    station, an approximation within 8 %, with the saturation bound as `lower`.  Servers beside workers
-    (`colocated`) are covered where nothing queues.
+    with equal workers and negligible links (`repairman`).  Otherwise mean-value analysis on the slowest
+    station, an approximation within 8 %, with the saturation bound as `lower`.  Servers on workers' hosts
+    (`colocated`) are covered if nothing queues.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)

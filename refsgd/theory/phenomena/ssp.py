@@ -1,14 +1,13 @@
-"""How often stale synchronous parallel SGD waits for its bound, where that has a closed form.
+"""The share of time that stale synchronous parallel SGD waits for its bound, if it has a closed form.
 
 A worker with C completed clocks may start the next one iff C - min completed <= s.  Equal workers with
 exponential times and no network:
 
 * two workers: the gap of completed clocks is a walk on -(s+1) .. s+1 with equal rates, hence uniform over
   2s+3 states; a worker is blocked in one of them: share 1/(2s+3);
-* n workers: a Markov chain on *how many* workers are at each lag 0 .. s+1 behind which only their number
-  counts: C(n+s, s+1) states.
+* n workers: a Markov chain on *the number* of workers at each lag 0 .. s+1: C(n+s, s+1) states.
 
-Anything else is the recursion itself, evaluated in `refsgd.theory.phenomena.queues`.
+For all other cases `refsgd.theory.phenomena.queues` evaluates the recursion itself.
 
 References
 ----------
@@ -29,11 +28,11 @@ from scipy.sparse import linalg
 from refsgd.theory.estimate import Values, check_count
 from refsgd.theory.prediction import DomainError
 
-LARGEST_CHAIN = 6_000  # states; beyond it the chain is refused and the recursion is drawn
+LARGEST_CHAIN = 6_000  # states; larger chains are refused, and the recursion is drawn
 
 
 def check_slack(staleness: float) -> float:
-    """The slack s, a whole number >= 0 or infinity; else DomainError."""
+    """The slack s, a whole number >= 0 or infinity; otherwise DomainError."""
     if staleness == math.inf:
         return math.inf
     return check_count("staleness", int(staleness) if staleness == staleness else -1, 0)

@@ -1,4 +1,4 @@
-"""What staleness does to gradient descent on a quadratic of curvature a.
+"""Stability of gradient descent with stale gradients on a quadratic of curvature a.
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""How old gradients are when they are applied, in updates.
+"""Staleness of gradients at their application, in updates.
 
 **A pathwise identity.**  Let every worker read the model right after its own update.  Between two updates of
 worker i the others' updates are exactly the staleness of the second one.  So each update of the run adds one
@@ -6,8 +6,8 @@ to the age of the n-1 other workers' reads, and that age ends as a staleness::
 
     (sum of the staleness of all updates) + (ages of the reads outstanding at the end) = (n-1) x updates
 
-whatever the speeds, links and queues.  In the long run the mean is n-1.  A finite run lies below it by the
-ages at its end: workers that finish first leave a read behind that nobody uses.
+at any speeds, with any links and queues.  In the long run the mean is n-1.  The mean of a finite run is lower
+by the ages at its end: workers that finish first leave an unused read.
 
 References
 ----------
@@ -40,7 +40,7 @@ def match_boxes(steps: int) -> float:
 def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
     """Long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.  Exact.
 
-    Slow workers' gradients are old, fast ones' are fresh; weighted by their rates the mean is n-1.
+    Gradients of slow workers are stale, those of fast workers fresh; weighted by rates the mean is n-1.
     """
     if not rates or any(not r > 0 for r in rates):
         raise DomainError(f"rates {list(rates)}; the formula assumes a positive rate of every worker")
@@ -53,10 +53,10 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
 def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequence[float] = 0.0) -> Prediction:
     """Mean staleness over a whole ASP run in which every worker makes `steps` iterations.
 
-    n-1 minus the ages at the end.  Each pair leaves what the later one still has to do when the earlier
-    one ends.  Equal fixed times: one update, (n-1)(1 - 1/(2N)), exact.  Equal exponential times without
-    exchange: Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Else the sums of N times are taken as
-    normal (an approximation).
+    n-1 minus the ages at the end.  Each pair of workers contributes the updates that the later one still
+    makes when the earlier one ends.  Equal fixed times: one update, (n-1)(1 - 1/(2N)), exact.  Equal
+    exponential times without exchange: Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Otherwise the
+    sums of N times are approximated as normal.
     """
     n, steps = check_count("workers", len(times)), check_count("steps", steps)
     exchanges = [exchange] * n if isinstance(exchange, (int, float)) else list(exchange)
@@ -106,7 +106,7 @@ def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, fl
     later = density + apart * tail  # E[(end of other - end of one)+]
     earlier = later - apart
     left = (later / rounds[1] if rounds[1] else 0.0) + (earlier / rounds[0] if rounds[0] else 0.0)
-    # A renewal argument: the first of the updates that are left comes after (1 + cv^2)/2 of a round.
+    # A renewal argument: the first remaining update comes after (1 + cv^2)/2 of a round.
     cv2 = sum(v / (r * r) if r else 0.0 for v, r in zip(variances, rounds, strict=True)) / 2
     return min(max(left + (1 - cv2) / 2, 0.0), float(steps))
 
@@ -125,7 +125,7 @@ def geometric(workers: int, tau: int) -> float:
 
 
 def geometric_maximum(workers: int, updates: int) -> Prediction:
-    """Mean of the largest staleness among `updates` gradients, geometric and taken as independent.
+    """Mean of the largest staleness among `updates` gradients, geometric and assumed independent.
 
     sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since neighbours in a run
     depend on each other.
@@ -147,10 +147,10 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
     """Largest staleness of SSP(s) in updates of others: (2s+1)(n-1), reached.
 
     A read at clock C may miss the others' last s clocks (they have completed C-s), and each other worker can
-    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  That is
-    the *age* in updates; what a read lacks of, or has beyond, clock C is at most s of each other worker,
-    never both.  A cache (lazy, eager) is read at clock C only if it has the others' first C-s clocks: the
-    same bound, own updates not counted, since a cache adds them.
+    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  This is
+    the *staleness* in updates.  A read lacks at most s updates of each other worker up to clock C, or has at
+    most s beyond it, never both.  A cache (lazy, eager) is read at clock C only if it has the others' first
+    C-s clocks: the same bound, without own updates, since a cache adds them.
     """
     n, steps = check_count("workers", workers), check_count("steps", steps, 0)
     value = float((n - 1) * min(2 * staleness + 1, steps))
@@ -163,7 +163,7 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
 def downpour(workers: int, fetch_every: int) -> Prediction:
     """Mean staleness in pushes with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2, own ones counted.
 
-    The j-th push after a fetch has j-1 own pushes and j cycles of the n-1 others behind it; j = 1..f.  Exact
+    The j-th push after a fetch follows j-1 own pushes and j cycles of the n-1 others; j = 1..f.  Exact
     for equal workers in the long run.
     """
     n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)

@@ -1,14 +1,14 @@
-"""How long the slowest of n takes: order statistics of independent compute times.
+"""The slowest of n workers: order statistics of independent compute times.
 
-A synchronous step ends with its last worker, so what counts is not E[T] but E[max T].  For independent times
+A synchronous step ends with its last worker, so it takes E[max T], not E[T].  For independent times
 P(max <= t) = F_1(t) ... F_n(t), and since times are >= 0::
 
     E[max] = integral over t from 0 to infinity of  1 - F_1(t) ... F_n(t)
     E[j-th smallest] = integral of  P(fewer than j have ended by t)
 
-Where closed forms exist (fixed, exponential, shifted exponential, uniform) they are used; everything else is
-integrated piece by piece between the atoms, kinks and scales of the distributions, so that jumps (fixed,
-straggler, empirical) come out exactly.
+Closed forms are used if they exist (fixed, exponential, shifted exponential, uniform).  Otherwise the
+integral is evaluated piece by piece between the atoms, kinks and scales of the distributions, so that jumps
+(fixed, straggler, empirical) are exact.
 
 References
 ----------
@@ -44,7 +44,7 @@ def harmonic(n: int) -> float:
 
 
 def survival(time: Distribution, t: Values) -> Values:
-    """P(T > t), accurate where it is small (1 - cdf is not)."""
+    """P(T > t), accurate even if it is small (1 - cdf is not)."""
     p = time.parameters
     if time.family == "exponential":
         return np.exp(-t / p[0])
@@ -64,7 +64,7 @@ def survival(time: Distribution, t: Values) -> Values:
 
 
 def _atoms(time: Distribution) -> list[float]:
-    """Where the distribution function jumps; between them the distributions listed here are flat."""
+    """The jumps of the distribution function; the distributions listed here are constant in between."""
     if time.family == "fixed":
         return [time.parameters[0]]
     if time.family == "empirical":
@@ -77,7 +77,7 @@ def _atoms(time: Distribution) -> list[float]:
 
 
 def _landmarks(time: Distribution) -> list[float]:
-    """Points that cut [0, infinity) into pieces on which the distribution function is smooth."""
+    """Points that divide [0, infinity) into pieces on which the distribution function is smooth."""
     p, steps = time.parameters, range(-9, 10)
     if time.family == "uniform":
         return [p[0], p[1]]
@@ -97,7 +97,7 @@ def _landmarks(time: Distribution) -> list[float]:
 
 
 def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> list[float]:
-    """Ends of the pieces, from 0 to where nothing is left that counts."""
+    """Ends of the pieces, from 0 to where the rest is negligible."""
     scale = max(time.mean for time in times)
     points = {0.0, *(scale * 2.0**k for k in range(-60, 8))}
     for time in times:
@@ -116,8 +116,8 @@ def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) ->
 def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> float:
     """The integral from 0 to infinity of P(> t) of a statistic of independent times with these distributions.
 
-    Seconds.  Exact where all distributions are discrete; else Gauss-Legendre on each piece, relative error
-    around 1e-10 (Pareto with an index below 1.1: 1e-6).
+    Seconds.  Exact if all distributions are discrete; otherwise Gauss-Legendre on each piece, relative error
+    about 1e-10 (Pareto with an index below 1.1: 1e-6).
     """
     if all(_atoms(time) for time in times):
         jumps = np.array(sorted({0.0, *(x for time in times for x in _atoms(time))}))
@@ -197,9 +197,9 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
 def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:
     """The distribution of the sum of `count` independent times, and whether it is exact.
 
-    fixed, exponential and gamma times add up within their families (Erlang); anything else is given the gamma
-    distribution of its mean and variance, which the sum approaches as `count` grows.  Where the variance is
-    infinite, `count` times one draw: one draw dominates such a sum, and a maximum of it is an upper bound.
+    Sums of fixed, exponential and gamma times stay within their families (Erlang).  Any other sum is replaced
+    by the gamma distribution of its mean and variance, which it approaches as `count` grows.  If the variance
+    is infinite, the sum is `count` times one draw: one draw dominates it, and a maximum is an upper bound.
     """
     check_count("count", count)
     mean = check_distribution("compute", time).mean
