@@ -52,6 +52,18 @@ class Turns:
         finally:
             self.flock(self.machine, self.free)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector):
+        """One worker rewrites the assertions of a module and imports it first; the others read its bytecode."""
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        file = os.open(collector.path, os.O_RDONLY)
+        try:
+            self.flock(file, self.alone)
+            return (yield)
+        finally:
+            os.close(file)
+
 
 class Warm:
     """Compiles the kernels of the smallest net while the workers collect, so that each finds them in the disk cache."""
@@ -66,6 +78,8 @@ class Warm:
 
 
 def pytest_configure(config):
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of interpreters need not compile the same again
+    sys.dont_write_bytecode = False
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns())
     elif config.getoption("numprocesses", None) and not config.getoption("collectonly"):
@@ -85,3 +99,21 @@ def quick():
     from benchmarks.studies import Lab, perform
 
     return functools.cache(lambda name: perform(name, Lab(quick=True)))
+
+
+@pytest.fixture
+def few_draws():
+    """Predictions are means of few drawn runs during this test, which asks nothing of their precision."""
+    from tests import draws
+
+    with draws.few_draws():
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_draws_throughout():
+    """As `few_draws`, for all tests and fixtures of a module."""
+    from tests import draws
+
+    with draws.few_draws():
+        yield

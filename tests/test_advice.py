@@ -161,8 +161,8 @@ def measured_idleness(command, capsys):
 
 
 @pytest.mark.parametrize("candidates", [
-    [Candidate("allreduce", {"collective": "ring"}), Candidate("asp", {}),
-     Candidate("easgd", {"period": 4}, True), Candidate("gosgd", {"p": 0.1})],
+    [Candidate("allreduce", {"collective": "ring"}), Candidate("bsp", {}), Candidate("asp", {}),
+     Candidate("gosgd", {"p": 0.1})],
     pytest.param(CANDIDATES, marks=pytest.mark.slow)])
 def test_the_command_reports_the_idleness_that_is_shown(candidates, capsys):
     """One worker at half speed; strategies as they are, without that worker and with work by speed, to 4
@@ -171,7 +171,7 @@ def test_the_command_reports_the_idleness_that_is_shown(candidates, capsys):
     found = advise(machine, parameters=25_557_032, workers=4, images=4 * 32 * 20, candidates=candidates)
     assert {s.algorithm for s in found.strategies} == {c.algorithm
                                                        for c in candidates} and sum(
-                                                           s.variant != "" for s in found.strategies) >= 8
+                                                           s.variant != "" for s in found.strategies) >= 6
     for s in found.strategies:
         assert s.idle == s.run_idle == pytest.approx(measured_idleness(s.command, capsys), abs=0.04), s.name
 

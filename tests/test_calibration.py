@@ -4,6 +4,7 @@ import json
 import time
 import warnings
 from collections import namedtuple
+from functools import partial
 
 import numpy as np
 import psutil
@@ -14,6 +15,7 @@ from refsgd.cli import main
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_machine
+from refsgd.experiment.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.calibrate import Others, _timed, calibrate, link
 
@@ -203,8 +205,10 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
     ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""),
     ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
     ("predict bsp --net shapes:1000 --data none", ""), ("run bsp --data quadratic --steps 1", "")])
-def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys):
+def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys, monkeypatch):
     """One line, unless --compute or --rate gives the time, or the net has sizes in name only."""
+    ring = [Candidate("allreduce", {"collective": "ring"})]
+    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=ring))
     path = tmp_path / "m.json"
     machine = Machine(compute="fixed(0.1)").to_json()
     path.write_text(json.dumps({"machine": machine, "net": {"net": "tiny", "batch": 16}}))

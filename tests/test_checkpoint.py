@@ -22,6 +22,7 @@ from refsgd.runtimes.journal import read as read_record
 from refsgd.runtimes.replay import ReplayError
 from refsgd.trace import Crashed, Marked
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
 SYNCHRONOUS = ("sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
                "dpsgd", "sgp")

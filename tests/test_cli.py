@@ -29,6 +29,7 @@ from refsgd.experiment.calibrate import Calibration
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.result import Result
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 SMALL = ["--data", "quadratic", "--steps", "5", "--quiet"]
 
 
@@ -305,7 +306,7 @@ def test_run_writes_picture_and_perfetto_trace(tmp_path, capsys):
 
 def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "--runtime", "simulator", "--epochs", "0.3"]) == 0
+    assert main(["compare", "--runtime", "simulator", "--epochs", "0.1"]) == 0
     data = json.loads((tmp_path / "refsgd-compare.json").read_text())
     assert [row["algorithm"] for row in data["rows"]] == list(DEFAULT_ALGORITHMS)
     assert [row["algorithm"] for row in data["hard"]["rows"]] == list(DEFAULT_ALGORITHMS) and data["hard"][

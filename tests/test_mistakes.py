@@ -22,6 +22,7 @@ from refsgd.runtimes.simulator import Deadlock, simulate
 from refsgd.testing import check, explore_algorithm
 from refsgd.trace import Crashed
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 X = np.zeros(4, np.float32)
 
 

@@ -15,6 +15,7 @@ from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.result import PLOTS
 from refsgd.experiment.sweep import sweep
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 MACHINE = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e4)
 
 

@@ -19,6 +19,7 @@ from refsgd.theory import Prediction, predict
 MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=2e6)
 NAMES = ("bsp", "asp", "ssp", "staleness-aware", "backup-workers")
 WIDTHS = (80, 90, 100, 120)
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
 
 def slowed(result, factor, overrun=0.0):

@@ -14,6 +14,7 @@ from refsgd.problems.shapes import ShapeOnly, shape_only
 from tests.marks import mostly_slow
 
 MACHINE = Machine(compute="exponential(0.1)", latency=0.001, bandwidth=1e6)
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 #: what is sent depends on the entries, unless their share is given
 SHARES = {"approximate": {"share": 0.1}}
 

@@ -14,6 +14,7 @@ from refsgd.experiment.sweep import crossings, parse_range, sweep
 from refsgd.problems import quadratic
 from refsgd.trace import CAUSES
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 FAST = Machine(compute="fixed(0.1)", latency=0.001, bandwidth=1e8)
 
 

@@ -12,6 +12,7 @@ import refsgd
 from refsgd.cli import main
 from refsgd.runtimes.simulator import RunFailed
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 REFUSED = "OS processes need fork, which this system does not support: use WSL, or --runtime simulator"
 SIMULATED = "OS processes need fork, which this system does not support: simulated instead"
 SMALL = {"data": "quadratic", "steps": 4}

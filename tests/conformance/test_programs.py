@@ -13,6 +13,8 @@ from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, simulate
 from refsgd.trace import Computed, Marked, Received
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
+
 
 class Push(NamedTuple):
     grad: Any

@@ -50,6 +50,7 @@ def test_the_disk_cache_notices_a_change_of_the_generated_code(tmp_path, blind):
     assert found() == blind
 
 
+@pytest.mark.slow
 def test_a_first_gradient_compiles_what_its_net_needs_and_that_once(tmp_path):
     """A plain number among the arguments of a kernel that others call is a type of its own, and would be
     another compilation."""

@@ -159,13 +159,12 @@ def test_collectives_that_release_all_at_once_keep_the_peers_in_step(n, alpha):
 
 
 def test_an_iteration_waits_for_the_slowest_of_n():
-    """E[max of 4 exponentials] = 25/12, within four standard errors."""
-    steps = 3000
+    """E[max of 4 exponentials] = 25/12, within four standard errors; of 3 it is 11/6, of 5 137/60."""
+    steps = 1200
     run = simulate(allreduce.allreduce(integer_gradients(d=4), 4, steps, SGD(0.0)),
                    Machine(compute="exponential(1)"), seed=1, observe=1)
-    assert run.trace.seconds / steps == pytest.approx(25 / 12,
-                                                      abs=4
-                                                      * np.sqrt(sum(1 / k**2 for k in range(1, 5)) / steps))
+    seen, error = run.trace.seconds / steps, np.sqrt(sum(1 / k**2 for k in range(1, 5)) / steps)
+    assert abs(seen - 25 / 12) <= 4 * error < min(abs(seen - 11 / 6), abs(seen - 137 / 60))
 
 
 def mean_of_means(rank, group, problem, steps, sgd):

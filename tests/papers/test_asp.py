@@ -10,34 +10,41 @@ from refsgd.cluster.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Returned
+from tests.marks import mostly_slow
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 4,
-                                     pytest.param(8, marks=pytest.mark.slow)])
-def test_staleness_is_geometric_for_equal_memoryless_workers(workers):
+@pytest.mark.parametrize("workers,pushes", mostly_slow([(4, 16_000), (2, 40_000), (4, 40_000), (8, 40_000)],
+                                                       (4, 16_000)))
+def test_staleness_is_geometric_for_equal_memoryless_workers(workers, pushes):
     """P(tau = j) = (1/n)(1 - 1/n)^j: the next update is anybody's, so each one is the reader's with
     probability 1/n.
 
-    Staleness of neighbouring gradients is dependent; every 5n-th is tested, at the 0.1 % level.
+    Staleness of neighbouring gradients is dependent; every 5n-th is tested, at the 0.1 % level, at which the
+    distributions of one worker more and of nearly one less are rejected.
     """
-    run = simulate(asp.asp(PROBLEM, workers, 40_000 // workers, SGD(0.0)), Machine(compute="exponential(1)"),
+    run = simulate(asp.asp(PROBLEM, workers, pushes // workers, SGD(0.0)), Machine(compute="exponential(1)"),
                    seed=5, observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[20 * workers: -20 * workers: 5 * workers]
-    top = int(4 * workers)
+    assert max(fit(taus, workers - 0.75), fit(taus, workers + 1)) < 0.001 < fit(taus, workers)
+
+
+def fit(taus, n):
+    """p-value of the geometric distribution for n workers, by the chi-squared test."""
+    top = int(4 * n)
     observed = np.bincount(np.minimum(taus, top), minlength=top + 1)
-    p = (1 / workers) * (1 - 1 / workers) ** np.arange(top)
+    p = (1 / n) * (1 - 1 / n) ** np.arange(top)
     expected = len(taus) * np.append(p, 1 - p.sum())
     enough = expected >= 5
     f_obs = np.append(observed[enough], observed[~enough].sum())
     f_exp = np.append(expected[enough], expected[~enough].sum())
     keep = f_exp > 0
-    assert stats.chisquare(f_obs[keep], f_exp[keep]).pvalue > 0.001
+    return stats.chisquare(f_obs[keep], f_exp[keep]).pvalue
 
 
 def test_the_goodness_of_fit_rejects_another_law():
-    run = simulate(asp.asp(PROBLEM, 4, 5000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
+    run = simulate(asp.asp(PROBLEM, 4, 2000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
                    observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[100:-100:20]
     observed = np.bincount(np.minimum(taus, 9), minlength=10)

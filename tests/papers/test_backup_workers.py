@@ -122,10 +122,10 @@ def test_a_step_takes_longer_than_the_order_statistic_because_the_late_finish_fi
     """h(F, Z) = [1 + F h(F-1, Z) + Z h(F+1, Z-1)]/(F + Z), h = 0 at F + Z = k, begun with the k late of the
     last step.
 
-    Cancelling them would give E[T_(N:n)] = H_n - H_k, a lower bound; waiting for all gives H_n.  5,000 steps,
+    Cancelling them would give E[T_(N:n)] = H_n - H_k, a lower bound; waiting for all gives H_n.  2,000 steps,
     3 %.
     """
-    steps = 5000
+    steps = 2000
     trace = simulate(backup_workers.backup_workers(integer_gradients(d=1), workers, steps, SGD(0.0),
                                                    backups=backups), FREE, observe=1).trace
     times = [e.time for e in trace.marks("update")]

@@ -9,20 +9,22 @@ from refsgd.cluster.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace.waiting import waiting_by_cause
+from tests.marks import mostly_slow
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow), 8])
-def test_an_iteration_takes_as_long_as_the_slowest_of_n(workers):
-    """Order statistics: E[max of n exponentials] = H_n / lambda, within 1 % at 20,000 iterations."""
-    steps = 20_000 if workers == 4 else 8_000
+@pytest.mark.parametrize("workers,steps", mostly_slow([(4, 2_000), (2, 8_000), (8, 8_000), (4, 20_000)], (4, 2_000)))
+def test_an_iteration_takes_as_long_as_the_slowest_of_n(workers, steps):
+    """Order statistics: E[max of n exponentials] = H_n / lambda, within 1 % at 20,000 iterations and four standard
+    errors at fewer; the slowest of one more or one less would be noticed."""
     run = simulate(bsp.bsp(PROBLEM, workers, steps, SGD(0.0)), Machine(compute="exponential(1)"), seed=1,
                    observe=1)
-    harmonic = sum(1 / k for k in range(1, workers + 1))
-    tolerance = 0.01 if steps == 20_000 else 4 * np.sqrt(
-        sum(1 / k**2 for k in range(1, workers + 1)) / steps) / harmonic
-    assert run.trace.seconds / steps == pytest.approx(harmonic, rel=tolerance)
+    fewer, harmonic, more = (sum(1 / k for k in range(1, n + 1)) for n in (workers - 1, workers, workers + 1))
+    tolerance = 0.01 * harmonic if steps == 20_000 else 4 * np.sqrt(
+        sum(1 / k**2 for k in range(1, workers + 1)) / steps)
+    seen = run.trace.seconds / steps
+    assert abs(seen - harmonic) <= tolerance < min(abs(seen - fewer), abs(seen - more))
 
 
 def test_an_iteration_of_equal_workers_costs_n_plus_one_transfers_not_2n():
@@ -37,7 +39,7 @@ def test_an_iteration_of_equal_workers_costs_n_plus_one_transfers_not_2n():
 
 def test_the_wait_is_straggling_transfer_update_and_queueing():
     """One server, exponential workers: straggling is E[max T] - E[T], transfer 2 (alpha + w), update u."""
-    n, steps, w = 4, 4000, 16 / 1000
+    n, steps, w = 4, 1500, 16 / 1000
     machine = Machine(compute="exponential(1)", latency=0.05, bandwidth=1000, update="fixed(0.1)")
     trace = simulate(bsp.bsp(PROBLEM, n, steps, SGD(0.0)), machine, observe=1).trace
     cause = {k: v * trace.seconds / steps for k, v in waiting_by_cause(trace).items()}

@@ -10,27 +10,29 @@ from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Returned, Sent
 from refsgd.trace.waiting import waiting_by_cause
+from tests.marks import mostly_slow
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("slack", [pytest.param(0, marks=pytest.mark.slow), 1,
-                                   pytest.param(3, marks=pytest.mark.slow)])
-def test_two_memoryless_workers_are_blocked_a_share_of_1_over_2s_plus_3(slack):
+@pytest.mark.parametrize("slack,steps", mostly_slow([(1, 500), (0, 2000), (1, 2000), (3, 2000)], (1, 500)))
+def test_two_memoryless_workers_are_blocked_a_share_of_1_over_2s_plus_3(slack, steps):
     """The difference of clocks is a birth-death chain, uniform over its 2s + 3 states; blocked at its ends.
 
-    The interval is four standard errors of batch means over 20 batches.
+    The interval is four standard errors of batch means over 20 batches; the share of a slack of one more is
+    outside.
     """
     batches = []
     for seed in range(20):
-        run = simulate(ssp.ssp(PROBLEM, 2, 2000, SGD(0.0), staleness=slack),
+        run = simulate(ssp.ssp(PROBLEM, 2, steps, SGD(0.0), staleness=slack),
                        Machine(compute="exponential(1)"), seed, observe=1)
         end = min(e.time for e in run.trace.of(Returned))  # without the end, where nobody is left to wait for
         busy = sum(min(e.time, end) - e.start for e in run.trace.of(Computed)
                    if e.work == "gradient" and e.start < end)
         batches.append(1 - busy / (2 * end))
     error = np.std(batches, ddof=1) / np.sqrt(len(batches))
-    assert np.mean(batches) == pytest.approx(1 / (2 * slack + 3), abs=4 * error)
+    share, more = 1 / (2 * slack + 3), 1 / (2 * slack + 5)
+    assert abs(np.mean(batches) - share) <= 4 * error < abs(np.mean(batches) - more)
     assert error < 0.01
 
 
@@ -50,7 +52,7 @@ def test_lazy_refresh_reads_at_least_once_in_s_plus_one_clocks_and_the_slowest_n
 def test_eager_refresh_is_fresher_than_lazy():
     """Dai et al. 2015, ESSP: pushing rows as they change lowers the staleness that is seen."""
     machine = Machine(compute="exponential(1)", latency=0.01)
-    for seed in range(4):
+    for seed in range(2):
         mean = {refresh: np.mean([tau for _, tau in simulate(
             ssp.ssp(PROBLEM, 6, 200, SGD(0.0), staleness=4, refresh=refresh), machine, seed,
             observe=1).trace.staleness])

@@ -19,6 +19,7 @@ from refsgd.problems import quadratic
 from refsgd.trace import Received
 from tests.player.pages import column, data_of, line_at, page, text_at
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 AT = {"compute": "yield Compute", "send": "yield Send", "receive": "yield Recv", "mark": "yield Mark",
       "choose": "yield Choose",
       "poll": "yield Poll", "load": "yield Load", "add": "yield Add"}

@@ -21,6 +21,8 @@ from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Received
 from tests.player.pages import column, data_of
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
+
 
 def state(s: Stepper):
     """Everything that a reader can see."""

@@ -35,6 +35,7 @@ from tests.runtimes import outcomes
 from tests.runtimes.deployments import exchange
 from tests.test_mistakes import three_roles
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 LINK = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e7)
 REAL = ["processes", "tcp"]
 WORLDS = ["simulator", "processes", pytest.param("tcp", marks=pytest.mark.slow)]

@@ -31,6 +31,8 @@ from refsgd.runtimes.transports.shared_memory import Rings, Segment
 from refsgd.runtimes.transports.wire import WireError
 from tests.runtimes.deployments import exchange
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
+
 
 class Data(NamedTuple):
     values: Any

@@ -103,6 +103,7 @@ def test_causes_of_idleness(name, n, k, options):
                                                                 abs=tolerance), (cause, compute, latency)
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name,n,k,options", SOME)
 def test_bounds_are_never_crossed(name, n, k, options):
     for compute in ("exponential(0.02)", "straggler(0.02,0.2,8)"):
@@ -117,11 +118,17 @@ def test_bounds_are_never_crossed(name, n, k, options):
                     assert oldest <= p["staleness_max"].value
 
 
-@pytest.mark.parametrize("compute", ["exponential(0.02)", "uniform(0.01,0.03)", "gamma(0.02,4)"])
-@pytest.mark.parametrize("name,n,k,options", [
-    ("bsp", 4, 1, {}), ("bsp", 3, 2, {}), ("asp", 4, 1, {}), ("ssp", 4, 1, {"staleness": 1}),
-    ("ssp", 4, 1, {"staleness": 2, "refresh": "lazy"}), ("ssp", 4, 1, {"staleness": 1, "refresh": "eager"})])
-def test_random_times(compute, name, n, k, options):
+GATED = [("ssp", 4, 1, {"staleness": 1}), ("ssp", 4, 1, {"staleness": 2, "refresh": "lazy"}),
+         ("ssp", 4, 1, {"staleness": 1, "refresh": "eager"})]
+DISTRIBUTIONS = ["exponential(0.02)", "uniform(0.01,0.03)", "gamma(0.02,4)"]
+
+
+@pytest.mark.parametrize("name,n,k,options,compute", [
+    *((*case, compute) for case in [("bsp", 4, 1, {}), ("bsp", 3, 2, {}), ("asp", 4, 1, {})]
+      for compute in DISTRIBUTIONS),
+    *mostly_slow([(*case, compute) for case in GATED for compute in DISTRIBUTIONS],
+                 *((*case, compute) for case, compute in zip(GATED, DISTRIBUTIONS, strict=True)))])
+def test_random_times(name, n, k, options, compute):
     """Exact figures within 4.5 standard errors of eight runs, on latency only (and BSP with bandwidth)."""
     machine = Machine(compute=compute, latency=0.002, bandwidth=1e6 if name == "bsp" else math.inf)
     p, runs = table(name, machine, n, k, 60, **options), traces(name, machine, n, k, 60, 8, **options)
@@ -170,13 +177,13 @@ def test_largest_errors_of_the_approximations(name, options):
     assert worst["seconds"] <= 0.07 and worst["idle"] <= 0.03 and worst["staleness"] <= 0.07, worst
 
 
-def test_colocated_servers_are_within_9_percent():
-    for name, options in (("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1})):
-        for n, k in ((4, 1), (4, 4), (6, 2)):
-            for compute in ("fixed(0.02)", "exponential(0.02)"):
-                for bandwidth in (math.inf, 1e6):
-                    found = errors(name, n, k, options, compute, 0.001, bandwidth, 0.0, colocated=True)
-                    assert abs(found["seconds"]) <= 0.09, (name, n, k, compute, bandwidth, found)
+@pytest.mark.parametrize("n,k", mostly_slow([(4, 1), (4, 4), (6, 2)], (4, 4)))
+@pytest.mark.parametrize("name,options", [("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1})])
+def test_colocated_servers_are_within_9_percent(name, options, n, k):
+    for compute in ("fixed(0.02)", "exponential(0.02)"):
+        for bandwidth in (math.inf, 1e6):
+            found = errors(name, n, k, options, compute, 0.001, bandwidth, 0.0, colocated=True)
+            assert abs(found["seconds"]) <= 0.09, (compute, bandwidth, found)
 
 
 def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
@@ -225,7 +232,7 @@ def test_the_catalogue_at_fixed_times(name, n):
             assert trace.lead <= p["lead_max"].value and trace.clock_gap <= p["clock_gap_max"].value
 
 
-@pytest.mark.parametrize("name", REST)
+@pytest.mark.parametrize("name", mostly_slow(REST, *sorted(set(REST) - {"consgd", "dynsgd"})))  # SSP's formulas
 def test_the_catalogue_at_random_times(name):
     """Four workers, eight runs of 50 exponential iterations: seconds within 5 %, idle within 0.05,
     staleness within 5 %."""

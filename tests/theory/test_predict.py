@@ -17,6 +17,7 @@ from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
 from refsgd.theory.prediction import FIGURES
+from tests.draws import few_draws
 
 ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
 MACHINE = Machine(compute="fixed(0.02)")
@@ -29,6 +30,7 @@ machines = st.builds(
     speeds=st.sampled_from([(), (1, 2)]), colocated=st.booleans())
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name", PARALLEL)
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_every_algorithm_has_its_figures(name, n):
@@ -49,7 +51,8 @@ def test_every_algorithm_has_its_figures(name, n):
 @given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(2, 5), k=st.integers(1, 3),
        steps=st.integers(0, 12))
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
-    out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
+    with few_draws():
+        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
     seconds, each = out["seconds"].value, out["seconds_per_iteration"].value
     assert each >= 0.02 * (0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9)
     assert seconds >= steps * 0.02 * (0.1 if name == "backup-workers" else 0.45 if machine.speeds else 0.9)
@@ -64,6 +67,7 @@ def test_figures_agree_with_each_other(name, machine, n, k, steps):
             "standard error", 0) or p.kind == "approximation"
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name,options",
                          [*((name, {}) for name in PARALLEL), ("ssp", {"staleness": 0}),
                           ("ssp", {"staleness": 0, "refresh": "lazy"}),
@@ -82,6 +86,14 @@ def test_a_mean_of_draws_is_never_called_exact(name, options):
         step, images = out["seconds_per_iteration"], out["images_per_second"]
         assert images.kind == step.kind and images.error / images.value == pytest.approx(
             step.error / step.value if step.kind != "bound" else 0.0)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "local-sgd", "backup-workers", "ssp", "downpour", "dpsgd"])
+def test_fixed_times_are_not_drawn(name):
+    """Nor is rounding taken for a standard error, also of unequal workers."""
+    machine = Machine(compute="fixed(0.2)", latency=0.01, bandwidth=1e6, speeds=(1, 1, 1, 0.2))
+    out = predict(name, machine, workers=4, nbytes=4000, steps=100)
+    assert out and not [key for key, p in out.items() if p.error or p.kind == "numerical"]
 
 
 def test_the_barrier_on_a_link_is_a_mean_of_draws_and_without_a_link_a_quadrature():
@@ -200,7 +212,8 @@ def test_synchronous_easgd_of_unequal_workers_goes_at_the_pace_of_the_slowest(sp
 def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, graph):
     machine = machine.with_(duplex="half" if half else "full")
     options = {"graph": graph} if graph and name in ("dpsgd", "sgp", "adpsgd") else {}
-    out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options)
+    with few_draws():
+        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options)
     assert set(out) | set(out.missing) == set(FIGURES) and not set(out) & set(out.missing)
     assert all(len(reason) > 10 for reason in out.missing.values())
 
@@ -214,6 +227,7 @@ def test_reasons_are_plain():
     assert "discarded" in backup.missing["idle_by_cause"]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_the_command_says_why(capsys, tmp_path):
     """As a table, as JSON, and in one line where there is no figure at all."""
     assert main(["predict", "asp", "--compute", "exponential(0.02)", "--latency", "0.001", "--json",

@@ -120,6 +120,14 @@ def test_backup_workers(n, k, law, transfer, update):
     assert away(k) <= 4.5 < away(k - 1)
 
 
+def test_backup_workers_are_drawn_where_updates_alone_are_random():
+    """And evaluated once, without a standard error, where nothing is."""
+    fixed = [Distribution.parse("fixed(0.02)")] * 4
+    certain, random = (backup.evaluated(fixed, Network(update=Distribution.parse(update)), 1, 50)
+                       for update in ("fixed(0.01)", "exponential(0.01)"))
+    assert certain.end.error == certain.pace.error == 0 < min(random.end.error, random.pace.error)
+
+
 def test_without_the_gate_it_would_be_noticed():
     """Slack 1 taken for 2: beyond the error bars of the same runs."""
     seen = runs("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, staleness=1)

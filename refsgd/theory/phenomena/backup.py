@@ -107,10 +107,10 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     n, k = len(times), check_count("backups", backups, 0)
     check_width(n)
     seen = min(check_count("steps", steps), max(queues.MESSAGES // n, queues.LEAST))
-    replicas = max(4 if n > 500 else 8, min(256, queues.DRAWS // (n * seen)))
+    random = any(time is not None and time.family != "fixed" for time in (*times, network.update))
+    replicas = max(4 if n > 500 else 8, min(256, queues.DRAWS // (n * seen))) if random else 1
     rows = queues.evaluated(times, network.update, seen, replicas,
                             lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=1604)
-    random = any(time.family != "fixed" for time in times)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
     return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
 

@@ -47,7 +47,8 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
     n = check_count("workers", len(times))
     own = list(updates) or [None] * n
     seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]
-    replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1)))
+    random = any(time is not None and time.family != "fixed" for time in (*times, *own))
+    replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1))) if random else 1
     rng = np.random.default_rng(2009)
     clock = _Clock(n, replicas, chunk, link)
     ends = np.zeros((len(seen), replicas, n))
