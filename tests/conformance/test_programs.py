@@ -207,15 +207,19 @@ def test_one_core_is_shared_by_the_programs_of_a_node(world):
         yield Compute(abs, -1, kind=work)
 
     machine = Machine(compute="fixed(0.06)", update="fixed(0.03)", cores=1)
-    trace = world(lambda: {"peer0": Node(main("none", "gradient"), [main("none", "gradient")]),
-                           "peer1": Node(main("none", "gradient"), [main("update", "update")])},
-                           machine).trace
-    found = {(e.node, e.program, e.work): (e.start, e.time) for e in trace.of(Computed)
-             if e.work != "none"}
     both = pytest.approx((0.0, 0.12), abs=0.01)
-    assert found["peer0", 0, "gradient"] == both and found["peer0", 1, "gradient"] == both
-    assert found["peer1", 0, "gradient"] == both  # 0.06 beside two updates of 0.03
-    assert found["peer1", 1, "update"] == pytest.approx((0.06, 0.12), abs=0.01)
+    expected = {("peer0", 0, "gradient"): both, ("peer0", 1, "gradient"): both,
+                ("peer1", 0, "gradient"): both,  # 0.06 beside two updates of 0.03
+                ("peer1", 1, "update"): pytest.approx((0.06, 0.12), abs=0.01)}
+    for _ in range(3):  # a machine that is busy with other things may spoil one run
+        trace = world(lambda: {"peer0": Node(main("none", "gradient"), [main("none", "gradient")]),
+                               "peer1": Node(main("none", "gradient"), [main("update", "update")])},
+                      machine).trace
+        found = {(e.node, e.program, e.work): (e.start, e.time) for e in trace.of(Computed)
+                 if e.work != "none"}
+        if found == expected:
+            break
+    assert found == expected
 
 
 def test_programs_that_take_no_time(world):

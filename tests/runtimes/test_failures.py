@@ -225,8 +225,10 @@ def test_a_run_without_progress_ends_at_its_deadline(usual):
         run(partial(exchange, gradient=long_gradient), transport=usual, deadline=1.0)
 
 
-def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch):
-    """A long Compute that uses the processor goes on; one that sleeps as long ends the run."""
+@pytest.mark.parametrize("used", [watch.used, pytest.param(lambda pid: 0.0, marks=pytest.mark.slow)])
+def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch, used):
+    """A long Compute that uses the processor, or would if others let it, goes on; one that sleeps as long ends the
+    run."""
     monkeypatch.setattr(watch, "PATIENCE", 0.5)
 
     def busy(x, rank, t):
@@ -235,6 +237,7 @@ def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch):
             pass
         return x
 
+    monkeypatch.setattr(watch, "used", used)
     assert len(run(partial(exchange, n=2, steps=4, gradient=busy),
                    transport=usual).trace.marks("update")) == 4
     with pytest.raises(RunFailed,

@@ -40,6 +40,7 @@ def mpiexec(ranks, *command, **environment):
                               env={**os.environ, **allowed, **places, **environment}, capture_output=True)
 
 
+@pytest.mark.alone
 def test_the_conformance_suite_passes_on_mpi():
     """Six ranks run all its tests in step."""
     done = mpiexec(6, "-m", "pytest", "tests/conformance", "-x", "-q", "-n", "0", "-p", "no:cacheprovider",

@@ -86,7 +86,8 @@ class Watch:
             fresh = self._sampled < self._changed  # nothing to compare with yet
             share = (busy - before) / (now - self._sampled)
             self._sampled, self._used = now, busy
-            if fresh or share > 0.1:
+            hungry = any(state(self._launch.pids[p]) == "running" for p in self._launch.living)  # for a core
+            if fresh or share > 0.1 or hungry:
                 return
         places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
                            for s in self._launch.status.standing()[:8])
