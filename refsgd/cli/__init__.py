@@ -1,4 +1,4 @@
-"""The command line: one file a command, each with `add`, its options, and `do`, its work."""
+"""The command line: one file per command, each with `add`, its options, and `do`, its work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
-    """Parse a command line and do what it says, with every error in one line; the exit code."""
+    """Parse and execute a command line, with every error in one line; returns the exit code."""
     from refsgd.problems.data import DataError
 
     try:

@@ -1,4 +1,4 @@
-"""``refsgd advise``: which strategy fits a cluster."""
+"""``refsgd advise``: compare strategies for a cluster and recommend one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MARKS = {"exact": "", "numerical": "", "approximation": "~", "bound": "?"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WIDTH = 100  #: of what is printed where there is no terminal
-PATIENCE = 2.0  #: seconds after which a line says that it takes longer
+WIDTH = 100  #: of the output without a terminal
+PATIENCE = 2.0  #: seconds after which a line says that the comparison takes longer
 
 
 def add(commands: Any) -> None:
@@ -84,7 +84,7 @@ def whole(text: str) -> int:
 
 
 def _memory(text: str) -> float:
-    """Bytes of a node; so few that a unit is probably missing are refused."""
+    """Bytes of a node; refused if they are so few that a unit is probably missing."""
     if 0 < (value := nbytes(text)) < 1e6:
         raise ValueError(f"{text} is {value:g} bytes; expected at least 1MB{with_unit(text, 'GB')}")
     return value
@@ -120,7 +120,8 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
 
 
 def _time_of_gradient(args: argparse.Namespace, flops: float | None) -> str | None:
-    """The distribution of a gradient's time: --compute, or --rate and the model's work, or the machine's."""
+    """The distribution of a gradient's time: from --compute, from --rate and the model's work, or the
+    machine's."""
     if args.compute is not None and args.rate is not None:
         raise Usage(f"--rate {args.rate:g} and --compute {args.compute}; expected one of the two: each gives "
                     "the time of a gradient")
@@ -159,7 +160,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
-    """Print what was asked, the recommendation, the table and the lists."""
+    """Print the question, the recommendation, the table and the lists."""
     from refsgd.experiment.advise import PAGES
 
     wide, base = width() or WIDTH, found.baseline
@@ -193,7 +194,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
 
 
 def _yours(workers: int, machine: Machine) -> str:
-    """The quantities along which another strategy becomes the fastest, as they are."""
+    """The current values of the quantities along which another strategy becomes the fastest."""
     bandwidth = f"a bandwidth of {machine.bandwidth / 1e9:.3g} GB/s"
     if isinf(machine.bandwidth):
         bandwidth = "unlimited bandwidth"
@@ -201,7 +202,7 @@ def _yours(workers: int, machine: Machine) -> str:
 
 
 def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
-    """Whose exchange overlaps with the backward pass, or why none does."""
+    """The strategies whose exchange overlaps with the backward pass, or the reason why none does."""
     if args.net is None:
         return ("Overlap is not applied, since only --net says how large each layer is: computing and "
                 "exchange add up.")
@@ -215,7 +216,7 @@ def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
 
 
 def _described(args: argparse.Namespace) -> str:
-    """The flags that describe the machine but for its speeds; "" where its numbers say all that was given."""
+    """The flags that describe the machine except its speeds; "" if its numbers contain all that was given."""
     if args.machine is None:
         return ""
     said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update")}
@@ -266,7 +267,7 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
 
 
 def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
-    """What the columns are, and which there would be on a wider terminal."""
+    """The meaning of the columns, and the columns that a wider terminal would show."""
     from refsgd.experiment.advise import PAGES
 
     lines = [
@@ -287,7 +288,7 @@ def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
 
 
 def _bold(text: str) -> str:
-    """A text that a terminal shows in bold."""
+    """A text in bold on a terminal."""
     return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
 
 
@@ -311,7 +312,7 @@ def _size(nbytes: float) -> str:
 
 
 def broken(command: str, width: int = WIDTH - 8) -> list[str]:
-    """A command as indented lines that a shell joins again."""
+    """A command as indented lines that a shell joins."""
     lines = [" "]
     for word in re.split(r" (?=--)", command):
         if len(lines[-1]) + len(word) > width:

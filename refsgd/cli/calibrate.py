@@ -1,4 +1,4 @@
-"""``refsgd calibrate``: this machine as a machine file."""
+"""``refsgd calibrate``: measure this machine and write a machine file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``refsgd check``: an algorithm of the reader's own, put through everything that must hold."""
+"""``refsgd check``: run the conformance kit on your own algorithm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Check; print a finding a line."""
+    """Check; print one finding per line."""
     from refsgd.testing import check
 
     function = CATALOGUE.get(args.target) or imported(args.target)
@@ -69,7 +69,7 @@ def imported(target: str) -> Any:
     except (ImportError, FileNotFoundError) as error:
         raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py"
                     ) from None
-    except Exception as error:  # the reader's own module: whatever it raises
+    except Exception as error:  # a user's module may raise anything
         raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that "
                     "runs by itself") from None
     if not callable(getattr(module, name, None)):

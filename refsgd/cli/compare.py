@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
     common(p, "processes")
-    p.set_defaults(do=do, runtime=None)  # processes where the system can fork
+    p.set_defaults(do=do, runtime=None)  # processes if the system can fork
 
 
 def do(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""``refsgd data``: which data sets are here, and how to get the others."""
+"""``refsgd data``: list the available data sets and fetch others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``refsgd doctor``: is this machine fit for real runs, and what to do where it is not."""
+"""``refsgd doctor``: check whether this machine can make real runs, and say what to do if not."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Explore; print how many schedules there were and what held."""
+    """Explore; print the number of schedules and the invariants that held."""
     from refsgd.testing import explore_algorithm
 
     if args.workers < 1:

@@ -1,4 +1,4 @@
-"""``refsgd list``: what there is to choose from."""
+"""``refsgd list``: the names of algorithms, nets, data sets, machines and distributions."""
 
 from __future__ import annotations
 

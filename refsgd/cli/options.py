@@ -1,4 +1,4 @@
-"""What the commands take: common options, the algorithms' own, and the machine and arguments that they
+"""Options of the commands: common options, the algorithms' own, and the machine and arguments that they
 describe."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
 
 
 class OldName(argparse.Action):
-    """A flag under the name that it had until the last release."""
+    """A flag under its old name, kept for one release."""
 
     def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -44,10 +44,10 @@ class OldName(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, exit code 2; made as argparse makes it."""
+    """A parser whose errors are one line, with exit code 2."""
 
     def error(self, message: str) -> typing.NoReturn:
-        """Say what is wrong, and which choice was perhaps meant."""
+        """Print the error, and the choice that was perhaps meant."""
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but an unknown flag is an error of the command that does not know it."""
+        """As in argparse, but an unknown flag is an error of the command that does not know it."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((text.split("=")[0] for text in rest if text.startswith("-")), None)
         if unknown is not None:
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _meant(self, name: str) -> str:
-        """Which flag was perhaps meant by an unknown one, and which algorithms have it."""
+        """The flag that was perhaps meant by an unknown one, and the algorithms that have it."""
         mine = [f for f in self._option_string_actions if f.startswith("--")]
         others = {flag(o): o for f in CATALOGUE.values()
                   for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
-    """The options that `run`, `predict` and `compare` share; what is not given is as `Training` has it."""
+    """The options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
     work = parser.add_argument_group("what is trained")
     work.add_argument("--data", metavar="NAME",
                       help=f"data set: {Training.data} (default), mnist, fashion-mnist")
@@ -114,20 +114,20 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
 
 
 def files(out: argparse._ActionsContainer) -> None:
-    """The options for what is written of a result."""
+    """The options for output files of a result."""
     out.add_argument("--json", metavar="PATH",
                      help="write the result as JSON; - for standard output and nothing else")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
 
 
 def player_file(out: argparse._ActionsContainer) -> None:
-    """The option for a page of the step player."""
+    """The option to write a page of the step player."""
     out.add_argument("--player", metavar="FILE.html",
                      help="write the run's first events as a page to go forwards and backwards in")
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:
-    """What argparse calls to read an option: an error says what `read` expected."""
+    """The function with which argparse reads an option: an error says what `read` expected."""
     def option(text: str) -> float:
         try:
             return read(text)
@@ -194,7 +194,7 @@ def levels(where: argparse._ArgumentGroup) -> None:
 
 
 def with_unit(text: str, unit: str) -> str:
-    """The end of an error about a number that seems to lack its unit: ": did you mean ...?"."""
+    """The end of an error about a number that probably lacks its unit: ": did you mean ...?"."""
     return f": did you mean {text.strip()}{unit}?" if re.fullmatch(r"[\d.\s]+", text) else ""
 
 
@@ -210,7 +210,7 @@ def flag(name: str) -> str:
 
 
 def number(text: str) -> float:
-    """Read a number, which becomes an int where it is whole."""
+    """Read a number; a whole number becomes an int."""
     value = float(text)
     return int(value) if math.isfinite(value) and value == int(value) else value
 
@@ -222,7 +222,7 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
         kind = parameter.annotation
         if kind is parameter.empty:
             kind = type(parameter.default)
-        if type(None) in typing.get_args(kind):  # "number or None": None is what leaving the flag out means
+        if type(None) in typing.get_args(kind):  # "number or None": without the flag it is None
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         how: dict[str, Any] = {"dest": f"own_{name}", "help": f"default {parameter.default}"}
         if typing.get_origin(kind) is Literal:
@@ -235,8 +235,8 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
-    """Arguments with what is written otherwise: no command or ``help`` for ``--help``, ``run SSP`` for ``run
-    ssp``, a preset for its flags.
+    """Normalise arguments: no command or ``help`` means ``--help``, ``run SSP`` means ``run ssp``, a preset
+    means its flags.
 
     Examples
     --------
@@ -259,8 +259,7 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
 
 
 def expand_preset(arguments: Sequence[str]) -> list[str]:
-    """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags that the update architecture stands
-    for.
+    """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags of the update architecture.
 
     Examples
     --------
@@ -337,11 +336,11 @@ def _described(args: argparse.Namespace) -> Machine:
 
 
 def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
-    """Warn where a machine's compute times are of another net or batch than the run's; sizes in name only
-    have times of any net."""
+    """Warn if a machine's compute times belong to another net or batch than the run's; shape-only nets may
+    have any times."""
     from refsgd.problems.data import NAMES
 
-    trains = hasattr(args, "data")  # else it is asked about a model alone
+    trains = hasattr(args, "data")  # otherwise the question is about a model without a net
     data, given = (args.data or Training.data) if trains else "", args.batch or Training.batch
     asked = args.net or (default_net(data) if data in NAMES else None)
     fits = size == given and (asked is None or asked == net or asked.startswith("shapes:"))
@@ -359,7 +358,7 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What `refsgd.run` and its like take, as far as it was given."""
+    """The given arguments, as `refsgd.run` and similar functions take them."""
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
     if any(getattr(args, name, None) is not None for name in MACHINE):
         given["machine"] = machine_of(args)

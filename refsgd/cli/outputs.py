@@ -1,4 +1,4 @@
-"""What the commands write: files that are never half written, a run's summary and picture, progress."""
+"""Output of the commands: files that are never incomplete, a run's summary and picture, progress."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from typing import Any
 from refsgd.experiment.prepare import DEFAULT_DATA, Usage, default_net
 from refsgd.experiment.result import Result
 
-PIPE = 140  #: columns of a table where there is no terminal
+PIPE = 140  #: columns of a table without a terminal
 SUMMARY = 11  #: characters before the values of a run's summary
 
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[Path]:
-    """A temporary file beside a file that is to be written, renamed to it when the block ends well: nothing
-    half-written.
+    """A temporary file beside the output file, renamed to it if the block succeeds, so that no incomplete
+    file is left.
 
-    A link goes on naming its file, whose contents are new; a device or a pipe gets the bytes, and stays what
-    it is.
+    A link is kept and its file gets the new contents; a device or a pipe gets the bytes and stays in place.
     """
     if not _replaceable(path):
         with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
@@ -49,8 +48,8 @@ def writing(path: str) -> Iterator[Path]:
 
 
 def _replaceable(path: str) -> bool:
-    """Whether a path names a file, or nothing yet, so that a new file may take its place; /dev/stdout may
-    be a file and keeps its own."""
+    """Whether a new file may replace a path: it names a file or nothing yet; /dev/stdout may be a file and is
+    not replaced."""
     stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
     return not stream and (Path(path).is_file() or not Path(path).exists())
 
@@ -65,7 +64,7 @@ def write(path: str | None, text: str) -> None:
 
 
 def check_output(path: str | None) -> None:
-    """Refuse a file that could not be written before anything runs."""
+    """Raise an error before anything runs if a file could not be written."""
     if not path or path == "-":
         return
     if Path(path).is_dir():
@@ -81,7 +80,7 @@ def check_output(path: str | None) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse what could not be written before anything runs."""
+    """Raise an error before anything runs if an output could not be written."""
     for name in ("json", "plot", "trace", "record", "player"):
         check_output(getattr(args, name, None))
     plot = getattr(args, "plot", None)
@@ -90,13 +89,13 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def width() -> int | None:
-    """Columns of the terminal, or as many as ``COLUMNS`` says; None in a pipe, where a line may be of any
+    """Columns of the terminal, or the value of ``COLUMNS``; None in a pipe, where lines may have any
     length."""
     return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
 
 
 def tell(text: str, indent: int = 0) -> None:
-    """Print lines; those that are longer than the terminal is wide are folded between words."""
+    """Print lines; those wider than the terminal are folded between words."""
     for line in text.splitlines():
         wide = width()
         fits = wide is None or len(line) <= wide
@@ -105,7 +104,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """A run's summary, JSON, player, picture and trace, as far as the options ask for them."""
+    """Output a run's summary, JSON, player, picture and trace, as requested by the options."""
     if args.json != "-":
         tell("\n".join([result.summary(), *more]), SUMMARY)
     write(args.json, result.to_json())
@@ -128,7 +127,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
 
 
 def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
-    """Compile the net's kernels in this process, before any fork, and say so the first time."""
+    """Compile the net's kernels in this process, before any fork; the first time, print a notice."""
     from refsgd.problems.data import NAMES
 
     data = data or DEFAULT_DATA
@@ -147,7 +146,7 @@ def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
 
 
 def notice(quiet: bool) -> Callable[[str], None] | None:
-    """What writes a line to standard error, also where that is no terminal; None with ``--quiet``."""
+    """A function that writes a line to standard error, even without a terminal; None with ``--quiet``."""
     return None if quiet else lambda text: print(f"refsgd: {text}", file=sys.stderr, flush=True)
 
 

@@ -46,7 +46,7 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.experiment.simulated import simulated
     from refsgd.theory.estimate import LARGEST
 
-    if args.kind == "formulas" and (args.workers or 0) > LARGEST:  # before their programs are made
+    if args.kind == "formulas" and (args.workers or 0) > LARGEST:  # before their programs are built
         raise Usage(f"{args.workers} workers; formulas are evaluated for at most {LARGEST}")
 
     experiment = prepare(args.algorithm, **arguments_of(args))
@@ -67,7 +67,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def _trained(problem: dict[str, Any]) -> str:
-    """What is trained, for images of which size: a net has other parameters for other images."""
+    """The net and its image size, since the number of parameters depends on the images."""
     from refsgd.problems.data import NAMES, load
 
     images, data = "", problem["data"]

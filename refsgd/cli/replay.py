@@ -1,4 +1,4 @@
-"""``refsgd replay``: a recorded run, bit for bit."""
+"""``refsgd replay``: repeat a recorded run, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Reproduce the run; print what was seen."""
+    """Reproduce the run; print its result."""
     if not Path(args.file).is_file():
         raise Usage(f"no file {args.file}; expected one that `refsgd run --record` wrote")
     with warnings.catch_warnings(record=True) as said:

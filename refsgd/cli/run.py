@@ -49,7 +49,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Train; print what was seen."""
+    """Train; print the result."""
     if args.runtime == "mpi":
         if (result := run_over_mpi(args)) is not None:
             show(result, args)
@@ -64,7 +64,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def described(args: argparse.Namespace) -> RunOptions:
-    """The run that the command line describes; one that is resumed says the rest itself."""
+    """The run that the command line describes; for a resumed run the record gives the rest."""
     return RunOptions(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault,
                       on_death=args.on_death, checkpoint=args.checkpoint,
                       checkpoint_every=args.checkpoint_every, resume=args.resume, monitor=args.monitor,
@@ -73,7 +73,8 @@ def described(args: argparse.Namespace) -> RunOptions:
 
 @contextlib.contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Errors and warnings, which all ranks meet alike, are said by rank 0 only; the others just end."""
+    """Errors and warnings, which are the same on all ranks, are printed by rank 0 only; the others just
+    end."""
     if not rank:
         yield
         return
@@ -97,7 +98,7 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
             args.workers = max(1, comm.size - servers)
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)
-        for turn in (True, False):  # one compiles, the others read what it cached
+        for turn in (True, False):  # one compiles, the others read its cache
             if turn == (comm.rank == 0):
                 compile_kernels(args.data, args.net, args.quiet)
             comm.Barrier()

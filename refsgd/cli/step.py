@@ -1,4 +1,4 @@
-"""``refsgd step``: the reader decides what happens next, by lines typed in a terminal or read from a pipe."""
+"""``refsgd step``: you decide what happens next, by commands from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = """  number  let this action happen        Enter  the first one
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
-    """Step by commands, one a line, until ``q`` or the last line."""
+    """Step by commands, one per line, until ``q`` or the last line."""
     def say(text: str) -> None:
         out.write(text + "\n")
 
@@ -67,7 +67,7 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
 
 
 def _typed() -> Iterator[str]:
-    """Lines from a terminal, with its history under the arrow keys where there is a readline."""
+    """Lines from a terminal, with a history on the arrow keys if readline exists."""
     with suppress(ImportError):
         import readline  # noqa: F401
     with suppress(EOFError):

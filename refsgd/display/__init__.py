@@ -1,1 +1,1 @@
-"""What a reader looks at: plots, tables, the step player."""
+"""Output for readers: plots, tables, the step player."""

@@ -17,9 +17,8 @@ from refsgd.experiment.result import Result
 from refsgd.experiment.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
 
-NAME = 16  #: characters after which an algorithm's options stand on a line of their own
-
-#: what an idle worker does, by cause
+NAME = 16  #: characters after which an algorithm's options get a separate line
+#: activity of an idle worker, by cause
 WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "queueing": "waiting behind other messages at a link or server (queueing)",
            "straggling": "waiting for slower workers (straggling)",
@@ -27,9 +26,9 @@ WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "partner": "waiting for a partner that computes (partner)",
            "update": "waiting for updates to be computed (update)",
            "idleness": "waiting"}
-#: differences of test accuracy up to here may be chance: two standard errors at 97 % of 360 images are 0.025
+#: smaller differences of test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03
-#: columns of a comparison: heading, how soon it is left out, metric, scale, form of its values
+#: columns of a comparison: heading, priority for leaving it out, metric, scale, format
 METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
            ("ms per\niteration", 0, "seconds_per_iteration", 1e3, "{:.2f}"),
            ("images/s", 4, "images_per_second", 1.0, "{:.0f}"),
@@ -41,14 +40,14 @@ METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
 MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
            "staleness\nmean": "staleness: updates that a gradient missed.",
            "idle": "idle: share of a worker's time without computing."}
-#: share of the simulated time by which processes may be off before their results are no longer ranked
+#: processes that differ from the simulated time by a larger share are not ranked
 OFF = 0.25
 SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
 
 
 class Column(NamedTuple):
-    """A column of a table: heading, cells, how soon it is left out where the table is too wide (0:
-    never), alignment."""
+    """A column of a table: heading, cells, priority for leaving it out if the table is too wide (0: never),
+    alignment."""
 
     head: str
     cells: list[str]
@@ -82,7 +81,7 @@ def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
 
 
 def _seen(row: Row, result: Result | None, against: str) -> dict[str, Any]:
-    """What a run showed, under the names that `METRICS` have."""
+    """The metrics of a run, under the names of `METRICS`."""
     if result is None:
         return {}
     m = result.measured
@@ -101,8 +100,8 @@ def residual(row: Row, against: str) -> float | None:
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
-    """Why the three answers for one algorithm differ, where they do by more than `large`: the largest
-    cause."""
+    """The largest cause of each difference of more than `large` between the three answers for one
+    algorithm."""
     out = []
     off = residual(row, "predicted")
     if off is not None and abs(off) > large and row.simulated is not None and (
@@ -116,7 +115,7 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
 
 
 def _off_formula(row: Row, s: Result, off: float) -> str | None:
-    """Why the simulation's iteration is `off` from the formula's; None where nothing was drawn or traced."""
+    """Why the simulation's iteration is `off` from the formula's; None if nothing was drawn or traced."""
     compute = s.machine.compute
     if compute is None or s.trace is None:
         return None
@@ -130,7 +129,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
     excess = {"idleness": 0.0}
     for cause, share in s.measured["idle_by_cause"].items():
         more = share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
-        if more * total > 0:  # it pulls the same way
+        if more * total > 0:  # it has the same sign
             excess[cause] = more
     worst = max(excess, key=lambda cause: abs(excess[cause]))
     drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
@@ -157,7 +156,7 @@ def _off_simulation(measured: Result, off: float) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int = 120) -> Table:
-    """Rows: algorithm, with a line each for predicted, simulated and, where anything was, measured."""
+    """Rows: algorithm, with a line each for predicted, simulated and, if available, measured."""
     real = any(row.measured for row in comparison.rows)
     columns = [Column("algorithm", [], right=False), Column("", [], right=False),
                *(Column(head, [], rank) for head, rank, *_ in METRICS)]
@@ -183,7 +182,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
 
 def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None,
                      width: int = 120) -> list[str]:
-    """Each figure with its value, kind, terms and formula; then why the others have none."""
+    """Each metric with its value, kind, terms and formula; then the reasons for missing ones."""
     def indented(head: str, text: str) -> list[str]:
         return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head),
                     break_long_words=False, break_on_hyphens=False)
@@ -204,8 +203,8 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
 
 
 def sweep_table(found: Sweep, width: int = 120) -> Table:
-    """A row per algorithm, a column per value of the quantity; of many values as many as fit, evenly
-    taken."""
+    """A row per algorithm, a column per value of the quantity; if there are too many values, an even
+    selection."""
     bits = len(found.values).bit_length()
     columns = [Column(found.quantity, list(found.curves), right=False)]
     columns += [Column(f"{found.values[i]:.4g}",
@@ -224,7 +223,7 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What the comparison shows, in a few plain sentences; no ranking where processes are far from their
+    """The results of the comparison in a few plain sentences; no ranking if processes are far from their
     simulation."""
     far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None
            and abs(off) > OFF}
@@ -239,7 +238,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _ranked(seen: Mapping[str, Result]) -> list[str]:
-    """Idleness, age of gradients, time to an accuracy."""
+    """Idle time, staleness, time to an accuracy."""
     out = []
     many = {name: r for name, r in seen.items() if r.workers > 1}
     if many:
@@ -267,7 +266,7 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
 
 
 def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
-    """Why stale gradients ended with the higher accuracy, where they did by more than chance."""
+    """Why stale gradients ended with the higher accuracy, if they did by more than chance."""
     fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness"]["max"]}
     if not fresh:
         return []
@@ -287,7 +286,7 @@ def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
 
 
 def _agreement(comparison: Comparison) -> list[str]:
-    """How near the processes are to their simulation."""
+    """The difference between the processes and their simulation."""
     out = []
     both = [(row.label, row.simulated, row.measured) for row in comparison.rows
             if row.simulated and row.measured]
@@ -304,7 +303,7 @@ def _agreement(comparison: Comparison) -> list[str]:
 
 
 def _unranked(comparison: Comparison, far: Mapping[str, float]) -> list[str]:
-    """Why nothing is said of processes that are far from their simulation."""
+    """Why processes that are far from their simulation are not ranked."""
     worst = max(far, key=lambda name: abs(far[name]))
     why = next(_off_simulation(row.measured, far[worst]) for row in comparison.rows if row.label == worst
                and row.measured)
@@ -314,7 +313,7 @@ def _unranked(comparison: Comparison, far: Mapping[str, float]) -> list[str]:
 
 
 def _parting(hard: Comparison) -> list[str]:
-    """What the second panel shows."""
+    """The results of the second panel."""
     diverged = [row.label for row in hard.rows if row.failed]
     final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
     if not final:

@@ -190,7 +190,7 @@ def test_a_wait_is_explained_at_each_of_its_stages():
     s.step(2)
     assert why() == "worker0 waits: its Push#0 is on the wire to server0"
     assert why(
-        then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 lies in the inbox of server0, which takes it next"
+        then="Push#0 of worker0 arrives at server0") == "worker0 waits: its Push#0 is in the inbox of server0, which takes it next"
     update = line_of("self.x, self.state = yield Compute", parts)
     assert why(
         then="server0 takes Push#0 of worker0") == f"worker0 waits: server0 has its Push#0 and computes the update; parts.py:{update}"
@@ -325,7 +325,7 @@ def test_peers_in_a_circle_wait_for_each_other():
 
     s = Stepper(circle, workers=3).run()
     assert s.where()[
-        0].why == "peer0 waits: its Ask#0 lies in the inbox of peer1, which waits for peer2, which waits for peer0: a circle"
+        0].why == "peer0 waits: its Ask#0 is in the inbox of peer1, which waits for peer2, which waits for peer0: a cycle"
 
 
 @pytest.mark.parametrize(("name", "options", "expected"), [

@@ -1,12 +1,11 @@
 """The step player: a run as one self-contained HTML page that goes forwards and backwards, one event at a
 time.
 
-It shows the programs' source with a marker where each of them stands, their local variables, what they wait
-for and why, a space-time diagram, the messages under way, and how staleness and idle time grow.  The page
-needs no network and no kernel.  Everything comes from a trace; the lines are found by replaying it, bit for
-bit.
+It shows the programs' source with a marker at the current line of each, their local variables, the reasons
+for waits, a space-time diagram, the messages in transit, and the growth of staleness and idle time.  The page
+needs no network and no kernel.  Everything comes from a trace; a replay, bit for bit, finds the lines.
 
-The page's behaviour is in ``player.js``, its looks in ``player.css``, its skeleton in ``player.html``.
+The page's behaviour is in ``player.js``, its style in ``player.css``, its skeleton in ``player.html``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from refsgd.display.player.tape import Tape
 from refsgd.effects import Factory
 from refsgd.trace import Trace
 
-LIMIT = 500  #: events that a page shows unless told otherwise
+LIMIT = 500  #: default number of events on a page
 
 __all__ = ["LIMIT", "Player", "player_html"]
 
@@ -72,7 +71,7 @@ class Player:
     html : str
         The document, of `player_html`.
     height : int
-        Of the frame in a notebook, in pixels.
+        Height of the frame in a notebook, in pixels.
     """
 
     def __init__(self, html: str, height: int = 860) -> None:

@@ -1,5 +1,5 @@
-"""Where a program decides whether to answer: the condition around a line, or what lies between a Recv and
-the next Send; from its source."""
+"""The line at which a program decides whether to answer, from its source: the condition around a line, or
+between a Recv and the next Send."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Condition = tuple[int, tuple[str, ...]]  #: its line, and the names that it depe
 
 @lru_cache(maxsize=64)
 def parsed(source: str) -> ast.Module:
-    """The tree of a file; an empty one if it is not Python alone, such as a cell with commands of the
-    notebook."""
+    """The syntax tree of a file; an empty one if it is not pure Python, such as a cell with notebook
+    commands."""
     try:
         return ast.parse(source)
     except SyntaxError:
@@ -22,8 +22,8 @@ def parsed(source: str) -> ast.Module:
 
 @lru_cache(maxsize=4096)
 def _chain(source: str, line: int) -> list[ast.stmt]:
-    """The function around a line and the statements in it, outermost first; one that says nothing where
-    no source can be read."""
+    """The function around a line and the statements in it, outermost first; an empty chain if the source
+    cannot be read."""
     around = [s for s in ast.walk(parsed(source)) if isinstance(s, ast.stmt)
               and s.lineno <= line <= (s.end_lineno or s.lineno)]
     around.sort(key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
@@ -42,7 +42,7 @@ def around(source: str, line: int, stands: int) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
-    """What keeps a program from its next Send: a loop that it must leave, a condition that leads back, a
+    """The obstacle before a program's next Send: a loop that it must leave, a condition that leads back, a
     condition that must hold."""
     function, *inside = _chain(source, line)
     sends = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Call) and _called(n) == "Send"
@@ -61,7 +61,7 @@ def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def bound(source: str, line: int) -> frozenset[str]:
-    """The names that a function binds to what it receives, and those that it is about to bind."""
+    """The names that a function binds to received messages, and those that it is about to bind."""
     chain = _chain(source, line)
     function, here = chain[0], chain[-1]
     binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)
@@ -71,8 +71,8 @@ def bound(source: str, line: int) -> frozenset[str]:
 
 
 def _condition(function: ast.stmt, s: Branch) -> Condition:
-    """The line of a condition, and the names that it depends on: those in it; if it is one name, those that
-    this was made of; of a loop over things that never change those that the loop changes."""
+    """The line of a condition and the names on which it depends: the names in it; for a single name, those
+    from which it was computed; for a loop over constants, the names that the loop changes."""
     test = s.iter if isinstance(s, ast.For) else s.test
     if isinstance(test, ast.Name):
         made = [a for a in ast.walk(function) if isinstance(a, ast.Assign) and a.lineno < s.lineno

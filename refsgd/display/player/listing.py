@@ -1,7 +1,7 @@
-"""Source files as HTML: lightly coloured, one element per line, the functions that matter open and the rest
+"""Source files as HTML: lightly coloured, one element per line, the relevant functions open and the rest
 folded.
 
-Of a docstring of several lines only the first is open: a reader who steps through a program wants its lines.
+Of a docstring with several lines only the first is open, so that the program's lines stay in view.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ QUOTES = ('"""', "'''")
 
 
 def title(filename: str) -> str:
-    """A file's name for people: from the library's folder on, ``cell`` for a cell of a notebook, else its
-    last part."""
+    """A readable name of a file: from the library's folder on, ``cell`` for a cell of a notebook, otherwise
+    its last part."""
     parts = PurePath(filename).parts
     if "refsgd" in parts:
         return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
@@ -54,7 +54,7 @@ def _class_of(token: tokenize.TokenInfo, before: str) -> str:
 
 
 def colour(lines: list[str]) -> list[str]:
-    """Each line as HTML with a span around what has a class.
+    """Each line as HTML with a span around each token that has a class.
 
     Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name
     ``d``.
@@ -65,7 +65,7 @@ def colour(lines: list[str]) -> list[str]:
     ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']
     """
     out, before = [""] * len(lines), ""
-    ends = [0] * len(lines)  # how much of each line is there
+    ends = [0] * len(lines)  # length of the finished part of each line
     try:
         for token in tokenize.generate_tokens(io.StringIO("".join(lines)).readline):
             kind = _class_of(token, before)
@@ -79,13 +79,13 @@ def colour(lines: list[str]) -> list[str]:
                                  + f'<i class="{kind}">{html.escape(text[begin:end], quote=False)}</i>')
                     ends[row] = end
     except (tokenize.TokenError, SyntaxError):
-        pass  # not a whole program: what was read so far is coloured
+        pass  # not a whole program: the part read so far is coloured
     return [done + html.escape(line.rstrip("\n")[end:], quote=False)
             for line, done, end in zip(lines, out, ends)]
 
 
 def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
-    """The docstrings that are worth folding, from the line that says something to their last."""
+    """Docstrings of several lines, from their first line with text to their last."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
@@ -113,7 +113,7 @@ def _extents(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> list[
 
 
 def _rows(file: int, coloured: list[str], first: int, last: int, folds: dict[int, int]) -> Iterator[str]:
-    """The lines first, ..., last, of which each fold shows its first one until it is opened."""
+    """The lines first, ..., last; a closed fold shows only its first line."""
     number = first
     while number <= last:
         end = folds.get(number, number)

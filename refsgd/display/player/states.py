@@ -1,5 +1,5 @@
-"""Where every program stands after every event: lines, what is waited for, local variables, kept as
-changes only."""
+"""The state of every program after every event: lines, awaited messages, local variables, stored as
+changes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.trace import Trace
 
 Program = tuple[str, int]  #: node, number of its program
-MOST = 12  #: entries of a container, and characters of a string x 4, that are shown
-FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that readers look for first
-ENDED = ("returned", "died")  #: what is said of a program that has ended
+MOST = 12  #: most entries of a container, and a quarter of the characters of a string, that are shown
+FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that come first
+ENDED = ("returned", "died")  #: text for a program that has ended
 
 
 def rank(name: str) -> int:
-    """Where a local variable comes in a list: those of `FIRST` first."""
+    """Sort key of a local variable: those of `FIRST` come first."""
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def shown(value: Any, depth: int = 0) -> str | None:
-    """A value in a few characters; None for what would not help a reader (functions, problems, generators).
+    """A value in a few characters; None for values that would not help (functions, problems, generators).
 
     Arrays of up to four numbers are written out; of larger ones the type and the shape.
 
@@ -85,8 +85,8 @@ def _joined(texts: list[str], count: int) -> str:
 
 
 class Stand(NamedTuple):
-    """Where a program stands: number of the place (-1: it has ended), what it does there; at a `Recv` the
-    classes of messages, and from whom."""
+    """The position of a program: number of the place (-1: it has ended), what it does there; at a `Recv` the
+    classes of messages, and the sender."""
 
     place: int
     says: str
@@ -97,8 +97,8 @@ class Stand(NamedTuple):
 class States:
     """Follows a replay and keeps, for each program, only what changes.
 
-    Positions first, ..., last are kept: position k is the state after the first k events; what is older
-    counts as `first`.
+    Positions first, ..., last are kept: position k is the state after the first k events; older states
+    count as `first`.
     """
 
     def __init__(self, trace: Trace, first: int, last: int) -> None:
@@ -130,7 +130,7 @@ class States:
         own = self._of_node[node]
         k = own[done - 1] + 1 if done else 0
         if k < self.first and done < len(own) and own[done] < self.first:
-            return  # the node goes on before the window begins
+            return  # the node continues before the window begins
         end = ENDED[done > 0 and self.events[k - 1].kind == "died"]
         for index, (program, effect) in enumerate(programs):
             self._look((node, index), k, program, effect, end)
@@ -168,7 +168,7 @@ def value_at(column: Sequence[tuple[int, Any]], k: int) -> Any:
 
 
 def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
-    """Append (k, value) where the value changes; a later value of the same k takes its place."""
+    """Append (k, value) if the value changes; a later value of the same k replaces it."""
     if column and column[-1][0] == k:
         column.pop()
     if (column[-1][1] if column else None) != value:
@@ -176,7 +176,7 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
 
 
 def waits_for(effect: Any) -> str:
-    """What a program does or waits for, in a reader's words."""
+    """What a program does or waits for, in words."""
     match effect:
         case Compute():
             return f"computes: {effect.kind}"
@@ -198,9 +198,9 @@ def waits_for(effect: Any) -> str:
 
 
 def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> States:
-    """Replay the first `last` events of a trace and keep where the programs stood from event `first` on.
+    """Replay the first `last` events of a trace and keep the programs' positions from event `first` on.
 
-    Without a factory, or where the trace cannot be replayed, the states are empty and `States.note` says why.
+    Without a factory, or if the trace cannot be replayed, the states are empty and `States.note` says why.
     """
     states = States(trace, first, last)
     if factory is None:
@@ -210,6 +210,6 @@ def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> Stat
         beginning = Trace(trace.events[:last], trace.nodes, trace.seconds, lateness=trace.lateness,
                           roles=trace.roles)
         replay.watch(factory, replay.record(beginning), states.see)
-    except Exception as error:  # whatever it is: diagram, messages and metrics do not need the lines
+    except Exception as error:  # any error: diagram, messages and metrics do not need the lines
         states.note = f"the lines could not be reproduced to the end: {type(error).__name__}: {error}"
     return states

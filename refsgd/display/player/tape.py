@@ -16,7 +16,7 @@ from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Receive
 from refsgd.trace.diagram import words
 from refsgd.trace.waiting import Wait, waits
 
-#: what a cause of waiting means, in a reader's words
+#: meaning of a cause of waiting, in words
 WHY = {
     "transfer": "a message is on the wire",
     "queueing": "behind other messages or updates, at a link or the server",
@@ -25,14 +25,14 @@ WHY = {
     "partner": "the peer is busy",
     "update": "the update with its own gradient is being computed",
 }
-OPEN = "not answered"  #: waiting whose end the trace does not have
+OPEN = "not answered"  #: cause of a wait that has no end in the trace
 
 
 class Tape:
-    """What the page needs of the events first, ..., last - 1.
+    """Data of the events first, ..., last - 1 for the page.
 
     Position k is the moment after k events of the whole trace; in the JSON it counts from `first`.  Without
-    `arrivals` the arrival of a message that nobody took is estimated.
+    `arrivals` the arrival of a message that no program took is estimated.
     """
 
     def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str,
@@ -53,7 +53,7 @@ class Tape:
         return max(0, k - self.first)
 
     def _after(self, i: int | None) -> int:
-        """The position after event i; -1 where that is after the window."""
+        """The position after event i; -1 if that is after the window."""
         return self._k(i + 1) if i is not None and i < self.last else -1
 
     def _before(self, key: Program, i: int) -> int:
@@ -63,7 +63,7 @@ class Tape:
         return own[at - 1] + 1 if at else 0
 
     def _clipped(self, a: float, b: float) -> tuple[float, float]:
-        """What lies in the window of a span of time."""
+        """The part of a time span inside the window."""
         return _time(max(a, self.start)), _time(min(b, self.end))
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Tape:
         }
 
     def _program(self, key: tuple[str, int]) -> dict[str, Any]:
-        """One program: where it stood, its local variables, those that never change apart."""
+        """One program: its positions and local variables; constant ones are separate."""
         columns = self.states.locals.get(key, {})
         values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
         fixed = {name: values[name][0] for name, column in columns.items()
@@ -99,7 +99,7 @@ class Tape:
 
     @cached_property
     def reasons(self) -> dict[Program, list[tuple[int, Reason | None]]]:
-        """Why each main program waits, from which position on."""
+        """The reasons why each main program waits, with the position at which each begins."""
         found: dict[Program, list[tuple[int, Reason | None]]] = {
             key: [(self.first, None)] for key in self.programs}
         for key in found:
@@ -110,7 +110,7 @@ class Tape:
         return found
 
     def _stretches(self, key: Program) -> Iterable[tuple[int, int, Reason | None]]:
-        """From which position until which a program waits for which reason."""
+        """The intervals of positions in which a program waits, with the reason."""
         column = [*self.reasons[key], (self.last + 1, None)]
         return ((k, until, reason) for (k, reason), (until, _) in pairwise(column))
 
@@ -181,7 +181,7 @@ class Tape:
         return {cause: _time(spent) for cause, spent in base.items()}
 
     def _spent(self, e: Received, pieces: list[Wait]) -> str:
-        """Until when a program waited for what it received, and how the whole wait is made up."""
+        """The end of a program's wait for a message, and the composition of the whole wait."""
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
@@ -218,7 +218,7 @@ class Tape:
         return out
 
     def _ages(self) -> dict[str, Any]:
-        """Staleness of every gradient applied: [position, updates missed, worker]; and the histogram
+        """Staleness of every applied gradient: [position, missed updates, worker]; and the histogram
         before the window."""
         ages, before = [], Counter[int]()
         for i, e in enumerate(self.trace.events[:self.last]):
@@ -232,7 +232,7 @@ class Tape:
         return {"ages": ages, "agesBefore": dict(before)}
 
     def _counts(self) -> dict[str, Any]:
-        """What grows: [position, value] of the gradients of each worker and the updates of each node."""
+        """Counters: [position, value] of the gradients of each worker and the updates of each node."""
         found: dict[str, dict[int, dict[int, int]]] = {"gradients": {}, "updates": {}}
         for i, e in enumerate(self.trace.events[:self.last]):
             gradient = isinstance(e, Computed) and e.work == "gradient" and self.trace.is_worker(e.node)
@@ -243,7 +243,7 @@ class Tape:
                 for what, columns in found.items()}
 
     def _stops(self) -> list[list[int]]:
-        """[position, program] where a worker begins to be held back for a while."""
+        """[position, program] at which a worker begins to be held back."""
         out = []
         for key in filter(self._works, self.reasons):
             known = False  # of this wait
@@ -257,7 +257,7 @@ class Tape:
 
 
 def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
-    """Adjoining pieces of one wait with one cause as one piece."""
+    """Merge adjacent pieces of one wait that have the same cause."""
     out: list[list[Any]] = []
     for piece in sorted(pieces, key=lambda found: (found[0], found[1])):
         if out and out[-1][2] == piece[1] and (out[-1][0], *out[-1][3:]) == (piece[0], *piece[3:]):
@@ -268,7 +268,7 @@ def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
 
 
 def kind_of(e: Event) -> str:
-    """An event's kind; of a mark its name, where the page knows it."""
+    """An event's kind; for a mark its name, if the page knows it."""
     return str(e.name) if isinstance(e, Marked) else e.kind
 
 

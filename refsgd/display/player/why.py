@@ -1,9 +1,10 @@
-"""Why a program waits, in one sentence: from the events of a run and from where its programs stood.
+"""The reason for a program's wait in one sentence, from the events of a run and the positions of its
+programs.
 
-A wait goes through stages: the request is on the wire, lies in an inbox, is being served, is held back, the
-answer is on the wire.  Where it is held back, the sentence names the line that decides so: the statement that
-keeps the program, which stands at a ``Recv``, from its next ``Send`` of the message that is waited for, or
-the condition around its ``Mark("block", worker=...)`` where it holds itself back.
+A wait has stages: the request is on the wire, is in an inbox, is being served, the answer is held back, the
+answer is on the wire.  If it is held back, the sentence names the deciding line: the statement that keeps the
+program at its ``Recv`` from the ``Send`` of the awaited message, or the condition around its
+``Mark("block", worker=...)`` if it holds itself back.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from refsgd.trace import Computed, Marked, Polled, Received, Sent, Trace, taken
 
 Letter = tuple[str, str, int]  #: from, to, number on this channel
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
-LONG = 60  #: characters of a value from which on only its keys are told
+LONG = 60  #: longer values are shown by their keys only
 #: a value that is a number, or numbers by name
 NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")
 
 
 class Reason(NamedTuple):
-    """Why a program waits at a moment."""
+    """The reason why a program waits at a moment."""
 
     text: str  #: to follow "worker0 waits"
     cause: str  #: one of `refsgd.trace.CAUSES`; empty in a deadlock
-    held: bool = False  #: another program must proceed first: nothing is on the wire, or being computed
-    #: file (its number) and line at which the program that is waited for holds the answer back, or stands
+    held: bool = False  #: another program must proceed first: no message is on the wire, none computes
+    #: file (its number) and line at which the awaited program holds the answer back, or is suspended
     place: tuple[int, int] | None = None
 
 
 class Why:
-    """Says why a program waits after any number of a run's events; without `arrivals` the arrival of a
-    message that nobody has taken is estimated."""
+    """Explains waits after any number of a run's events; without `arrivals` the arrival of a message that no
+    program has taken is estimated."""
 
     def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
         self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
@@ -66,7 +67,7 @@ class Why:
                                                                else self._doing((node, program), k))
 
     def reason(self, key: Program, k: int) -> Reason | None:
-        """Why a program waits after k events; None where it does not wait."""
+        """Why a program waits after k events; None if it does not wait."""
         stand, node = self._stand(key, k), key[0]
         if not stand.kinds:
             return None
@@ -89,18 +90,19 @@ class Why:
         return self._asked(key, stand, request, other, marked, k)
 
     def _under_way(self, key: Program, request: Letter, other: str, k: int) -> Reason:
-        """Of a program whose request nobody has taken yet."""
+        """The reason for a program whose request has not been taken yet."""
         what = self._name(request)
         if self.arrived(request) > self._now(k):
             return Reason(f": its {what} is on the wire to {other}", "transfer")
         its_next = self._answer((other, 0), self._stand((other, 0), k), k)
         said = "takes it next" if its_next == request else self._doing((other, 0), k, (key[0],))
-        return Reason(f": its {what} lies in the inbox of {other}, which {said}", "queueing",
+        return Reason(f": its {what} is in the inbox of {other}, which {said}", "queueing",
                       place=self._line((other, 0), k))
 
     def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, marked: int | None,
                k: int) -> Reason:
-        """Of a program that waits for one other, which has taken its request or was sent none."""
+        """The reason for a program that waits for one other program, which has taken its request or got
+        none."""
         taken = self.taken[request] if request else -1
         its = other, self.events[taken].program if request else self._sender(key, k)
         theirs, place = self._stand(its, k), self._line(its, k)
@@ -122,7 +124,7 @@ class Why:
                           work == "gradient" or ended, place)
         elif not request or theirs.src:
             said, moving = self._doing(its, k, (key[0],)), self._meanwhile(key, k)[1]
-            # a row of messages, each of which waits for the one before
+            # a chain of messages, each waiting for the previous one
             wire = said.endswith("is on the wire")
             return Reason(f": {has}{said}{self._at(place)}", "transfer" if wire else cause if moving else "",
                           not wire, place)
@@ -131,15 +133,15 @@ class Why:
         decided, values = self._decided(its, marked, key, k)
         trigger, decided = self._trigger(key, k), decided or place
         said, moving = ("", cause) if trigger else self._meanwhile(key, k)
-        # a handler leaves it to its main program
+        # a handler passes it to its main program
         if its[1] and not trigger and self._stand((other, 0), k).says not in ENDED:
             said = f", while {other} {self._doing((other, 0), k, (key[0],))}"
         return Reason(f"{' for ' + trigger if trigger else ''}: {has}{values}{said}{self._at(decided)}",
                       cause if moving else "", True, decided)
 
     def _serves(self, its: Program, taken: int, k: int) -> bool:
-        """Whether a program has worked on a request since it took it: what it marks and sends belongs to
-        that."""
+        """Whether a program has worked on a request since it took it; its marks and sends belong to the
+        request."""
         done = [self.events[i] for i in self.of[its] if taken < i < k]
         return any(isinstance(e, Computed) and e.work != "gradient" for e in done)
 
@@ -160,12 +162,12 @@ class Why:
         return f"{self._send(letter).message}#{letter[2]}"
 
     def _on_its_way(self, letter: Letter, k: int, which: str) -> str:
-        """A message that has been sent, and how far it has come."""
+        """A sent message and its progress."""
         there = "has come" if self.arrived(letter) <= self._now(k) else "is on the wire"
         return f"{self._name(letter)} of {letter[0]}{which}{there}"
 
     def _next(self, key: Program, k: int) -> Received | None:
-        """What ends the wait of a program, if that is known."""
+        """The event that ends the wait of a program, if it is known."""
         own = self.of.get(key, [])
         at = bisect_left(own, k)
         e = self.events[own[at]] if at < len(own) else None
@@ -181,7 +183,7 @@ class Why:
                      and self.taken.get(letter, k) >= k), None)
 
     def arrived(self, letter: Letter) -> float:
-        """When a message came to its inbox."""
+        """When a message arrived in its inbox."""
         if letter in self.taken:
             e = self.events[self.taken[letter]]
             assert isinstance(e, Received | Polled)
@@ -198,14 +200,13 @@ class Why:
         return e.src if e else None
 
     def _sender(self, key: Program, k: int) -> int:
-        """Which program of its node will send what a program waits for; the main one, where that is not
-        known."""
+        """The program of its node that will send an awaited message; the main one if that is not known."""
         e = self._next(key, k)
         i = self.sent.get((e.src, e.node, e.number)) if e else None
         return self.events[i].program if i is not None else 0
 
     def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
-        """The last message of a program to `src`, or to anybody since it last took one."""
+        """The last message of a program to `src`, or to any node since it last took one."""
         own = self.of.get(key, [])
         for e in (self.events[i] for i in reversed(own[:bisect_left(own, k)])):
             if isinstance(e, Sent) and src in (None, e.to):
@@ -222,8 +223,8 @@ class Why:
         return None if any(isinstance(self.events[i], Received) for i in since) else mark
 
     def _trigger(self, key: Program, k: int) -> str:
-        """The message of somebody else that lets the answer be sent, if that is known and it has not been
-        taken yet."""
+        """The message of another program that releases the answer, if it is known and has not been taken
+        yet."""
         e = self._next(key, k)
         i = self._taken_before.get((e.src, e.node, e.number)) if e else None
         before = self.events[i] if i is not None and i >= k else None
@@ -233,8 +234,8 @@ class Why:
 
     @cached_property
     def _taken_before(self) -> dict[Letter, int]:
-        """For each message what its program had taken last: by the order of events, since many happen at
-        one time."""
+        """The last message that each message's program had taken, by the order of events, since many happen
+        at the same time."""
         latest, found = dict[Program, int](), dict[Letter, int]()
         for i, e in enumerate(self.events):
             if taken(e):
@@ -246,7 +247,7 @@ class Why:
     # -- what the others do --------------------------------------------------------------------------------
 
     def _doing(self, key: Program, k: int, waiting: tuple[str, ...] = ()) -> str:
-        """What a program does, without its name; of one that waits for another also what that one does."""
+        """What a program does, without its name; if it waits for another program, also what that one does."""
         stand = self._stand(key, k)
         if not stand.kinds:
             verb, _, work = stand.says.partition(": ")
@@ -261,11 +262,11 @@ class Why:
         if src is None or len(waiting) > 3:
             return f"waits for {kinds}" + (f" of {src}" if src else "")
         if src in waiting:
-            return f"waits for {src}" + (": a circle" if src == waiting[0] else "")
+            return f"waits for {src}" + (": a cycle" if src == waiting[0] else "")
         return f"waits for {src}, which {self._doing((src, self._sender(key, k)), k, (*waiting, key[0]))}"
 
     def _meanwhile(self, key: Program, k: int) -> tuple[str, str]:
-        """What goes on while a program waits; and a cause, empty where nothing goes on."""
+        """What happens while a program waits; and a cause, empty if nothing happens."""
         stands = {other: self._stand(other, k) for other in self.states.stands if other != key}
         busy = [node for (node, _), stand in stands.items() if stand.says.startswith("computes")]
         if busy:
@@ -276,12 +277,12 @@ class Why:
                 return f", while {other[0]} {self._doing(other, k)}", "straggling"
             if stand.kinds and (answer := self._answer(other, stand, k)) is not None:
                 return f", while {self._name(answer)} of {answer[0]} is on the wire", "straggling"
-        return ", and nobody can go on", ""
+        return ", and no program can continue", ""
 
     # -- lines ---------------------------------------------------------------------------------------------
 
     def _line(self, key: Program, k: int) -> tuple[int, int] | None:
-        """Where a program stands: file and line of its innermost frame."""
+        """The position of a program: file and line of its innermost frame."""
         place = self._stand(key, k).place
         return self.states.places[place][-1] if place >= 0 else None
 
@@ -290,7 +291,7 @@ class Why:
 
     def _decided(self, key: Program, marked: int | None, waiting: Program,
                  k: int) -> tuple[tuple[int, int] | None, str]:
-        """Where a program holds back another one, and what its variables say there."""
+        """The line at which a program holds back another one, and the values of its variables there."""
         at, there = self._stand(key, k).place, self._line(key, marked) if marked is not None else None
         for file, line in reversed(self.states.places[at]) if at >= 0 else ():
             found = None
@@ -305,8 +306,8 @@ class Why:
 
     def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int,
                 marked: int | None) -> str:
-        """The variables of a condition; those that a Recv binds are of the next message already, unless a
-        mark tells when to look."""
+        """The variables of a condition; those that a Recv binds already belong to the next message, unless a
+        mark says when to look."""
         out: dict[str, str] = {}
         for name in dict.fromkeys(names):
             column = self.states.locals.get(key, {}).get(name, [])
@@ -318,7 +319,7 @@ class Why:
                 continue
             keys = re.findall(r"(?:^\{|, )(\w+): ", text) if len(text) > LONG and not number else []
             out[name] = f"{{{', '.join(keys)}}}" if keys else text
-        # numbers by name say more than the names alone
+        # named numbers are more useful than names alone
         if any(re.match(r"\{\w+: ", text) for text in out.values()):
             out = {name: text for name, text in out.items() if not re.fullmatch(r"\{\w+(, \w+)*\}", text)}
         return f" ({', '.join(f'{name} {text}' for name, text in out.items())})" if out else ""

@@ -1,4 +1,4 @@
-"""Pictures, in colours that a colour-blind reader can tell apart.
+"""Pictures, in colours that colour-blind readers can distinguish.
 
 Every function of `runs` and `traces` draws on `ax` (the current axes if none are given) and returns it; an
 algorithm has the same colour in all of them.  `figures` puts several panels on one page.

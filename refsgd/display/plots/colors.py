@@ -1,4 +1,4 @@
-"""Which colour means what, and what all axes have: the same everywhere."""
+"""Colours and axes, the same in every picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from refsgd.algorithms import CATALOGUE
 
-#: Okabe and Ito's palette for the algorithms that are compared most.
+#: Okabe and Ito's palette for the algorithms that are compared most often.
 COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
           "allreduce": "#E69F00", "gosgd": "#56B4E9", "adpsgd": "#7B4173"}
 #: Tol's muted palette for the others; lines that share a colour differ in style.
@@ -31,7 +31,7 @@ def color_of(algorithm: str) -> str:
 
 
 def axes_or_current(ax: Axes | None) -> Axes:
-    """`ax`, or pyplot's current axes where none are given: those that a notebook shows."""
+    """`ax`, or by default pyplot's current axes, which a notebook shows."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -40,7 +40,7 @@ def axes_or_current(ax: Axes | None) -> Axes:
 
 
 def with_labels(ax: Axes, x: str, y: str, grid: bool = True) -> Axes:
-    """The axes with names, and with a legend where a line has a label."""
+    """The axes with names, and with a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y)
     if grid:
         ax.grid(alpha=0.3)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # which draw themselves with this package
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
-SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines say most beside each other
+SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines are most useful side by side
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -36,8 +36,8 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[str]:
-    """Some iterations of every result under each other on one time axis, the first ones or those around a
-    slack wait; the causes drawn."""
+    """Some iterations of every result below each other on one time axis, the first ones or those around a
+    slack wait; returns the causes that are drawn."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
     if not traces:
         ax.set_axis_off()
@@ -62,7 +62,7 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[
 
 
 def _titled(ax: Axes, title: str) -> None:
-    """A panel's title; its legend goes, since the colours are explained below all panels."""
+    """Set a panel's title and remove its legend, since the colours are explained below all panels."""
     ax.set_title(title, loc="left")
     if legend := ax.get_legend():
         legend.remove()
@@ -81,8 +81,8 @@ def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[st
 
 
 def comparison(found: Comparison) -> Figure:
-    """Why workers wait, what an iteration takes, and a timeline of at most three algorithms; legible at a
-    width of 800 pixels."""
+    """Causes of waiting, iteration times, and a timeline of at most three algorithms; legible at a width of
+    800 pixels."""
     results = found.results
     parallel = {name: r for name, r in results.items() if r.workers > 1} or results
     told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]

@@ -1,7 +1,6 @@
-"""What results have in common, side by side: accuracy, idleness, staleness, throughput, formulas against
-runs.
+"""Plots that compare results: accuracy, idle time, staleness, throughput, formulas against runs.
 
-Mappings of results are from the name that the legend shows to the `refsgd.experiment.result.Result`.
+Mappings of results go from the name in the legend to the `refsgd.experiment.result.Result`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:  # which draw themselves with this package
 
 
 def _styled(results: Mapping[str, Result]) -> Iterator[tuple[Result, dict[str, Any]]]:
-    """Each result with the look of its line."""
+    """Each result with the style of its line."""
     for i, (name, result) in enumerate(results.items()):
         yield result, {"label": name, "color": color_of(result.algorithm), "linestyle": LINES[i % 4]}
 
 
 def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel: str) -> Axes:
-    """Test accuracy (or loss, where there is none) against a column of the history, a line per result."""
+    """Test accuracy (or loss, if there is none) against a column of the history, a line per result."""
     ax, ylabel = axes_or_current(ax), ""
     for result, style in _styled(results):
         values = [100 * h[4] if result.accuracy else h[3] for h in result.history]
@@ -37,13 +36,13 @@ def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel:
 
 
 def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, where there is none) against seconds, a line per result."""
+    """Test accuracy [%] (or loss, if there is none) against seconds, a line per result."""
     return _curves(results, ax, 0, "seconds")
 
 
 def accuracy_against_updates(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, where there is none) against updates: what an update is worth, however
-    long it took."""
+    """Test accuracy [%] (or loss, if there is none) against updates: the value of an update, independent of
+    its time."""
     return _curves(results, ax, 1, "updates")
 
 
@@ -66,7 +65,7 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
 
 def _bars_of(results: Mapping[str, Result], ax: Axes, lengths: Sequence[float], figure: str, scale: float,
              pattern: str) -> None:
-    """Names and values of horizontal bars, and a tick where each formula has its value."""
+    """Names and values of horizontal bars, and a tick at the value of each formula."""
     values, label = [_predicted(result, figure) for result in results.values()], "formula"
     ends = [max(length, scale * (value or 0.0)) for length, value in zip(lengths, values, strict=True)]
     most = max([*ends, 1e-9])
@@ -90,7 +89,7 @@ def iteration_times(results: Mapping[str, Result], ax: Axes | None = None) -> Ax
 
 
 def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """How many updates a gradient missed, as shares [%], a step line per result."""
+    """Shares of gradients [%] by the number of missed updates, a step line per result."""
     ax, largest = axes_or_current(ax), 1
     for result, style in _styled(results):
         counts = {int(k): v for k, v in result.measured["staleness"]["histogram"].items()}
@@ -107,7 +106,7 @@ def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axe
     """Mean squared distance of the replicas from their mean against seconds, a line per result; see
     `Trace.replica_spread`.
 
-    Results whose workers keep no replica of their own (a parameter server's) have no line.
+    Results without replicas (those of parameter servers) have no line.
     """
     ax = axes_or_current(ax)
     for result, style in _styled(results):
@@ -156,7 +155,7 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
 
 def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = None,
                                figure: str = "seconds_per_iteration") -> Axes:
-    """One figure, run against formula: on the grey diagonal they agree.  A bound is drawn hollow."""
+    """One metric, run against formula: on the grey diagonal they agree.  A bound is drawn hollow."""
     ax, seen = axes_or_current(ax), []
     for name, result in results.items():
         value = _predicted(result, figure)
@@ -193,7 +192,7 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
 
 def resources(result: Result, ax: Axes | None = None,
               what: Literal["processor", "memory", "written"] = "processor") -> Axes:
-    """What each process of a run used over time, on the clock of its timeline."""
+    """Resource use of each process of a run over time, on the clock of its timeline."""
     ax = axes_or_current(ax)
     if "resources" not in result.measured:
         raise ValueError("the run was not watched; expected one with monitor=True (--monitor)")

@@ -1,4 +1,4 @@
-"""One run, looked into: who did what when, how old gradients were, who sent to whom."""
+"""Plots of one run: timeline, staleness over time, bytes between nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
 from refsgd.trace.waiting import waits
 
 WAIT_COLOR = "#F5C99B"
-#: share of a timeline below which all waits of a cause are narrower than a pixel, and its key is left out
+#: a cause whose waits all take a smaller share of the timeline is narrower than a pixel and has no key
 VISIBLE = 1e-3
 
 
@@ -58,8 +58,8 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
 
 def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
               nodes: Collection[str] | None = None) -> set[str]:
-    """The causes that the timeline of these nodes between two times shows; ``update`` also where only
-    servers take time for updates."""
+    """The causes that the timeline of these nodes between two times shows; ``update`` also if only servers
+    take time for updates."""
     end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
     shown = dict.fromkeys(CAUSES, 0.0)
     spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
@@ -71,14 +71,14 @@ def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
 
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
-    """What the colours of a timeline mean, for a legend."""
+    """The meaning of a timeline's colours, for a legend."""
     waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c == "update" else f"waits: {c}") for c in CAUSES
                  if c in causes]
     return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
 
 
 def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:
-    """How old the gradients of each stretch of the run were: a histogram per column, the mean as a line."""
+    """Staleness over the run: a histogram per interval as a column, the mean as a line."""
     ax = axes_or_current(ax)
     seen = [(e.time, e.values["version"] - read) for e in trace.marks("update")
             for _, read in e.values.get("reads", ())]
@@ -98,8 +98,7 @@ def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) ->
 
 
 def communication(trace: Trace, ax: Axes | None = None) -> Axes:
-    """Who sent how many bytes to whom: a row per sender, a column per receiver, the figures where they
-    can be read."""
+    """Bytes between nodes: a row per sender, a column per receiver, with numbers if they are legible."""
     ax = axes_or_current(ax)
     sent = Counter[tuple[str, str]]()
     for e in trace.of(Sent):
