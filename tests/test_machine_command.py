@@ -114,3 +114,34 @@ def test_presets_say_where_their_figures_come_from_and_run(name):
     assert all(len(found) <= 2 for found in times.values())
     if machine.groups and workers > len(machine.groups[0]):
         assert max(times) == 4 and min(times[4]) > max(times[2])
+
+
+SITES = ["--hosts", "cyclic:2", "--groups", "2x1", "--uplink", "20ms,100Mbps", "--compute", "158ms"]
+
+
+@pytest.mark.parametrize("command", [
+    ["predict", "bsp", "--data", "quadratic", "--workers", "2"], ["advise", "--parameters", "25000000", "--workers", "2"],
+    ["predict", "asp", "--data", "quadratic", "--sweep", "bandwidth=1e8:1e9", "--workers", "2"]])
+def test_what_no_formula_covers_is_said_and_not_left_out(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, *(SITES if command[0] != "advise" else ["--machine", "sites-2x8", "--compute", "158ms"])]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "no formula knows hosts of several nodes" in line or "no formula covers a strategy on this machine" in line
+
+
+def test_compare_simulates_such_machines(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "--algorithms", "bsp,allreduce,gosgd", "--runtime", "simulator", "--workers", "2", "--steps",
+                 "3", "--data", "quadratic", "--quiet", *SITES]) == 0
+    assert "gosgd" in capsys.readouterr().out
+
+
+def test_a_wait_over_an_uplink_is_transfer():
+    """One worker and its server in two groups: it waits for nothing but the way there and back."""
+    machine = refsgd.Machine(compute="1s", latency=0.01, bandwidth=1e6, hosts=[["worker0"], ["server0"]], groups="2x1",
+                             uplink="0.1s,100kB/s")
+    found = refsgd.run("bsp", net="shapes:1000", data="none", workers=1, steps=3, machine=machine)
+    assert found.measured["seconds_per_iteration"] == pytest.approx(1 + 2 * (0.01 + 0.1 + 4000 / 1e5))
+    causes = found.measured["idle_by_cause"]
+    assert causes["transfer"] == pytest.approx(0.3 / 1.3) == sum(causes.values())

@@ -145,6 +145,9 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
         return [c for c in candidates if Plan(c, plain).name in names]
 
     found = judged(candidates, plain)
+    if not found:
+        raise Usage(f"no formula covers a strategy on this machine: {machine}; `refsgd compare --runtime "
+                    "simulator` simulates them")
     fits = [s for s in found if not s.rejected]
     base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)

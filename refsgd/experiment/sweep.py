@@ -93,7 +93,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
     _check(quantity, values)
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     curves: dict[str, list[float | None]] = {}
-    unit, refused = "", None
+    unit, refused, why = "", None, ""
     for algorithm in listed(algorithms):
         name, function = deployment_function(algorithm)
         curves[name] = []
@@ -106,7 +106,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
             if quantity == "workers":
                 given["machine"] = machine.for_workers(int(value))
             try:
-                found = predict(algorithm, **given).get(metric)
+                figures = predict(algorithm, **given)
+                found, why = figures.get(metric), why or figures.missing.get(metric, "")
             except ValueError as error:  # outside the formula's domain, or more servers than it allows
                 found, refused = None, refused or error
             unit = found.unit if found is not None else unit
@@ -114,6 +115,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
     if all(point is None for points in curves.values() for point in points):
         if isinstance(refused, Usage):
             raise refused
+        if why:
+            raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here: {why}")
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here; expected e.g. "
                     "images_per_second, seconds_per_iteration, idle_ratio, staleness_mean, "
                     "bytes_per_iteration")
