@@ -99,8 +99,9 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         n (4) and K (1).
     steps, epochs : int, float
         Iterations of each worker, or passes over the data (5.5 if neither is given).
-    batch : int
-        Images per worker and iteration (16).
+    batch : int, sequence of int, or str
+        Images per worker and iteration (16), or of each worker: ``(20, 1)`` or ``"20,1"``; ``"auto:21"``
+        shares 21 by the workers' speeds.  `sequential` takes the sum.
     data, net : str
         Data set ("digits") and net (the one that fits it).
     lr, momentum, weight_decay, schedule
