@@ -25,6 +25,7 @@ from refsgd.experiment.lint import forgotten_yields, parts_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
+from refsgd.problems.problem import with_batches
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
@@ -260,6 +261,24 @@ def _mean(deploy: Small) -> Finding:
                    + diagram(broken[0].events, broken[0].nodes))
 
 
+def _weighs(deploy: Small) -> Finding:
+    """Whether gradients of 3 and of 1 example have the mean over all 4: reported, not required."""
+    name, plain = "unequal batches", _constant_gradients()
+    try:
+        alike, found = (final_parameters(simulate(deploy(problem, 2, 1), MACHINES[0]))
+                        for problem in (plain, with_batches(plain, (3, 1))))
+    except Exception:
+        return Finding(name, None, "not checked: a run failed")
+    mean = (3 * plain.gradient(plain.x0, 0, 0) + plain.gradient(plain.x0, 1, 0)) / 4
+    if np.array_equal(found, alike):
+        return Finding(name, None, "do not weigh: gradients of 3 and of 1 example count alike, as where each "
+                       "is applied alone")
+    if np.array_equal(found, plain.x0 - np.float32(RATE) * mean):
+        return Finding(name, True, "weigh: gradients of 3 and of 1 example have the mean over 4")
+    return Finding(name, None, f"weigh, but gradients of 3 and of 1 example moved a parameter by "
+                   f"{found[0]:g}, and the mean over 4 is {-RATE * mean[0]:g}")
+
+
 def _real(deploy: Small) -> str:
     """Check that it ends as OS processes too, over both transports, with the simulator's bits if all
     schedules agree."""
@@ -319,6 +338,7 @@ def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **o
         _attempt("descent", "a quadratic is minimised", lambda: _descent(deploy)),
         _attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
         _mean(deploy),
+        _weighs(deploy),
     ]
     if processes:
         findings.append(_attempt("processes", "", lambda: _real(deploy)) if can_fork()

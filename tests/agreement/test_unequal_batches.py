@@ -19,6 +19,7 @@ from refsgd.collectives import ALLREDUCE
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.simulator import simulate
+from refsgd.testing import RATE, _weighs
 from tests.wrong import wrong_deployment
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -131,6 +132,14 @@ def test_a_weighted_mean_is_not_the_plain_one(name):
     weighed, plain = integer_gradients(workers=3, batches=each), integer_gradients(workers=3)
     assert not np.array_equal(final(CATALOGUE[name](weighed, 3, 1, sgd, **options)),
                               final(CATALOGUE[name](plain, 3, 1, sgd, **options)))
+
+
+@pytest.mark.parametrize("name, says", [
+    ("bsp", "weigh: "), ("dynsgd", "weigh: "), ("local-sgd", "weigh: "), ("asp", "do not weigh"),
+    ("dpsgd", "do not weigh"), ("diloco", "weigh, but")])
+def test_the_conformance_kit_says_whether_an_algorithm_weighs(name, says):
+    found = _weighs(lambda problem, workers, steps: CATALOGUE[name](problem, workers, steps, SGD(RATE)))
+    assert found.text.startswith(says) and found.held is (True if says == "weigh: " else None)
 
 
 def test_every_algorithm_is_in_one_of_the_groups():
