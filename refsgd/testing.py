@@ -254,8 +254,8 @@ def _mean(deploy: Small) -> Finding:
         [problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
     broken = [world for world in worlds if not np.array_equal(final_parameters(world.run()), expected)]
     if not broken:
-        return Finding(name, True, "moved by the gradients alone in 24 random schedules")
-    return Finding(name, None, f"moved by the gradients alone in {24 - len(broken)} of 24 random "
+        return Finding(name, True, "only gradients moved it in 24 random schedules")
+    return Finding(name, None, f"only gradients moved it in {24 - len(broken)} of 24 random "
                    "schedules; averaging that is atomic on both sides keeps it in all, weighted or "
                    "one-sided averaging does not. One schedule where it moved otherwise:\n"
                    + diagram(broken[0].events, broken[0].nodes))
@@ -433,7 +433,7 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
         f"({scope}){states}\n"
-        "checked: nobody waits for ever; every gradient applied once or dropped; no gradient from the "
+        "checked: no deadlock; every gradient applied once or dropped; no gradient from the "
         "future; finite parameters\n"
         f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
         f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: "

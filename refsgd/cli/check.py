@@ -17,9 +17,9 @@ from refsgd.experiment.prepare import Usage
 
 def add(commands: Any) -> None:
     """Its options."""
-    p = commands.add_parser("check", help="put your own algorithm through everything that must hold",
+    p = commands.add_parser("check", help="check everything that your own algorithm must satisfy",
                             description="Lint, sizes, determinism, the ledger of gradients, the fixed point, "
-                            "descent, every schedule of a small case, real processes: says what broke, with "
+                            "descent, every schedule of a small case, real processes. A failure comes with "
                             "the shortest schedule.")
     p.add_argument("target", metavar="MODULE:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), or the name "

@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
                             help="train the same net under several algorithms: predicted | simulated | "
                                  "measured",
                             description="Trains one net on real images under several algorithms, as OS "
-                            "processes paced to one machine, and shows what the formula says, what the "
-                            "simulation says and what was measured.")
+                            "processes paced to one machine, and shows formula, simulation and "
+                            "measurement side by side.")
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")

@@ -11,9 +11,9 @@ from refsgd.experiment.prepare import Usage
 
 def add(commands: Any) -> None:
     """Its options."""
-    p = commands.add_parser("data", help="which data sets are here; fetches those that are not",
-                            description="Lists which data sets are here, in REFSGD_DATA or in the cache, and "
-                            "fetches one, with its checksums, into the cache.")
+    p = commands.add_parser("data", help="list the available data sets; fetch others",
+                            description="Lists the data sets in REFSGD_DATA and in the cache, or fetches one "
+                            "into the cache and verifies its checksums.")
     p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
     p.set_defaults(do=do)
 

@@ -12,8 +12,8 @@ from refsgd.experiment.prepare import Usage
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "explore", "every schedule of a small case",
-                   "Follows every schedule of a small case and checks what must hold for each of them; "
-                   "prints the shortest schedule that breaks it.", do, options)
+                   "Follows every schedule of a small case and checks the invariants of each; "
+                   "prints the shortest schedule that breaks one.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
     weights(parser)
     parser.add_argument("--max-runs", type=int, default=20_000,
-                        help="stop after so many schedules (default 20000)")
+                        help="stop after this many schedules (default 20000)")
     parser.add_argument("--walks", type=int, metavar="R",
                         help="R random schedules instead of all, for larger cases")
-    parser.add_argument("--seed", type=int, default=0, help="of random schedules")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random schedules")
 
 
 def do(args: argparse.Namespace) -> None:

@@ -97,12 +97,12 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     work.add_argument("--weight-decay", type=float, help="default 0")
     work.add_argument("--schedule", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
-    work.add_argument("--shards", choices=("iid", "by-label"), help="how images are dealt to workers")
+    work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
     work.add_argument("--seed", type=int,
                       help="of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
     where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
-    where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a slice each (default 1)")
+    where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a part each (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
                             "below change it")
@@ -123,7 +123,7 @@ def files(out: argparse._ActionsContainer) -> None:
 def player_file(out: argparse._ActionsContainer) -> None:
     """The option to write a page of the step player."""
     out.add_argument("--player", metavar="FILE.html",
-                     help="write the run's first events as a page to go forwards and backwards in")
+                     help="write the run's first events as a page of the step player")
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:

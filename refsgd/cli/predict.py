@@ -15,21 +15,21 @@ from refsgd.experiment.prepare import Usage, prepare
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "predict", "closed forms for one algorithm",
-                   "Prints what the formulas say, term by term, without running anything.", do, options)
+                   "Prints the values of the formulas, term by term, without running anything.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Options of a prediction that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
-                        help="where figures come from (default formulas); simulated: means of four runs of "
-                        "the simulator, parameters in name only")
+                        help="source of the metrics (default formulas); simulated: means of four runs of "
+                        "the simulator with a shape-only net")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE",
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
     parser.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
     parser.add_argument("--metric", default="images_per_second", metavar="KEY",
-                        help="what the sweep shows (default images_per_second)")
+                        help="metric of the sweep (default images_per_second)")
     parser.add_argument("--figure", dest="metric", action=OldName, default=argparse.SUPPRESS,
                         help=argparse.SUPPRESS)
 

@@ -19,7 +19,7 @@ from refsgd.runtimes.faults import POLICIES
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "run", "train with one algorithm",
-                   "Trains with one algorithm in virtual time or as OS processes and prints what was seen.",
+                   "Trains with one algorithm in virtual time or as OS processes and prints the result.",
                    do, options)
 
 
@@ -33,7 +33,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="DIR",
                         help="write the run's record there while it runs; --resume DIR continues from it")
     parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS",
-                        help="after which the record is forced to the disk (default 1; 0: at SIGUSR1 only)")
+                        help="after which the record is flushed to the disk (default 1; 0: at SIGUSR1 only)")
     parser.add_argument("--resume", metavar="DIR",
                         help="replay the record in DIR and continue from its end, with the arguments in it")
     parser.add_argument("--fault", metavar="WHAT", action="append", default=[],
@@ -41,8 +41,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                              "0.5', 'slow worker 0 at step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop "
                              "worker 1 at step 4' or 'random 3 seed 7'; repeatable")
     parser.add_argument("--on-death", choices=POLICIES, default="stop",
-                        help="what follows a death: end with an error, go on, start again without the dead "
-                             "or with all (default stop)")
+                        help="after a death: end with an error, continue, start again without the dead "
+                             "worker or with all (default stop)")
     parser.add_argument("--monitor", action="store_true",
                         help="also sample processor, memory and files of each process (processes, tcp)")
     player_file(parser)

@@ -78,8 +78,8 @@ def _typed() -> Iterator[str]:
 def add(commands: Any) -> None:
     """Its options, a parser for each algorithm."""
     each_algorithm(commands, "step", "step through an algorithm: you decide what happens next",
-                   "Runs a small case action by action: type the number of what shall happen next, go back, "
-                   "look where each program stands.", do, options)
+                   "Runs a small case action by action: type the number of the next action, go back, "
+                   "see the position of each program.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -91,13 +91,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
     weights(parser)
     parser.add_argument("--decisions", action="store_true",
-                        help="stop only where messages or programs race, as `refsgd explore` counts; else at "
-                             "every effect")
+                        help="stop only where messages or programs race, as `refsgd explore` counts; by "
+                             "default stop at every effect")
     parser.add_argument("--schedule", metavar="I,J,...",
                         help="picks to begin with, e.g. those that `refsgd explore` printed (with "
                              "--decisions)")
     parser.add_argument("--player", metavar="FILE.html",
-                        help="at the end write what was stepped as a page to go forwards and backwards in")
+                        help="at the end write the steps as a page of the step player")
 
 
 def do(args: argparse.Namespace) -> None:
