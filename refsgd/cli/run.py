@@ -94,7 +94,8 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
     with one_voice(comm.rank):
         _, function = deployment_function(args.algorithm)
         servers = args.servers or 1 if has_servers(function) and not args.colocated else 0
-        if args.workers is None and args.resume is None and comm.size > 1:  # as many as mpiexec has started
+        if args.workers is None and args.resume is None and comm.size > 1 and not args.hosts:
+            # as many as mpiexec has started; of hosts a rank is one, with any number of workers
             args.workers = max(1, comm.size - servers)
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)

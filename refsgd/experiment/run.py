@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd import __version__
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_whole
@@ -24,7 +25,7 @@ from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import POLICIES, Fault, listed
 from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Record, read
-from refsgd.trace import Run
+from refsgd.trace import Run, Sent
 
 __all__ = ["replay", "run"]
 
@@ -286,8 +287,9 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished = with_parameters(finished, experiment.problem)
     else:
         finished = replaying.replay(experiment.deploy, data.steps)
-    finished.trace.latency, finished.trace.bandwidth = (experiment.machine.latency,
-                                                        experiment.machine.bandwidth)
+    trace, machine = finished.trace, experiment.machine
+    trace.latency, trace.bandwidth = machine.latency, machine.bandwidth
+    trace.wires = Network(machine, experiment.deploy()).wires({(e.node, e.to) for e in trace.of(Sent)})
     result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:

@@ -39,7 +39,8 @@ class Problem:
         Starting point; float32 in runs, any float type in tests.
     gradient : callable
         ``(x, rank, t) -> (d,)``: mean gradient over worker `rank`'s share of step t.  Pure, and keyed by its
-        arguments, never by the order of calls; returns a fresh array.
+        arguments, never by the order of calls; returns a fresh array.  Workers of one host may call it at
+        the same time, from several threads.
     loss : callable
         ``x -> float``, evaluated after the run only.
     accuracy : callable or None

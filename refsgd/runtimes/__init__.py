@@ -1,1 +1,1 @@
-"""Worlds in which the same programs run: virtual time, every schedule, and real processes."""
+"""Runtimes of the same programs: virtual time, every schedule, and real processes."""

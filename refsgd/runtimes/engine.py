@@ -290,7 +290,7 @@ class Engine:
                 arrival: float | None = None) -> None:
         """A message arrives, by default now: at the program that waits for it, or in the mailbox.
 
-        A program that waits has found nothing in the mailbox, so there is no need to look.
+        A program that waits has found nothing in the mailbox, so it need not be searched.
         """
         kind = type(body)
         if arrival is None:

@@ -6,19 +6,19 @@ step:
 
 ====== ================================================================================================
 kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also all nodes beside it
-drop   the node loses its connections (TCP: its sockets are shut); it cannot be told from a dead one, and
-       ends; or it loses that to one other (TCP: which both find out, and a second later it ends; a worker
-       sooner than a server)
-pause  the node's process stands still for so many seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
-slow   from this step on all computing of the node takes so many times as long
-delay  from this step on messages of the node (to one other, if that is named) arrive so many seconds later
+drop   the node loses its connections (TCP: its sockets are shut); nobody can tell it from a dead one, so it
+       ends; or it loses the connection to one other node (TCP: both notice, and a second later it ends; a
+       worker sooner than a server)
+pause  the node's process stops for some seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
+slow   from this step on all computing of the node takes longer by a factor
+delay  from this step on messages of the node (to one other, if that is named) arrive some seconds later
 ====== ================================================================================================
 
 What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others continue.  A
 program that lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last
-thing that is heard of the dead; what was sent to the dead is lost.  When then nothing can come any more,
-`refsgd.effects.RunEnded` is raised also in main programs that wait and know it.  Under ``shrink`` and
-``restart`` a run in which all wait for the dead is `Halted`, and whoever began it may continue without the
+that comes from the dead node; messages to dead nodes are lost.  Once no further message can come,
+`refsgd.effects.RunEnded` is raised in main programs that wait and handle it, too.  Under ``shrink`` and
+``restart`` a run in which all wait for the dead is `Halted`, and its caller may continue without the
 dead, or with all, from the parameters that it then had (`refsgd.experiment.elastic`); under ``restart`` also
 a run that could continue is halted, at once.
 """
@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from refsgd.effects import Array, Deployment, ranks, roles
 from refsgd.trace import Crashed, Run
 
-#: what can befall a node
+#: what can happen to a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
 KEEP = 8  # newest parameters that every node holds where the run may be halted and continue from them
@@ -54,7 +54,7 @@ _WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by
 
 
 class Fault(NamedTuple):
-    """One fault of a plan: `kind` befalls `node` when it begins gradient (a server: update) number `step`,
+    """One fault of a plan: `kind` happens to `node` when it begins gradient (a server: update) number `step`,
     from 0.
 
     Nodes are named, or written as role and rank, which `parse` resolves.
@@ -100,7 +100,7 @@ class Fault(NamedTuple):
 
 
 def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
-    """The lines of a plan, of which a lone one need be in no list.
+    """The lines of a plan; a single one may be given without a list.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
 
 def draw(count: int, seed: int, nodes: Sequence[str], steps: int,
          host: Mapping[str, str] | None = None) -> list[Fault]:
-    """So many faults of any kind, node and step; at least one host is neither killed nor cut off."""
+    """Random faults of any kind, node and step; at least one host is neither killed nor cut off."""
     host = host or {node: node for node in nodes}
     rng, mortal = random.Random(seed), list(nodes)
     faults = []
@@ -173,7 +173,7 @@ def draw(count: int, seed: int, nodes: Sequence[str], steps: int,
 
 
 def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, str]) -> None:
-    """Raise ValueError if a node is unknown, or one ends twice, or a connection is lost that is none."""
+    """Raise ValueError if a node is unknown, or one ends twice, or a lost connection does not exist."""
     known, ends, of_host = list(role), Counter[str](), roles_of_hosts(role, host)
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
@@ -213,7 +213,7 @@ def gives_up(one: str, other: str, role: Mapping[str, str]) -> str:
 class Halted(Exception):
     """A death has ended one attempt of a run, which can continue from what it leaves.
 
-    `run` is the run until then, without what processes that were killed knew; `kept` are the newest
+    `run` is the run until then, without the values of killed processes; `kept` are the newest
     parameters of each node that lives, with the iteration or version of their update; `dead` says what each
     of the dead died of.
     """
@@ -227,7 +227,7 @@ class Halted(Exception):
 
 
 class Plan:
-    """Counts the steps of nodes and says what befalls them: the same object in virtual time and in a
+    """Counts the steps of nodes and says which faults are due: the same object in virtual time and in a
     process."""
 
     def __init__(self, faults: Iterable[Fault], role: Mapping[str, str]) -> None:
@@ -237,7 +237,7 @@ class Plan:
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str) -> list[Fault]:
-        """A node begins a Compute of this kind: what is to be done to it now."""
+        """A node begins a Compute of this kind: the faults that happen to it now."""
         if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
         now = [fault for fault in self._faults if (fault.node, fault.step) == (node, self._steps[node])]

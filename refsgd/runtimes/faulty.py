@@ -29,9 +29,9 @@ class Faulty(Simulator):
         faults = list(faults)
         check(faults, self.roles, self.host)
         self._faults, self._on_death = Plan(faults, self.roles), on_death
-        self._until: dict[str, float] = {}  # hosts that stand still
+        self._until: dict[str, float] = {}  # until when hosts are paused
         self._endable = {node for node in self.nodes if deployment[node].survives}
-        self._halts = on_death == "restart" and survives_workers(deployment)  # else: once nothing goes on
+        self._halts = on_death == "restart" and survives_workers(deployment)  # else: once all wait
 
     # -- deaths --------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Faulty(Simulator):
                      {n: list(x) for n, x in self.kept.items() if n not in self.dead})
 
     def _tell(self, dead: str, to: str) -> None:
-        """The news comes behind everything that the dead has sent."""
+        """The notice travels behind everything that the dead node has sent."""
         task = self.tasks[dead][0]
         self.post(task, to, Died(dead), -1, 0, self.departs(task, to, 0))
 
@@ -81,7 +81,7 @@ class Faulty(Simulator):
     # -- what faults change --------------------------------------------------------------------------------
 
     def compute(self, task: Task, effect: Compute) -> None:
-        """As in a simulator, unless a fault befalls the node now or its host stands still."""
+        """As in a simulator, unless a fault happens to the node now or its host is paused."""
         host = self.host[task.node]
         for fault in self._faults.begins(task.node, effect.kind):
             if fault.kind != "pause":

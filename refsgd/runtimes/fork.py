@@ -17,8 +17,8 @@ def can_fork() -> bool:
 
 
 def runtime_here(runtime: str | None) -> str:
-    """The runtime to use; where the system cannot fork, the simulator in the place of processes that
-    nobody insists on."""
+    """The runtime to use; where the system cannot fork, the simulator instead of processes
+    that were not asked for."""
     if runtime in ("simulator", "mpi") or can_fork():
         return runtime or "processes"
     if runtime is not None and os.environ.get("REFSGD_WITHOUT_FORK") != "simulator":

@@ -1,10 +1,10 @@
-"""Record files, written while a run goes on: what was recorded until a crash can be read and replayed.
+"""Record files, written during a run: what was recorded until a crash can be read and replayed.
 
 One line for each thing that a program did: JSON, a space, and the CRC-32 of the JSON's bytes in eight
 hexadecimal digits.  The first line says what was run, the last one how it ended.  Every line is one append of
 one system call, so that the processes of one computer may share a file.  A process that is killed leaves
 whole lines behind and at most the beginning of one, where it crossed the border of a page, behind which
-others go on.
+others append.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Journal:
             os.close(folder)
 
     def sync(self) -> None:
-        """See on the disk what has been written."""
+        """Wait until everything written is on the disk."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -124,7 +124,7 @@ class Journal:
                 raise self._failed(str(error.strerror)) from None
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well: say what came out, and see it on the disk."""
+        """The run has ended well: say what came out, and wait until it is on the disk."""
         if self._made:
             return
         end = {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}
@@ -143,7 +143,7 @@ class Record(NamedTuple):
 
     header: dict[str, Any]
     steps: Steps  #: of each node
-    end: dict[str, Any] | None  #: None: the run has crashed, or still goes on
+    end: dict[str, Any] | None  #: None: the run has crashed, or is still running
 
     @property
     def size(self) -> int:

@@ -107,7 +107,7 @@ def unread(letters: Sequence[Any]) -> str:
 
 
 def no_effect(node: str, program: Any, found: Any) -> TypeError:
-    """The error of a program that has yielded something else than an effect."""
+    """The error of a program that has yielded something other than an effect."""
     said = repr(found)
     if "\n" in said or len(said) > 80:
         said = f"a value of type {type(found).__name__}"
@@ -125,7 +125,7 @@ def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYi
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:
-    """The error of a program that sends something else than a message."""
+    """The error of a program that sends something other than a message."""
     return TypeError(
         f"{node}: {line_of(program)} sends a message of type {type(body).__name__}; expected an instance of "
         "a NamedTuple class")

@@ -155,8 +155,7 @@ class Replayer(Engine):
             "algorithm and options that were recorded")
 
     def _try(self, node: str) -> bool:
-        """As `_take_step`; what a program raises that was told what it never was told is an error of the
-        record."""
+        """As `_take_step`; an exception means that the record and the programs do not fit."""
         at = self.at[node]
         try:
             return self._take_step(node)

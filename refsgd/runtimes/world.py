@@ -1,16 +1,16 @@
-"""A deployment in a world without a clock: whoever drives it picks what happens next.
+"""A deployment in a world without a clock, whose caller picks what happens next.
 
 A `World` lists the actions that may happen next: a message of some channel arrives, a poll looks, a choice is
-made, and on nodes with several programs, which share state, any of them goes on.  A schedule is the list of
+made, and on nodes with several programs, which share state, any of them continues.  A schedule is the list of
 picks, so it can be replayed, shrunk and printed.  Who picks is a reader (`refsgd.Stepper`) or
 `refsgd.runtimes.explorer`, which tries every schedule.
 
 Not every order matters, so not every order is offered:
 
-* a program alone on its node goes on until it needs somebody else: computing and sending commute with all
-  else;
-* a message for which such a program waits, from that very source, is delivered at once: nothing can race with
-  it.
+* a program alone on its node continues until it needs another node: computing and sending commute with
+  everything else;
+* a message for which such a program waits, from exactly this source, is delivered at once: nothing can race
+  with it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BEGIN = object()  #: the effect of a program that has not started
 
 
 class Stuck(AssertionError):
-    """No program can go on, and some main program has not returned."""
+    """No program can continue, and some main program has not returned."""
 
 
 class World(Engine):

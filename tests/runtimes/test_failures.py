@@ -221,7 +221,7 @@ def test_a_stopped_process_may_go_on(usual):
 
 def test_a_run_without_progress_ends_at_its_deadline(usual):
     """A compute that never ends is named with its line."""
-    with pytest.raises(RunFailed, match=r"nothing went on for .*worker0 in Compute\(gradient\) 5 at"):
+    with pytest.raises(RunFailed, match=r"no progress for .*worker0 in Compute\(gradient\) 5 at"):
         run(partial(exchange, gradient=long_gradient), transport=usual, deadline=1.0)
 
 
@@ -241,7 +241,7 @@ def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch, used):
     assert len(run(partial(exchange, n=2, steps=4, gradient=busy),
                    transport=usual).trace.marks("update")) == 4
     with pytest.raises(RunFailed,
-                       match=r"nothing went on for .*longer than the deadline of .*: server0 in Recv"):
+                       match=r"no progress for .*longer than the deadline of .*: server0 in Recv"):
         run(partial(exchange, gradient=long_gradient), transport=usual)
 
 
@@ -277,7 +277,7 @@ def test_a_connection_that_falls_silent_ends_at_the_deadline():
         return x
 
     with pytest.raises(RunFailed,
-                       match=r"nothing went on for .* deadline of 1 s\): server0 in Recv\(Push\) .*worker1 "
+                       match=r"no progress for .* deadline of 1 s\): server0 in Recv\(Push\) .*worker1 "
                              r"in Recv\(Model"):
         run(partial(exchange, n=2, gradient=silenced), transport="tcp", deadline=1.0)
 

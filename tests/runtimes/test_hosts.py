@@ -53,6 +53,16 @@ def test_algorithms_with_a_schedule_end_as_well(algorithm, tmp_path):
     assert refsgd.replay(tmp_path / "record").parameters_sha256 == found.parameters_sha256
 
 
+@pytest.mark.parametrize("runtime", ["simulator", "processes"])
+def test_a_replay_knows_on_which_links_workers_waited(runtime, tmp_path):
+    """Shares of idle time by cause follow from the ways of messages, which the machine of the record describes."""
+    machine = PACED.with_(groups="2x1", uplink="5ms,10kB/s", inside="1ms,100kB/s")
+    found = refsgd.run("allreduce", data="quadratic", workers=4, steps=4, lr=0.05, machine=machine,
+                       runtime=runtime, record=tmp_path / "record", evaluations=0)
+    assert refsgd.replay(tmp_path / "record").measured["idle_by_cause"] == pytest.approx(
+        found.measured["idle_by_cause"])
+
+
 @pytest.mark.parametrize("runtime", ["simulator", "processes", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("algorithm", "on_death", "updates"), mostly_slow(
     [("asp", "continue", None), ("adpsgd", "continue", None), ("bsp", "shrink", 8), ("allreduce", "shrink", 8),

@@ -201,8 +201,8 @@ def flood(other, count, size):
 @pytest.mark.parametrize("network", ["small rings", "small rings, no blocks", "tcp"])
 def test_two_nodes_flood_each_other_through_small_pipes(network, monkeypatch):
     """Twenty times two megabytes each way before either receives, and all of it is kept."""
-    monkeypatch.setitem(processes.NETWORKS, "small rings", partial(Segment, ring=1 << 16))
-    monkeypatch.setitem(processes.NETWORKS, "small rings, no blocks",
+    monkeypatch.setitem(processes.TRANSPORTS, "small rings", partial(Segment, ring=1 << 16))
+    monkeypatch.setitem(processes.TRANSPORTS, "small rings, no blocks",
                         partial(Segment, ring=1 << 16, pool=False))
     values = run(lambda: {"peer0": Node(flood("peer1", 20, 500_000)),
                           "peer1": Node(flood("peer0", 20, 500_000))},
@@ -371,12 +371,12 @@ def test_strangers_do_not_disturb_a_run(caplog):
                     strangers.append(s)
                 strangers[-1].close()
 
-    processes.NETWORKS["visited"] = Visited
+    processes.TRANSPORTS["visited"] = Visited
     try:
         with caplog.at_level(logging.WARNING):
             result = run(partial(exchange, n=3, steps=5), transport="visited", deadline=10.0)
     finally:
-        del processes.NETWORKS["visited"]
+        del processes.TRANSPORTS["visited"]
         close(*strangers)
     assert len(result.trace.marks("update")) == 5
     assert sum("refused a connection" in r.getMessage() for r in caplog.records) >= 8
@@ -395,12 +395,12 @@ def test_frames_of_others_end_the_run_with_their_origin():
                 sockets._peers["peer0"].sendall(b"\xff" * 100)
             return sockets
 
-    processes.NETWORKS["noisy"] = Noisy
+    processes.TRANSPORTS["noisy"] = Noisy
     try:
         with pytest.raises(processes.RunFailed, match=r"peer0 .*WireError: from peer1 came a frame of"):
             run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
     finally:
-        del processes.NETWORKS["noisy"]
+        del processes.TRANSPORTS["noisy"]
 
 
 def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(monkeypatch):
@@ -469,14 +469,14 @@ def test_a_repeated_frame_ends_the_run():
             sockets.post = lambda *message: (post(*message), post(*message))
             return sockets
 
-    processes.NETWORKS["repeats"] = Repeats
+    processes.TRANSPORTS["repeats"] = Repeats
     try:
         with pytest.raises(processes.RunFailed,
                            match=r"peer1 .*message 0 of peer0 to peer1 came twice or out of turn"):
             run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats",
                 deadline=5.0)
     finally:
-        del processes.NETWORKS["repeats"]
+        del processes.TRANSPORTS["repeats"]
 
 
 def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, caplog):

@@ -1,8 +1,8 @@
 """Shared vectors between real processes: their memory, made before the fork, and their lock.
 
-A process may be killed at any moment, and the others may go on.  So the lock is one that the kernel frees
-with its holder (a lock on a file without a name), and an addition that was not finished is undone by whoever
-comes next: an access has happened wholly, and then it has a number, or not at all.
+A process may be killed at any moment while the others continue.  So the lock is one that the kernel releases
+with its holder (a lock on a file without a name), and the next access undoes an addition that was not
+finished: an access has happened completely, and then it has a number, or not at all.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class _Lock:
 
 
 def share(deployment: Deployment, tickets: int = 0) -> None:
-    """Move all cells of a deployment into anonymous shared memory, before any fork; so many accesses have
-    been."""
+    """Move all cells of a deployment into anonymous shared memory, before any fork; `tickets` accesses have
+    been made."""
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
     for cell in found.values():
         shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)

@@ -1,5 +1,5 @@
-"""Where a process really computes: on the driver's own thread, or beside it, so that messages go on
-meanwhile."""
+"""Where a process really computes: on the driver's own thread, or beside it, so that messages are
+handled meanwhile."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Driver(Engine):
         self._faults = Plan(faults, self.roles)
         self._role_of_process = roles_of_hosts(self.roles, self.process_of)
         self._endable = {name for name in self.tasks if deployment[name].survives}
-        self._vain = 0  # how often the launcher has said that no message can reach programs that wait
+        self._hopeless = 0  # how often the launcher has said that no message can reach programs that wait
         self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
         self._emulated = machine.linked or machine.paced
         self.links = Links(network, self.rank, groups, self._at, self.deliver)
@@ -94,7 +94,7 @@ class Driver(Engine):
         return (task.node, self.lateness[task.node].computes) if task else (self.here, 0)
 
     def continue_from(self, beginning: Beginning) -> None:
-        """Stand where an earlier run stood, of which the programs of the deployment are."""
+        """Continue an earlier run, to which the programs of the deployment belong."""
         self.now = self.seconds = beginning.seconds
         self.dead = list(beginning.dead)
         self._dead = {self.process_of[node] for node in beginning.dead}
@@ -134,8 +134,8 @@ class Driver(Engine):
                 self._words.beat = time.monotonic_ns()
                 self._collect()
                 if run.deaths != len(self._dead):
-                    self._bury()
-                if run.vain != self._vain:
+                    self._note_deaths()
+                if run.hopeless != self._hopeless:
                     self._end_one()
                 if self._arrived or (agenda and agenda[0][0] <= self.clock()):
                     self._advance()
@@ -165,8 +165,8 @@ class Driver(Engine):
             self._computing.running -= 1
             self._finish(self._computing.finished.popleft())
 
-    def _bury(self) -> None:
-        """Hear of deaths: tell the programs here, and count no more what the dead sent or were sent."""
+    def _note_deaths(self) -> None:
+        """Tell the programs here which processes have died, and stop counting messages from and to these."""
         for process, words in self._table.process.items():
             if not words.dead or process in self._dead:
                 continue
@@ -179,12 +179,12 @@ class Driver(Engine):
                 self.dead.append(node)
                 for to in self.tasks:
                     self.links.enters(start, to, node, (node,), -1, 0, tag_of(Died))
-        self._words.noticed = len(self._dead) + self._vain
+        self._words.noticed = len(self._dead) + self._hopeless
 
     def _end_one(self) -> None:
         """After a death no message can come any more: tell a main program that knows what to do."""
-        self._vain = self._run.vain
-        self._words.noticed = len(self._dead) + self._vain
+        self._hopeless = self._run.hopeless
+        self._words.noticed = len(self._dead) + self._hopeless
         task = next((t for t in self.all_tasks if t.index == 0 and t.node in self._endable
                      and t.waiting is not None), None)
         if task is not None:
@@ -192,10 +192,9 @@ class Driver(Engine):
             self._continue()
 
     def _look_at_connections(self) -> None:
-        """A connection that is lost to a process that lives ends this one: soon the launcher would have
-        named the dead.
+        """End this process if its connection to a living one is lost; a dead one would be known by now.
 
-        Both ends see it, and one should go: the other has twice the patience.
+        Both ends see it, and one should end: the other waits twice as long.
         """
         now = time.monotonic()
         for process in self.transport.lost:
@@ -292,7 +291,7 @@ class Driver(Engine):
         freeze(effect.args)
         self.waits(task)
         for fault in self._faults.begins(task.node, effect.kind):
-            self._befalls(fault)
+            self._suffer(fault)
         start, due, priced = self.now, self.now, True
         if self.paced:
             duration = self._duration(task, effect.kind, priced_bytes(effect))
@@ -318,13 +317,13 @@ class Driver(Engine):
         else:
             call(due)
 
-    def _befalls(self, fault: Fault) -> None:
-        """What a plan has in store for a node here, as it begins a step."""
+    def _suffer(self, fault: Fault) -> None:
+        """A planned fault happens to a node here, as it begins a step."""
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "drop":
             cut = self.transport.sever(self.process_of[fault.to] if fault.to else "")
-            if not (fault.to and cut):  # what one end cannot know, both find out
+            if not (fault.to and cut):  # one end cannot know it, so both find out
                 what = f"its connection to {fault.to}" if fault.to else "its connections"
                 raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
         else:

@@ -193,7 +193,7 @@ class Launch:
             self._lost(process, *failure.raised(process, f"pid {self.pids[process]}"))
 
     def _lost(self, process: str, error: BaseException, cause: BaseException | None) -> None:
-        """Raise the error, or, if the run is to survive a death, tell all others of it."""
+        """Raise the error, or, if the run survives a death, tell all others of it."""
         began = bool(self.status.run.start)
         # at least what it took to notice
         silent = (time.monotonic_ns() - self.status.process[process].beat) / 1e9
@@ -252,7 +252,7 @@ class Launch:
         return [process for process in self.processes if process not in self.dead]
 
     def _waiters(self, process: str) -> str:
-        """Who waited, in words, for an error about `process`."""
+        """Which nodes waited, in words, for an error about `process`."""
         now = time.monotonic()
         others = [s for s in self.status.standing() if self.process_of[s.node] != process
                   and s.doing.startswith("Recv")]
@@ -274,7 +274,7 @@ class Launch:
         whatever was in between would have been counted at the second.
         """
         run, processes = self.status.run, [self.status.process[p] for p in self.living]
-        settled = run.start and all(p.idle and p.noticed == len(self.dead) + run.vain for p in processes)
+        settled = run.start and all(p.idle and p.noticed == len(self.dead) + run.hopeless for p in processes)
         sums = sum(p.sent for p in processes), sum(p.got for p in processes)
         if not settled or sums[0] != sums[1]:
             self._before = None
@@ -300,7 +300,7 @@ class Launch:
         standings = self.status.standing(self.living)
         stuck = [s.node for s in standings if s.program == 0 and s.doing.startswith("Recv")]
         if self.dead and stuck and all(node in self.endable for node in stuck):
-            self.status.run.vain += 1
+            self.status.run.hopeless += 1
             self._before = None
             self._wake_all()
         elif self.dead and self.on_death in ("shrink", "restart"):
@@ -341,8 +341,8 @@ class Launch:
 
 
 def _check_descriptors(processes: int, each: int) -> None:
-    """Refuse what would fail half-way: pipes, wake-ups, listeners and sentinels of each process, and its
-    events where they are to outlive it."""
+    """Refuse a run that would run out of descriptors: pipes, wake-ups, listeners and sentinels of each
+    process, and its events where they are to outlive it."""
     import resource  # where there is fork there is this
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -23,7 +23,7 @@ class _OfRun(ctypes.Structure):
         "start",  # on the monotonic clock [ns]
         "command",  # what the launcher wants
         "deaths",  # how many processes have died
-        "vain")]  # how often programs were told that they wait in vain
+        "hopeless")]  # how often programs were told that no message can come
 
 
 class _OfProcess(ctypes.Structure):
@@ -38,7 +38,7 @@ class _OfProcess(ctypes.Structure):
         "due",  # when something is due, in the run [ns]
         "text",  # bytes of its text
         "dead",
-        "noticed",  # how many deaths and hints that programs wait in vain it knows
+        "noticed",  # how many deaths and notices that no message can come it knows
         "wake")]  # when to continue it, on the monotonic clock [ns]
 
 

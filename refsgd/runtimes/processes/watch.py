@@ -22,8 +22,7 @@ BUSY = 10.0  # deadlines that a process may compute for, if it really does
 
 
 class Watch:
-    """Deadlines: a run in which nothing goes on, a process that is stopped, a launcher that was stopped
-    itself.
+    """Deadlines: for a run without progress, a process that is stopped, a launcher that was stopped itself.
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ class Watch:
                             + "; ".join(map(str, self._launch.status.standing())))
 
     def _stuck(self, now: float) -> None:
-        """Fail, unless some process is busy: a long Compute is no standstill, but not for ever either."""
+        """Fail, unless some process is busy: a long Compute is no standstill, up to a limit."""
         if any(state(self._launch.pids[process]) == "stopped" for process in self._launch.living):
             return  # that is why, and it is named at its own deadline
         if self._strict is None and now - self._changed < BUSY * self.deadline:
@@ -91,7 +90,7 @@ class Watch:
                 return
         places = "; ".join(f"{s} for {now - s.since:.2g} s" if s.since else str(s)
                            for s in self._launch.status.standing()[:8])
-        raise RunFailed(f"nothing went on for {now - self._changed:.2g} s (longer than the deadline of "
+        raise RunFailed(f"no progress for {now - self._changed:.2g} s (longer than the deadline of "
                         f"{self.deadline:.2g} s): {places}")
 
     def _stopped(self, now: float) -> None:

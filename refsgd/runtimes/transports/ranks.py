@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MESSAGE, FAILED, CALL, HERE = range(7, 11)  # tags
 SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
-QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting though its mains go on
+QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting before its mains return
 # seconds without a message after which a rank that needs one gives up: long, since a Compute may be
 PATIENCE = 300.0
 GRACE = 5.0  # seconds to hear of a failure before MPI_Abort
@@ -128,7 +128,7 @@ class Ranks:
         """The bytes of a message that MPI has matched; one that is longer than any frame ends the job,
         and no memory is taken for it."""
         count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
-        # MPI cannot refuse it: its sender would wait for ever, and Open MPI does not survive cutting it short
+        # MPI cannot refuse it: its sender would never return, and Open MPI does not survive cutting it short
         if count > self._longest:
             abort(self._comm,
                   f"from {self._processes[src]} (rank {src}) came a message of {count} bytes; "
@@ -237,14 +237,14 @@ class Ranks:
                             f"{self._absent()}")
 
     def _answer_calls(self) -> None:
-        """Say to whoever calls the roll that this rank is there."""
+        """Answer roll calls: this rank is there."""
         status = self._mpi.Status()
         while (call := self._rounds.Improbe(self._mpi.ANY_SOURCE, CALL, status)) is not None:
             call.Recv([bytearray(1), self._mpi.BYTE])
             self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], status.Get_source(), HERE), b""))
 
     def _absent(self) -> str:
-        """Call the roll: who does not answer, in words, to end an error with."""
+        """Call the roll: the ranks that do not answer, in words, for the end of an error."""
         absent, status, end = set(range(self._comm.size)) - {
             self._comm.rank}, self._mpi.Status(), time.monotonic() + ANSWER
         for rank in absent:

@@ -75,9 +75,9 @@ def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
 class Waiter:
     """Sleeps until something comes, or looks a little longer before it does.
 
-    Where messages came soon the last time it first looks again for a moment, leaving the core to whoever
-    wants it: an answer that is on its way then costs no wake-up.  Looks are counted, and not only time: where
-    several processes share a core the time passes while others work.  A process that usually waits long, as
+    If messages came soon the last time, it first looks again for a moment and yields the core between looks:
+    an answer that is on its way then costs no wake-up.  Looks are counted, and not only time: where several
+    processes share a core, time passes while others work.  A process that usually waits long, as
     in a paced run, sleeps immediately.
 
     Parameters

@@ -91,8 +91,8 @@ def _describe_array(value: npt.NDArray[Any], parts: list[bytes], raws: list[Raw]
 
 
 def _describe(value: Any, parts: list[bytes], raws: list[Raw], lend: Lend | None, depth: int) -> None:
-    """Append the description of one field to `parts` and the bytes of its arrays to `raws`; an error goes
-    on after its name."""
+    """Append the description of one field to `parts` and the bytes of its arrays to `raws`; an error's
+    text continues after its name."""
     if isinstance(value, np.ndarray):
         _describe_array(value, parts, raws, lend)
     elif value is None:
