@@ -14,6 +14,7 @@ from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.explorer import Counterexample, explore, walk
 from refsgd.runtimes.world import Stuck
+from tests.marks import mostly_slow
 from tests.papers.test_adpsgd import odd_cycle
 
 
@@ -31,7 +32,8 @@ def counts(run):
 
 
 @pytest.mark.parametrize("workers, steps, graph",
-                         [(2, 1, "ring"), (2, 2, "ring"), (3, 1, "bipartite"), (3, 1, "star")])
+                         mostly_slow([(2, 1, "ring"), (2, 2, "ring"), (3, 1, "bipartite"), (3, 1, "star")],
+                                     (2, 1, "ring"), (2, 2, "ring"), (3, 1, "star")))
 def test_adpsgd_ends_and_keeps_the_mean_in_every_schedule(workers, steps, graph):
     """Lian et al. 2018, section 3: on a bipartite graph no waiting goes in circles, and no gradient is
     lost."""

@@ -66,9 +66,11 @@ PYTHON = 100_000  # bytes: the objects of a plan, which are no numbers
 @pytest.mark.parametrize(
     "name, batches",
     [
-        ("tiny", (1, 16, 64, 256)), ("shallow", (1, 16, 64, 256)), ("resnet18:16", (1, 16, 64, 256)),
-        ("inception:16", (1, 64)), ("vgg16:16", (1, 16)),
-        ("resnet18", (1, 16)), ("vgg16", (1,)), ("inception", (1,)),
+        ("tiny", (1, 16, 64, 256)), ("shallow", (1, 16, 64, 256)), ("resnet18:16", (1, 16)),
+        ("inception:16", (1, 16)), ("vgg16:16", (1, 16)),
+        ("resnet18", (1,)), ("vgg16", (1,)), ("inception", (1,)),
+        *(pytest.param(*rest, marks=pytest.mark.slow)
+          for rest in (("resnet18:16", (64, 256)), ("inception:16", (64,)), ("resnet18", (16,)))),
     ],
 )
 def test_memory_is_what_the_description_says(name, batches):

@@ -31,7 +31,7 @@ MACHINES = {
 def test_an_exchange_takes_the_simulated_time(transport, machine):
     """Within 5 % of the prediction from the same draws, 4 workers, mean 50 ms: a busy machine wakes
     sleepers up milliseconds late."""
-    build = partial(exchange, n=4, d=2000, steps=20)
+    build = partial(exchange, n=4, d=2000, steps=10)
     expected = simulate(build, machine, 1)
     for _ in range(3):  # a machine that is busy with other things may spoil one run
         began = time.monotonic()
@@ -44,7 +44,7 @@ def test_an_exchange_takes_the_simulated_time(transport, machine):
     assert result.trace.seconds * 0.99 < took < result.trace.seconds * 1.05 + 2.0
     assert result.values["server0"].tobytes() == expected.values["server0"].tobytes()
     late = result.trace.lateness["worker1"]
-    assert late["computes"] == 20 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
+    assert late["computes"] == 10 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
 
 
 def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
