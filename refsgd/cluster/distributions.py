@@ -22,7 +22,7 @@ Samples = npt.NDArray[np.float64]
 
 
 def _special() -> Any:
-    """`scipy.special`, which takes a fifth of a second to load and is not there everywhere."""
+    """`scipy.special`, which takes a fifth of a second to load and is optional."""
     import scipy.special
 
     return scipy.special
@@ -39,7 +39,7 @@ def is_number(value: Any) -> bool:
     -------
     bool
     """
-    if type(value) is float:  # most are: an empirical distribution may have thousands
+    if type(value) is float:  # the usual case; an empirical distribution may have thousands
         return True
     return (isinstance(value, Real) and not isinstance(value, bool)
             and not (isinstance(value, int) and abs(value) > 1e308))
@@ -124,13 +124,13 @@ FAMILIES: dict[str, _Family] = {
 }
 
 
-#: name and parameters of each distribution, a line each
+#: name and parameters of each distribution, one line each
 DISTRIBUTIONS = (*(family.help for family in FAMILIES.values()),
         "empirical(t1,t2,...): one of these observed durations, each equally likely")
 
 
 def _in_seconds(family: str, count: int) -> int:
-    """How many of the `count` parameters are times; they come first."""
+    """The number of times among the `count` parameters; they come first."""
     return {"uniform": 2, "shifted": 2, "normal": 2, "empirical": count}.get(family, 1)
 
 
@@ -182,7 +182,7 @@ class Distribution:
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """Read ``name(number,...)``; a bare time is ``fixed``.  Raises ValueError naming what was expected.
+        """Read ``name(number,...)``; a time alone is ``fixed``.  Raises ValueError with the expected form.
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class Distribution:
         ----------
         rng : numpy.random.Generator
         count : int
-            How many, >= 0.
+            Number of draws, >= 0.
 
         Returns
         -------

@@ -2,5 +2,4 @@
 
 
 class DataError(Exception):
-    """A data set that is missing or not what it should be: one line with what was found and what was
-    expected."""
+    """A data set is missing or invalid: one line with the finding and the expectation."""

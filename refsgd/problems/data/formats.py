@@ -1,5 +1,4 @@
-"""Readers of the files in which the data sets are published. They trust nothing that a file says about
-itself."""
+"""Readers of the published file formats. They verify everything that a file says about itself."""
 from __future__ import annotations
 
 import gzip
@@ -37,7 +36,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
 
 
 def read_cifar(path: Path, records: int) -> tuple[Bytes, Bytes]:
-    """Read a file of CIFAR-10's binary version: a label byte and 3,072 pixel bytes for each image."""
+    """Read a file of the binary version of CIFAR-10: a label byte and 3,072 pixel bytes for each image."""
     try:
         raw = np.frombuffer(path.read_bytes(), np.uint8)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Getting the published files, and telling which are here."""
+"""Download the published files and report which are available."""
 from __future__ import annotations
 
 import hashlib
@@ -45,7 +45,8 @@ REPACKED = {ADDRESSES["cifar10"][1]: "sha1:fab780a1e191a7eda0f345501ccd62d20f7ed
 
 
 class Status(NamedTuple):
-    """Whether a data set is here: its folder (None if no file of its own is found) and how complete it is."""
+    """Availability of a data set: its folder (None if no file is found) and the numbers of found and expected
+    files."""
 
     name: str
     folder: Path | None
@@ -54,7 +55,7 @@ class Status(NamedTuple):
 
 
 def status() -> list[Status]:
-    """What is here, for every data set; those that need no files have 0 of 0."""
+    """The status of every data set; those that need no files have 0 of 0."""
     rows = []
     for name in NAMES:
         expected = files(name)
@@ -65,7 +66,7 @@ def status() -> list[Status]:
 
 
 def fetch(name: str) -> Path:
-    """Download a data set into the user's cache, unless it is there, and check every file."""
+    """Download a data set into the user's cache if it is missing, and verify every file."""
     if name not in ADDRESSES:
         raise DataError(f"data set is {name!r}, expected one that can be fetched: {', '.join(ADDRESSES)}")
     try:
@@ -98,7 +99,7 @@ def _download(pooch: object, name: str, file: str, checksum: str, folder: Path) 
         try:
             pooch.retrieve(address + file, known, fname=file, path=folder)  # type: ignore[attr-defined]
             return
-        except Exception as error:  # pooch passes on whatever its transport raises
+        except Exception as error:  # pooch passes on any error of its transport
             problems.append(
                 f"{address}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
     raise DataError(f"{name}: cannot fetch {file} ({'; '.join(problems)}), expected MD5 {checksum}")
@@ -114,7 +115,7 @@ def _matches(path: Path, known: str) -> bool:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Take the published files, and nothing else, out of the archive, in whichever folder of it they are."""
+    """Extract only the published files from the archive, from any of its folders."""
     with tarfile.open(archive) as tar:
         members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
         for file in files("cifar10"):

@@ -1,4 +1,4 @@
-"""The data sets: where their files are looked for, and how they become arrays."""
+"""The data sets: the locations of their files, and their conversion to arrays."""
 from __future__ import annotations
 
 import functools
@@ -15,8 +15,7 @@ from refsgd.problems.data.formats import Bytes, read_cifar, read_digits, read_id
 
 _DIGITS = 1797
 _DIGITS_TRAINING = 1437
-# In file order the last 360 digits were written by other people: the split is one permutation, fixed for
-# good.
+# In file order the last 360 digits were written by other people, so the split is one fixed permutation.
 _SPLIT_SEED = 1797
 
 # Mean and standard deviation of the training pixels divided by 255, as commonly published.
@@ -33,12 +32,12 @@ NAMES = ("digits", *_IDX_SCALE, "cifar10", "synthetic")
 
 
 def files(name: str) -> list[str]:
-    """The published files that a data set is read from; none for one that needs no files of its own.
+    """The published files of a data set; none if it needs no files.
 
     Parameters
     ----------
     name : str
-        Of the data set, one of `NAMES`.
+        Name of the data set, one of `NAMES`.
 
     Returns
     -------
@@ -64,7 +63,7 @@ class Dataset:
         0 to classes - 1.
     classes : int
     note : str
-        What is missing of the published set, if anything.
+        Missing parts of the published set, if any.
     """
 
     name: str
@@ -93,7 +92,7 @@ class Dataset:
 
 
 def user_cache() -> Path | None:
-    """The library's folder in the user's cache; None where there is neither ``XDG_CACHE_HOME`` nor a home
+    """The library's folder in the user's cache; None if there is neither ``XDG_CACHE_HOME`` nor a home
     directory.
 
     Returns
@@ -107,13 +106,13 @@ def user_cache() -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """Where the files of a data set are looked for, in this order: ``$REFSGD_DATA``, then the user's cache,
-    if there is one.
+    """The folders in which the files of a data set are searched, in order: ``$REFSGD_DATA``, then the user's
+    cache, if there is one.
 
     Parameters
     ----------
     name : str
-        Of the data set, one of `NAMES`.
+        Name of the data set, one of `NAMES`.
 
     Returns
     -------
@@ -129,7 +128,7 @@ def find(name: str, wanted: list[str]) -> Path:
     Parameters
     ----------
     name : str
-        Of the data set, one of `NAMES`.
+        Name of the data set, one of `NAMES`.
     wanted : list of str
         Names of its files.
 
@@ -156,14 +155,14 @@ def find(name: str, wanted: list[str]) -> Path:
 
 
 def load(name: str) -> Dataset:
-    """Read a data set; of those that are large the last one is remembered while its files stay as they are.
+    """Read a data set; the last large one is cached as long as its files do not change.
 
     Parameters
     ----------
     name : str
         "digits" (1,437 + 360 images of 8x8, comes with scikit-learn), "mnist" or "fashion-mnist"
         (60,000 + 10,000 of 28x28), "cifar10" (50,000 + 10,000 of 32x32x3; fewer if some of its files are
-        missing, which ``note`` then says), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
+        missing, see ``note``), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
 
     Returns
     -------
@@ -172,8 +171,8 @@ def load(name: str) -> Dataset:
     Raises
     ------
     DataError
-        One line: if the name is unknown, files are missing, cut short or of another format, or values are
-        not finite or no label.
+        One line: if the name is unknown, files are missing, truncated or of another format, values are not
+        finite, or labels are invalid.
     """
     if name == "digits":
         return _load_digits()
@@ -192,7 +191,7 @@ def load(name: str) -> Dataset:
     raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
 
 
-# seconds and hundreds of MB for each of many runs that follow one another, and keep it alive
+# reading costs seconds and hundreds of MB for each of many consecutive runs
 @functools.lru_cache(maxsize=1)
 def _read(name: str, stamps: tuple[tuple[Path, int, int], ...]) -> Dataset:
     return _load_cifar() if name == "cifar10" else _load_idx(name)
@@ -284,7 +283,7 @@ def synthetic(shape: tuple[int, int, int], classes: int = 10, train: int = 2000,
     ----------
     shape : (H, W, C)
     classes, train, test : int
-        Numbers of classes and of images; labels are as even as can be.
+        Numbers of classes and of images; labels are as evenly distributed as possible.
     seed : int
 
     Returns

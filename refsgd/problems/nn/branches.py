@@ -1,7 +1,7 @@
-"""Layers that are made of chains of layers: the branches of a network, added up or side by side.
+"""Layers that consist of chains of layers: the branches of a network, added or concatenated.
 
-What a layer is: `refsgd.problems.nn.layer`. The parameters of a branch are handed in, and their gradients
-handed out, as one list for each branch.
+`refsgd.problems.nn.layer` defines the interface of a layer. The parameters of branches and their gradients
+are passed as one list for each branch.
 """
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Residual(Layer):
         return results[0][0] + results[1][0], [gradients for _, gradients in results]
 
     def flops(self, shape: Shape) -> int:
-        return prod(self.output_shape(shape))  # the addition; the layers of the branches count themselves
+        return prod(self.output_shape(shape))  # the addition; layers in branches are counted separately
 
 
 @dataclass(frozen=True)
 class Concat(Layer):
-    """The outputs of some branches, which all read the same input, side by side as channels.
+    """The outputs of branches that read the same input, concatenated as channels.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Concat(Layer):
         ends, inner = kept
         parts = np.split(dy, ends[:-1], axis=-1)
         results = [backward(*arguments) for arguments in zip(self.branches, p, inner, parts, strict=True)]
-        dx = results[0][0] + 0  # a new array: the branch may have handed out a view
+        dx = results[0][0] + 0  # a new array: the branch may have returned a view
         for more, _ in results[1:]:
             dx = dx + more
         return dx, [gradients for _, gradients in results]

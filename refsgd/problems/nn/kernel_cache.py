@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def can_write(place: Path) -> bool:
-    """Whether files can be made in a folder, or the folder itself where there is none."""
-    # Path.exists raises where a folder above may not be read
+    """Whether files can be created in a folder, or the folder itself if it does not exist."""
+    # Path.exists raises if a parent folder may not be read
     while not os.path.exists(place) and place != place.parent:
         place = place.parent
     try:
@@ -23,7 +23,7 @@ def can_write(place: Path) -> bool:
 
 
 def places() -> list[Path]:
-    """Where numba looks for a folder, in its order; a user without a home has no cache of their own."""
+    """The folders that numba tries, in order; a user without a home directory has no cache folder."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     mac = sys.platform == "darwin"
     user = Path(os.path.expanduser("~/Library/Caches" if mac else os.environ.get("XDG_CACHE_HOME")
@@ -33,14 +33,14 @@ def places() -> list[Path]:
 
 
 def found() -> Path | None:
-    """The first place that can be written to."""
+    """The first writable folder."""
     return next(filter(can_write, places()), None)
 
 
 @functools.cache
 def kept() -> bool:
-    """Whether compiled kernels are kept, if need be in a temporary folder of this user's; asked before the
-    first one is compiled, because numba refuses to compile a kernel that it cannot keep."""
+    """Whether compiled kernels are cached, if necessary in a temporary folder of this user; called before the
+    first one is compiled, because numba refuses to compile a kernel that it cannot cache."""
     if found() is not None:
         return True
     tried = ", ".join(map(str, places()))
@@ -56,7 +56,7 @@ def kept() -> bool:
 
 
 def _temporary() -> Path | None:
-    """A folder of this user's that nobody else can write to: what others can write must not be run."""
+    """A folder of this user that no other user can write to: code that others can write must not be run."""
     try:
         user = os.getuid() if hasattr(os, "getuid") else "mine"
         folder = Path(tempfile.gettempdir()) / f"refsgd-kernels-{user}"

@@ -1,12 +1,12 @@
-"""What a layer is, and layers run one after the other.
+"""The interface of a layer, and chains of layers.
 
-A network is a plain list of layers. A layer is a frozen value that knows its hyper-parameters, not its
-parameters: those live in one flat vector and are handed in, as a dict from name to array, by whoever calls.
-Every layer answers the same five questions:
+A network is a plain list of layers. A layer is a frozen value with its hyper-parameters but without its
+parameters: these are in one flat vector, and the caller passes them as a dict from name to array.
+Every layer has the same five methods:
 
-* ``output_shape(shape)``: what one image of shape ``(H, W, C)`` (or ``(features,)``) becomes;
+* ``output_shape(shape)``: the output shape for one image of shape ``(H, W, C)`` (or ``(features,)``);
 * ``parameters(shape)``: names, shapes and fan-in of its parameters;
-* ``forward(p, x)``: the output ``y`` and what the backward pass needs to keep;
+* ``forward(p, x)``: the output ``y`` and the values that the backward pass needs;
 * ``backward(p, kept, dy)``: the gradient with respect to the input, and a dict of gradients of the
   parameters;
 * ``flops(shape)``: floating-point operations for one image, a multiplication and an addition counting as two.
@@ -36,37 +36,36 @@ class Parameter(NamedTuple):
 
 
 class Layer(Protocol):
-    """The interface of a layer. By default a layer keeps the shape, has no parameters, and does one
+    """The interface of a layer. By default a layer preserves the shape, has no parameters, and does one
     operation per number."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        """What one input becomes.
+        """The shape of the output for one input.
 
         Parameters
         ----------
         shape : (H, W, C) or (features,)
-            Of one input.
+            Shape of one input.
 
         Returns
         -------
         (H, W, C) or (features,)
-            Of one output.
+            Shape of one output.
         """
         return shape
 
     def parameters(self, shape: Shape) -> dict[str, Parameter]:
-        """The arrays that the layer needs.
+        """The parameter arrays of the layer.
 
         Parameters
         ----------
         shape : (H, W, C) or (features,)
-            Of one input.
+            Shape of one input.
 
         Returns
         -------
         dict of str to Parameter
-            In the order in which they lie in the flat vector. What belongs to the layers of a branch is not
-            among them.
+            In their order in the flat vector, without the parameters of layers in branches.
         """
         return {}
 
@@ -76,7 +75,7 @@ class Layer(Protocol):
         Parameters
         ----------
         p : dict of str to array
-            What `parameters` names; for a layer with branches, one list of such dicts for each branch.
+            The arrays of `parameters`; for a layer with branches, one list of such dicts for each branch.
         x : float32 or float64, shape (b, H, W, C) or (b, features)
 
         Returns
@@ -84,7 +83,7 @@ class Layer(Protocol):
         y : array
             The b outputs, in the precision of ``p`` and ``x``.
         kept : object
-            What `backward` needs of this pass.
+            The values of this pass that `backward` needs.
         """
         ...
 
@@ -115,18 +114,18 @@ class Layer(Protocol):
         Parameters
         ----------
         shape : (H, W, C) or (features,)
-            Of one input.
+            Shape of one input.
 
         Returns
         -------
         int
-            A multiplication and an addition count as two. The layers of a branch count themselves.
+            A multiplication and an addition count as two. Layers in branches are counted separately.
         """
         return prod(shape)
 
 
 def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, list[Any]]:
-    """Run layers one after the other: the output, and what each layer keeps for `backward`."""
+    """Run layers one after the other: the output, and the values that each layer keeps for `backward`."""
     kept = []
     for layer, q in zip(layers, p, strict=True):
         x, k = layer.forward(q, x)

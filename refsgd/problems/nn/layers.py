@@ -1,8 +1,8 @@
-"""Layers of convolutional networks, each defined by a few lines of numpy; what a layer is, says
-`refsgd.problems.nn.layer`.
+"""Layers of convolutional networks, each defined in a few lines of numpy; `refsgd.problems.nn.layer` has
+their interface.
 
 These functions *are* the definition. They work in the precision of their arguments, so that float64 can be
-checked against finite differences; `refsgd.problems.nn.kernels` computes the same in float32, faster, and is
+checked against finite differences; `refsgd.problems.nn.kernels` computes the same faster, in float32, and is
 tested against them.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from refsgd.problems.nn.layer import Array, Layer, Parameter, Parameters, Shape
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """Convolution (cross-correlation, as the field calls it) of ``channels`` square filters.
+    """Convolution (in the usual sense of the field, a cross-correlation) with ``channels`` square filters.
 
     ``y[n, r, c, o] = bias[o] + sum_{i, j, k} x[n, r*stride + i - pad, c*stride + j - pad, k] * weight[i, j,
     k, o]``, where pixels outside the image are 0.
@@ -31,7 +31,7 @@ class Conv(Layer):
     kernel : int
         Height and width of a filter, in pixels.
     stride : int
-        Pixels from one place of the filter to the next.
+        Pixels between adjacent positions of the filter.
     pad : int
         Pixels by which the filter reaches beyond the image.
     bias : bool
@@ -80,7 +80,7 @@ class Conv(Layer):
 
 @dataclass(frozen=True)
 class Relu(Layer):
-    """``y = max(x, 0)``; at 0 the gradient is taken to be 0."""
+    """``y = max(x, 0)``; the gradient at 0 is defined as 0."""
 
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
         y = np.maximum(x, 0)
@@ -92,10 +92,10 @@ class Relu(Layer):
 
 @dataclass(frozen=True)
 class MaxPool(Layer):
-    """The largest of each ``kernel x kernel`` window, windows ``stride`` apart; rows that fill no window are
+    """The largest pixel of each ``kernel x kernel`` window, windows ``stride`` apart; incomplete windows are
     dropped.
 
-    Pixels outside the image, where ``pad`` lets windows reach, are never the largest. The gradient goes to
+    Pixels outside the image, which ``pad`` includes in windows, are never the largest. The gradient goes to
     the first largest pixel of a window, in reading order.
 
     Parameters
@@ -160,8 +160,8 @@ class BatchNorm(Layer):
     """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, mean and variance of each channel over the
     batch.
 
-    There is no running state: the layer is a function of the batch alone. An evaluation fixes the statistics
-    once, on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
+    There is no running state: the layer is a function of the batch only. An evaluation computes the
+    statistics once, on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class BatchNorm(Layer):
         axes = tuple(range(dy.ndim - 1))
         dgain, dbias = (dy * normal).sum(axis=axes), dy.sum(axis=axes)
         count = prod(dy.shape[:-1])
-        # Mean and variance depend on every x of the channel: hence the two terms beside dy.
+        # Mean and variance depend on every x of the channel: hence the two terms besides dy.
         dx = p["gain"] * inverse * (dy - dbias / count - normal * dgain / count)
         return dx, {"gain": dgain, "bias": dbias}
 
@@ -196,10 +196,10 @@ class BatchNorm(Layer):
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps them
-    all.
+    """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps all.
 
-    What is kept is a pure function of ``p["key"]`` (an integer; no key keeps everything) and of the position.
+    The choice is a pure function of ``p["key"]`` (an integer; without a key all are kept) and of the
+    position.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ class Linear(Layer):
     Parameters
     ----------
     features : int
-        Numbers that one input becomes.
+        Number of outputs per input.
     """
 
     features: int
@@ -304,7 +304,7 @@ def _positions(length: int, layer: Conv | MaxPool) -> int:
 
 
 def _windows(x: Array, layer: Conv | MaxPool, outside: float) -> Array:
-    """Views of shape ``(b, rows, columns, C, kernel, kernel)`` of what each output position sees."""
+    """Views of shape ``(b, rows, columns, C, kernel, kernel)``: the window of each output position."""
     pad, size, stride = layer.pad, layer.kernel, layer.stride
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)
     return sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]

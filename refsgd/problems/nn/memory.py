@@ -1,4 +1,4 @@
-"""Where activations and their gradients lie: preallocated, with borders of zeros, addressed by strides in
+"""Memory of activations and their gradients: preallocated, with borders of zeros, addressed by strides in
 bytes."""
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[int, int, int, int]
 
 
 def zeros(*shape: int) -> Array:
-    """Zeros that begin at a cache line: vectors of one line then never straddle two."""
+    """Zeros aligned to a cache line, so that vectors of one line never straddle two."""
     count = prod(shape)
     room = np.zeros(count + _LINE // 4, np.float32)
     first = -room.ctypes.data % _LINE // 4
@@ -61,7 +61,7 @@ class Field:
         return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
 
     def allocate(self, images: int) -> None:
-        """Make room, unless there is; what was there is lost."""
+        """Allocate memory unless there is some; previous contents are lost."""
         if self.of is not None:
             self.data = self.of.data
         elif self.room is not None:
@@ -73,7 +73,7 @@ class Field:
         self.seek(0)
 
     def seek(self, image: int) -> None:
-        """Let the place be that of one image, and of the ones that follow it."""
+        """Set the place to one image and those that follow it."""
         pixel = 4 * self.shape[2]
         row = (self.shape[1] + 2 * self.pad) * pixel
         self.corner = self._begin + image * 4 * self.floats
@@ -98,14 +98,14 @@ class Field:
 class Buffer:
     """The output of a step for every image, and the gradient of the loss with respect to it.
 
-    Successive steps may share one field as their gradient, where it has the same values.
+    Successive steps may share one field as their gradient if it has the same values.
     """
 
     def __init__(self, shape: Shape, wanted: bool = True) -> None:
         self.shape = shape
         self.value = Field(shape)
         self.gradient = Field(shape)
-        self.wanted = wanted  # whether anything before has parameters, so that the gradient is needed
+        self.wanted = wanted  # whether an earlier layer has parameters, so that the gradient is needed
         self.twins = False  # value and gradient need the same border
 
     def settle(self) -> bool:
@@ -141,5 +141,5 @@ class Scratch:
                 self._addresses[name] = self._areas[name].ctypes.data
 
     def address(self, name: str) -> int:
-        """Where an area begins."""
+        """The address of an area."""
         return self._addresses[name]

@@ -1,10 +1,10 @@
-"""How far real processes were behind the machine that they are paced to."""
+"""Lateness of real processes relative to the machine to which they are paced."""
 
 from __future__ import annotations
 
 
 class Lateness:
-    """How far reality was behind nominal time on one node."""
+    """Lateness relative to nominal time on one node."""
 
     def __init__(self) -> None:
         self.events = self.slips = self.computes = 0
@@ -17,7 +17,7 @@ class Lateness:
         self.worst = max(self.worst, late)
 
     def computed(self, took: float) -> None:
-        """Count a Compute that really took so long."""
+        """Count a Compute with its real duration."""
         self.computes += 1
         self.computing += took
 

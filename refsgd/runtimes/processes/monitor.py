@@ -1,5 +1,5 @@
-"""What processes use while they run: processor time, resident memory, bytes read and written, sampled on
-the trace's clock."""
+"""Resource use of processes: processor time, resident memory, bytes read and written, sampled on the trace's
+clock."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sample(NamedTuple):
     time : float
         Seconds since the processes were started together.
     cpu : float
-        Processor seconds per second since the sample before (1.0: one core busy).
+        Processor seconds per second since the previous sample (1.0: one core busy).
     rss : int
-        Resident memory [bytes]; pages that processes share count for each.
+        Resident memory [bytes]; shared pages count for each process.
     read, written : int
-        Bytes that reached a file or device until now.
+        Bytes transferred from or to files and devices so far.
     """
 
     time: float
@@ -40,7 +40,7 @@ class Monitor:
     Parameters
     ----------
     every : float
-        Seconds between samples; each costs about 0.1 ms a process.
+        Seconds between samples; each costs about 0.1 ms per process.
 
     Examples
     --------
@@ -61,10 +61,10 @@ class Monitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pids: Mapping[str, int]) -> None:
-        """Begin to sample; `pids` are process numbers by node (nodes that share one are sampled once, under
-        the first).
+        """Begin to sample; `pids` are process numbers by node (a process with several nodes is sampled once,
+        under its first node).
 
-        This process is watched too, as "launcher".
+        This process is sampled too, as "launcher".
         """
         if self._thread is not None:  # another attempt of the run: the first is watched
             return
@@ -80,7 +80,7 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> dict[str, dict[str, Any]]:
-        """End sampling; figures by node."""
+        """End sampling; returns the samples and summaries by node."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

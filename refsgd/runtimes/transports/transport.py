@@ -1,4 +1,4 @@
-"""What a driver needs of a transport: rings in shared memory, sockets, or MPI."""
+"""The interface between driver and transport: rings in shared memory, sockets, or MPI."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from refsgd.runtimes.transports.wire import Frame
 
 
 class Transport(Protocol):
-    """What a driver needs of rings, sockets or MPI; nothing of it ever waits except `soon`, a moment, and
-    `wait`."""
+    """The methods of rings, sockets or MPI for a driver; only `wait` and, for a moment, `soon` wait."""
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Hand over a message; what does not fit now is kept and sent later."""
+        """Send a message; bytes that do not fit are kept and sent later."""
         ...
 
     def take(self) -> list[Frame]:
-        """The messages that are here, each channel's in order."""
+        """The messages that have arrived, in order for each channel."""
         ...
 
     def soon(self, timeout: float) -> bool:
-        """Whether something comes in the next moment; a cheap look before all that a sleep costs."""
+        """Whether a message arrives in the next moment; a cheap poll before an expensive sleep."""
         ...
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something comes, or there is room for what did not fit, or the time is up."""
+        """Sleep until a message arrives, there is room for kept bytes, or the time is up."""
         ...
 
     def knock(self) -> None:
@@ -34,11 +33,11 @@ class Transport(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that are kept because they did not fit."""
+        """Number of kept bytes that did not fit."""
         ...
 
     def forget(self, process: str) -> None:
-        """A process has died: drop what is kept for it."""
+        """Drop the bytes kept for a process that has died."""
         ...
 
     @property
@@ -47,9 +46,9 @@ class Transport(Protocol):
         ...
 
     def sever(self, process: str = "") -> bool:
-        """Cut all connections at once, or that to one process, as a broken network does."""
+        """Cut all connections, or the one to a process, like a broken network."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the transport at the end of the run."""
         ...
