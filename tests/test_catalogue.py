@@ -86,7 +86,8 @@ def test_defaults_are_those_of_their_table():
         own = ", ".join(f"{p.name}={p.default}" for p in parameters if p.kind == p.KEYWORD_ONLY)
         assert rows[name] == (own or "-")
         assert {p.name: p.default for p in parameters if p.kind != p.KEYWORD_ONLY
-                and p.default != p.empty} in ({}, {"servers": 1, "rotated": False}, {"servers": 1, "groups": None})
+                and p.default != p.empty} in ({}, {"servers": 1, "rotated": False}, {"servers": 1, "groups": None},
+                                           {"hosts": None})
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

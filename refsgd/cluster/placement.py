@@ -8,6 +8,7 @@ by name; ``2x8`` (two groups of eight hosts), or each group's hosts by number.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -197,6 +198,20 @@ def usual(hosts: Hosts, groups: Groups) -> tuple[int, int] | None:
         count, size = map(int, hosts.split("x"))
         return count * size, 1
     return (sum(map(len, groups)), 0) if groups else None
+
+
+def devices(hosts: Hosts, workers: int) -> list[int]:
+    """How many of so many workers live on each host that has any.
+
+    >>> devices("4x2", 7), devices("cyclic:3", 6), devices("", 2)
+    ([2, 2, 2, 1], [2, 2, 2], [1, 1])
+    """
+    if not isinstance(hosts, str):
+        counts = [sum(not name.startswith("server") for name in host) for host in hosts]
+        return [count for count in counts if count]
+    shift = int(hosts.partition("x")[2]) if "x" in hosts else 1
+    count = int(hosts.removeprefix("cyclic:")) if hosts.startswith("cyclic:") else workers
+    return list(Counter(i // shift % count for i in range(workers)).values())
 
 
 def numbered(hosts: Hosts, placed: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rings in two levels: leaders of nodes, or the rows and columns of a torus.
+"""Rings in two levels: leaders of groups, or the rows and columns of a torus.
 
 References
 ----------
@@ -18,10 +18,11 @@ from refsgd.effects import Array, Program, Send
 
 
 def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
-                           per_node: int | None = None) -> Program[Array]:
-    """The sum over ranks: a star inside each node, a ring of the nodes' leaders, the star back.
+                           group: int | None = None) -> Program[Array]:
+    """The sum over ranks: a star inside each group, a ring of the groups' leaders, the star back.
 
-    `per_node` consecutive ranks form a node, the last one perhaps with fewer; X of `factors` by default.
+    `group` consecutive ranks are the devices of one host, the last one perhaps with fewer; by default X of
+    `factors`.  Between m hosts it takes 2 (m-1) steps where the flat ring has 2 (n-1).
 
     Parameters
     ----------
@@ -31,23 +32,23 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
         Names of all n nodes, by rank; the same on every rank.
     x : ndarray, (d,)
         This rank's vector, of any float type; not modified. All ranks have the same d.
-    per_node : int, optional
-        Ranks of one node, at least 1.
+    group : int, optional
+        Ranks of a group, at least 1.
 
     Returns
     -------
     ndarray, (d,)
         The sum, the same bits on every rank.
     """
-    g = factors(len(peers))[0] if per_node is None else per_node
+    g = factors(len(peers))[0] if group is None else group
     if g < 1:
-        raise ValueError(f"per_node {g}; expected at least 1")
-    node, seat = divmod(me, g)
-    mates = peers[node * g : (node + 1) * g]
+        raise ValueError(f"group {g}; expected at least 1")
+    number, seat = divmod(me, g)
+    mates = peers[number * g : (number + 1) * g]
     if seat:
         return (yield from hand_in(mates[0], x))
     total = yield from collect(seat, mates, x)
-    total = yield from ring_allreduce(node, peers[::g], total)
+    total = yield from ring_allreduce(number, peers[::g], total)
     for mate in mates[1:]:
         yield Send(mate, Total(total))
     return total

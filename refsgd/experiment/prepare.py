@@ -12,6 +12,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.placement import grouped
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment.arguments import (
@@ -188,10 +189,27 @@ class Experiment:
         options = {name: value for name, value in given.items() if name in taken} | self.options
         check_function(self.name, self.function, options)
         try:
-            found = self.function(self.problem, self.workers, self.steps, self.sgd, **options)
-            return check_deployment(self.name, found)
+            found = check_deployment(self.name, self._made(options))
+            where = self._where(found, taken)
+            return check_deployment(self.name, self._made(where | options)) if where else found
         except ValueError as error:
             raise Usage(str(error)) from None
+
+    def _made(self, options: Mapping[str, Any]) -> Deployment:
+        return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
+
+    def _where(self, deployment: Deployment, taken: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The host and the group of each worker by number, where the machine has such, for an algorithm whose
+        function takes them."""
+        m = self.machine
+        if not (("hosts" in taken and m.hosts) or ("groups" in taken and m.groups)):
+            return {}
+        network, rank, role = Network(m, deployment), ranks(deployment), roles(deployment)
+        workers = sorted((node for node in deployment if role[node] == "worker"), key=rank.__getitem__)
+        group = grouped(m.groups, network.hosts, network.host)
+        found = {"hosts": [network.hosts.index(network.host[w]) for w in workers],
+                 "groups": [group[network.host[w]] for w in workers if group]}
+        return {name: numbers for name, numbers in found.items() if numbers and name in taken}
 
     def predictions(self) -> Figures:
         """Closed forms for this experiment, and the reasons for those that it has none of."""

@@ -51,7 +51,8 @@ def _check_covered(name: str, c: Setting) -> None:
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
-    if name != "sequential" and (m.hosts or m.inside or m.groups):
+    levels = m.groups or ((m.hosts or m.inside) and c.options.get("collective") != "hierarchical")
+    if name != "sequential" and levels:
         raise Uncovered("no formula knows hosts of several nodes or groups of hosts yet; "
                         f"{name} is simulated and measured only")
     alone = name in ("sequential", "independent", "hogwild") or (name == "bsp" and c.servers == 1)

@@ -36,8 +36,8 @@ OPTIONS = [("ring", {}), ("rings", {"count": 1}), ("rings", {"count": 2}), ("rin
            ("halving-doubling", {}), ("tree", {}), ("double-tree", {"pieces": 1}),
            ("double-tree", {"pieces": 5}), ("root", {}),
            ("pscpu", {}), ("pscpu", {"slices": 1}), ("pscpu", {"slices": 20}), ("hierarchical", {}),
-           ("hierarchical", {"per_node": 1}),
-           ("hierarchical", {"per_node": 3}), ("hierarchical", {"per_node": 17}), ("torus", {}),
+           ("hierarchical", {"group": 1}),
+           ("hierarchical", {"group": 3}), ("hierarchical", {"group": 17}), ("torus", {}),
            ("torus", {"columns": 1})]
 IDS = ["-".join([name, *map(str, options.values())]) for name, options in OPTIONS]
 UNEVEN = Machine(compute="exponential(1)", latency=0.1)  #: ranks take turns in being late
@@ -143,7 +143,7 @@ def test_additions_are_reductions_to_the_machine(name, options):
 
 @pytest.mark.parametrize(("name", "options"), [
     ("rings", {"count": 2}), ("double-tree", {"pieces": 8}), ("pscpu", {"slices": 12}),
-    ("hierarchical", {"per_node": 4}), ("torus", {"columns": 4})])
+    ("hierarchical", {"group": 4}), ("torus", {"columns": 4})])
 def test_defaults_are_those_of_the_page(name, options):
     """For 12 ranks: docs/collectives.md; the longer side of the rectangle that is nearest to a square
     comes first."""
@@ -268,8 +268,8 @@ def test_long_vectors_on_a_slow_network_do_not_deadlock():
     (6, "torus", {"columns": 4}, "torus of 6 ranks in 4 columns; expected a divisor of 6"),
     (6, "torus", {"columns": 0}, "in 0 columns; expected a divisor"),
     (6, "torus", {"columns": -2}, "in -2 columns; expected a divisor"),
-    (4, "hierarchical", {"per_node": 0}, "per_node 0; expected at least 1"),
-    (4, "hierarchical", {"per_node": -1}, "per_node -1; expected at least 1"),
+    (4, "hierarchical", {"group": 0}, "group 0; expected at least 1"),
+    (4, "hierarchical", {"group": -1}, "group -1; expected at least 1"),
     (4, "pscpu", {"slices": 0}, "cut into 0 parts; expected at least 1"),
     (4, "pscpu", {"slices": -1}, "cut into -1 parts"), (4, "rings", {"count": 0}, "cut into 0 parts"),
     (4, "double-tree", {"pieces": 0}, "cut into 0 parts")])

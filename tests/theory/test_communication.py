@@ -274,7 +274,7 @@ def test_sparse_bytes():
     (lambda: c.rings(3, 1, Link(reduction=1e-9), 2), "assumes 0"),
     (lambda: c.sparse_gather(2, 40, Link(), 0.0), "share"),
     (lambda: c.allreduce("mystery", 2, 1, Link()), "expected one of"),
-    (lambda: c.allreduce("hierarchical", 6, 1, Link(), per_node=4), "full nodes"),
+    (lambda: c.allreduce("hierarchical", 6, 1, Link(), group=4), "full ones"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

@@ -32,7 +32,9 @@ Sergeev and Del Balso, "Horovod", arXiv:1802.05799, 2018: the ring instead of se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -40,7 +42,7 @@ import numpy as np
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
-from refsgd.collectives import ALLREDUCE
+from refsgd.collectives import ALLREDUCE, hierarchical_allreduce, torus_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
@@ -60,16 +62,39 @@ def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
     return replica.x
 
 
-def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
-              collective: Collective = "ring") -> Deployment:
+def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple[list[int], int | None]:
+    """The ranks host by host, and how many of them form a group: by default those of a host.
+
+    >>> seats(4, [0, 1, 0, 1], None), seats(4, None, None)
+    (([0, 2, 1, 3], 2), ([0, 1, 2, 3], None))
+    """
+    if hosts is None:
+        return list(range(workers)), group
+    devices = list(Counter(sorted(hosts)).values())
+    if group is None and len(set(devices)) > 1:
+        raise ValueError(f"hosts with {', '.join(map(str, devices))} workers; expected as many on each for "
+                         "hierarchical all-reduce, or a group: --group 2")
+    return sorted(range(workers), key=hosts.__getitem__), group or devices[0]
+
+
+def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
+              collective: Collective = "ring", group: int | None = None,
+              columns: int | None = None) -> Deployment:
     """Deploy AR-SGD.
 
     Parameters
     ----------
     problem, workers, steps, sgd
         As for `refsgd.algorithms.parts.deploy`.
+    hosts : sequence of int, optional
+        Host of each worker, on a machine that has hosts.
     collective : str
         How gradients are summed: a key of `refsgd.collectives.ALLREDUCE`.
+    group : int, optional
+        Of `hierarchical`: consecutive workers that hand their gradients to a leader, at least 1; by default
+        the workers of a host, on a machine without hosts the larger of two factors of n.
+    columns : int, optional
+        Of `torus`: ranks in a row, a divisor of n; as square as possible by default.
 
     See Also
     --------
@@ -77,5 +102,20 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     """
     if collective not in ALLREDUCE:
         raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
+    for option, value, owner in (("group", group, "hierarchical"), ("columns", columns, "torus")):
+        if value is not None and collective != owner:
+            raise ValueError(f"{option} {value} with collective {collective}; expected collective {owner}")
+        if value is not None and (value < 1 or (owner == "torus" and workers % value)):
+            raise ValueError(f"{option} {value}; expected "
+                             + (f"a divisor of {workers}" if owner == "torus" else "at least 1"))
+    reduce: Callable[..., Program[Array]] = ALLREDUCE[collective]
+    if collective == "torus":
+        reduce = partial(torus_allreduce, columns=columns)
+    elif collective == "hierarchical":
+        order, size = seats(workers, hosts, group)
+
+        def reduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+            return hierarchical_allreduce(order.index(me), [peers[rank] for rank in order], x, size)
+
     return deploy(problem, workers, sgd,
-                  lambda replica, group: peer(replica, group, problem, steps, ALLREDUCE[collective]))
+                  lambda replica, peers: peer(replica, peers, problem, steps, reduce))

@@ -3,15 +3,17 @@ gradients."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
-from refsgd.theory.estimate import WIDEST
+from refsgd.theory.estimate import WIDEST, Uncovered
 from refsgd.theory.phenomena import collectives, iteration, ring
-from refsgd.theory.phenomena.collectives import Exchange, Link
+from refsgd.theory.phenomena.collectives import Exchange, Link, factors
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures
 
@@ -27,7 +29,34 @@ def collective(c: Setting, name: str = "ring") -> Exchange:
     if name == "double-tree":
         # halves in eight pieces
         return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)
-    return collectives.allreduce(name, c.workers, c.nbytes, link)
+    if name == "hierarchical":
+        return _hierarchical(c, link)
+    options = {"columns": c.options.get("columns")} if name == "torus" else {}
+    return collectives.allreduce(name, c.workers, c.nbytes, link, **options)
+
+
+def group_of(c: Setting) -> int:
+    """Workers of a group in a hierarchical allreduce: by default those of a host."""
+    given, devices = c.options.get("group"), set(placement.devices(c.machine.hosts, c.workers))
+    if not c.machine.hosts:
+        size = factors(c.workers)[0] if given is None else int(given)
+        devices = {size} if c.workers % size == 0 else {0}
+    if len(devices) > 1 or (given is not None and int(given) not in devices):
+        raise Uncovered("formulas of hierarchical all-reduce assume full groups, the workers of a host; "
+                        "others are simulated and measured only")
+    return devices.pop()
+
+
+def _hierarchical(c: Setting, link: Link) -> Exchange:
+    """Of a run of several steps, in which the star comes staggered."""
+    g, inside = group_of(c), c.machine.inside
+    if inside and inside.duplex == "half" and g > 2:
+        raise Uncovered("no formula of hierarchical all-reduce knows half-duplex links inside hosts")
+    inner = link
+    if c.machine.hosts:
+        inner = Link(inside.latency, inside.bandwidth) if inside else Link()
+    m = c.workers // g
+    return collectives.hierarchical(g, m, c.nbytes, link, inner, 4.0 * -(-c.nbytes // (4 * m)), repeated=True)
 
 
 def _largest_chunk(c: Setting) -> float:
@@ -80,8 +109,11 @@ def allreduce(c: Setting) -> Figures:
     elif name == "ring":
         drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
         step, run = (drawn, whole) if drawn is not step else (step, run)
-    elif name == "hierarchical" and step.kind == "exact":
-        step, run = (replace(p, kind="approximation") for p in (step, run))
+    elif name == "hierarchical" and (g := group_of(c)) > 1:
+        inside = c.machine.inside.bandwidth if c.machine.inside else math.inf
+        first = (g - 2) * c.nbytes / (inside if c.machine.hosts else c.machine.bandwidth)
+        run = replace(run, value=run.value + first, terms={**run.terms, "first and last": first},
+                      formula="steps x iteration + (g-2) M beta'")
     return figures(c, step, run, c.steps, exchange.total, fresh(),
                    clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))
 

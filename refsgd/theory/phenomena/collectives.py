@@ -224,18 +224,46 @@ def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
                    "Mikami et al. 2018", 2 * (n - 1) / n, 2 * (n - 1))
 
 
-def hierarchical(per_node: int, nodes: int, nbytes: float, link: Link, inner: Link) -> Exchange:
-    """g ranks per node, m nodes: star to the leader inside, ring between leaders, star back.
+def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link, chunk: float | None = None,
+                 repeated: bool = False) -> Exchange:
+    """g ranks per host, m hosts: star to the leader inside, ring between leaders, star back.
 
-    `inner` is the link inside a node (alpha', beta').  `busiest` is a leader's traffic between nodes.
+    `inner` is the link inside a host (alpha', beta'), `chunk` the largest of the ring's m.  `busiest` is a
+    leader's traffic between hosts.  Where it is `repeated` after equal times, the leader's answers have left
+    one by one, so that the next vectors come staggered: g M beta' instead of 2 (g-1) M beta'.
     """
-    g, nodes = check_count("per_node", per_node), check_count("nodes", nodes)
-    ring_steps = 2 * (nodes - 1)
-    return _priced(2 * inner.latency * (g > 1) + ring_steps * link.latency,
-                   2 * (g - 1) * inner.wire(nbytes) + ring_steps * link.wire(nbytes) / nodes,
-                   ((g - 1) + (nodes - 1) / nodes) * nbytes * link.reduction,
-                   "2 alpha' + 2 (g-1) M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma",
-                   "definition", ring_steps / nodes * nbytes, 2 * (g * nodes - 1) * nbytes)
+    g, m = check_count("group", group), check_count("hosts", hosts)
+    piece, steps = nbytes / m if chunk is None else chunk, 2 * (m - 1)
+    vectors, told = (g * (g > 1), "g") if repeated else (2 * (g - 1), "2 (g-1)")
+    return _priced(2 * inner.latency * (g > 1) + steps * link.latency,
+                   vectors * inner.wire(nbytes) + steps * link.wire(piece),
+                   ((g - 1) * nbytes + (m - 1) * piece) * link.reduction,
+                   f"2 alpha' + {told} M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma",
+                   "definition", steps / m * nbytes, 2 * (g * m - 1) * nbytes)
+
+
+def ring_of_hosts(group: int, hosts: int, nbytes: float, link: Link, inner: Link) -> Exchange:
+    """The flat ring in the order of m hosts of g ranks: only one edge of each host leaves it.
+
+    Step s of the rank on seat j of its host ends at e_j(s) = max(t_{j-1}(s-1) + alpha_j, e_j(s-1)) + b_j, and
+    t_j = e_j plus the addition in the first n-1 steps; alpha_0 and b_0 = w/n are those between hosts, all
+    others those inside.  Without additions, and for alpha' + b' <= b, it is 2 (n-1) b + max(alpha, c alpha -
+    (c-1) (g-1) (b - alpha' - b')), with c = floor((2n + g - 3)/g) crossings.
+    """
+    g, m = check_count("group", group), check_count("hosts", hosts)
+    n, steps = g * m, 2 * (g * m - 1)
+    edges = [link if seat == 0 and m > 1 else inner for seat in range(g)]
+    ready, ends = [0.0] * g, [0.0] * g
+    for s in range(steps):
+        ends = [max(ready[seat - 1] + e.latency, ends[seat]) + e.wire(nbytes / n)
+                for seat, e in enumerate(edges)]
+        ready = [end + (s < n - 1) * nbytes / n * link.reduction for end in ends]
+    time = max(ready)
+    wire = steps * max(e.wire(nbytes / n) for e in edges)
+    reduction = (n - 1) / n * nbytes * link.reduction
+    return _priced(max(time - wire - reduction, 0.0), min(wire, time), min(reduction, max(time - wire, 0.0)),
+                   "e_j(s) = max(t_(j-1)(s-1) + alpha_j, e_j(s-1)) + b_j", "definition",
+                   2 * (n - 1) / n * nbytes, 2 * (n - 1) * nbytes)
 
 
 @_among_workers
@@ -262,13 +290,12 @@ ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
     "ring": ring, "recursive-doubling": recursive_doubling, "halving-doubling": halving_doubling,
     "tree": tree,
     "double-tree": double_tree, "root": root_reduce, "pscpu": pscpu,
-    "torus": lambda n, m, link: torus(*factors(n), m, link),
 }
 
 
 def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
-    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``) or "hierarchical" (``per_node``,
-    ``inner``).
+    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``), "torus" (``columns``) or
+    "hierarchical" (``group``, ``inner``, ``chunk``, ``repeated``).
     """
     name = collective.replace("_", "-")
     if name == "rings":
@@ -276,12 +303,14 @@ def allreduce(collective: str, workers: int, nbytes: float, link: Link, **option
         if link.reduction:  # as one ring, whose reductions nothing hides
             return ring(workers, nbytes, link)
         return rings(workers, nbytes, link, k)
-    if name == "hierarchical":
-        per_node = int(options.get("per_node", factors(workers)[0]))
-        if per_node < 1 or workers % per_node:
-            raise DomainError(f"{workers} workers, {per_node} per node; the formula assumes full nodes")
-        return hierarchical(per_node, workers // per_node, nbytes, link, options.get("inner") or link)
+    if name in ("torus", "hierarchical"):
+        size = int(options.pop("columns" if name == "torus" else "group", None) or factors(workers)[0])
+        if size < 1 or workers % size:
+            raise DomainError(f"{workers} workers in groups of {size}; the formula assumes full ones")
+        if name == "torus":
+            return torus(size, workers // size, nbytes, link)
+        return hierarchical(size, workers // size, nbytes, link, options.pop("inner", link), **options)
     if name not in ALLREDUCE:
-        raise DomainError(
-            f"collective {collective!r}; expected one of {', '.join([*ALLREDUCE, 'rings', 'hierarchical'])}")
+        known = ", ".join([*ALLREDUCE, "rings", "torus", "hierarchical"])
+        raise DomainError(f"collective {collective!r}; expected one of {known}")
     return ALLREDUCE[name](workers, nbytes, link)
