@@ -53,6 +53,16 @@ def test_algorithms_with_a_schedule_end_as_well(algorithm, tmp_path):
     assert refsgd.replay(tmp_path / "record").parameters_sha256 == found.parameters_sha256
 
 
+def test_a_run_whose_host_died_is_resumed(tmp_path):
+    """From the records of all its nodes, to the same bits as without the death."""
+    arguments = {"data": "quadratic", "workers": 4, "steps": 8, "lr": 0.05, "machine": PACED, "evaluations": 0}
+    with pytest.raises(RunFailed, match="host1 .*kill worker3 at step 4"):
+        refsgd.run("bsp", runtime="processes", checkpoint=tmp_path, faults=["kill worker 3 at step 4"], **arguments)
+    resumed = refsgd.run("bsp", runtime="processes", resume=tmp_path)
+    assert resumed.measured["updates"] == 8
+    assert resumed.parameters_sha256 == refsgd.run("bsp", runtime="simulator", **arguments).parameters_sha256
+
+
 @pytest.mark.parametrize("runtime", ["simulator", "processes"])
 def test_a_replay_knows_on_which_links_workers_waited(runtime, tmp_path):
     """Shares of idle time by cause follow from the ways of messages, which the machine of the record describes."""
