@@ -1,1 +1,1 @@
-"""Experiments: problem, algorithm and machine put together, run, evaluated, compared."""
+"""Experiments: combine problem, algorithm and machine; run, evaluate, compare."""

@@ -1,6 +1,6 @@
 """Update architectures of TensorFlow's benchmarks, Horovod and Caffe2 as runs of the catalogue (Graur 2019).
 
-Each is an algorithm with options; `refsgd run --preset NAME` and `refsgd predict --preset NAME` write it out.
+Each is an algorithm with options; `refsgd run --preset NAME` and `refsgd predict --preset NAME` expand it.
 """
 
 from __future__ import annotations

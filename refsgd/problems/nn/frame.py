@@ -1,4 +1,4 @@
-"""What one call hands to every step of a plan."""
+"""Arguments of one call, passed to every step of a plan."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -135,7 +135,7 @@ def _vgg16(shape: Shape, classes: int, width: int) -> Layers:
 
 
 _GRAY8, _GRAY28, _COLOR32 = (8, 8, 1), (28, 28, 1), (32, 32, 3)
-# Builder, shape of the images it was made for, width unless told otherwise.
+# Builder, default shape of the images, default width.
 _NETS: dict[str, tuple[Callable[[Shape, int, int], Layers], Shape, int]] = {
     "tiny": (_tiny, _GRAY8, 16),
     "shallow": (_shallow, _GRAY28, 20),
@@ -152,16 +152,16 @@ NAMES = tuple(_NETS)
 
 
 def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net:
-    """A new net object, with buffers of its own.
+    """A new net object with its own buffers.
 
     Parameters
     ----------
     name : str
-        One of `NAMES`, and the width of its first layers after a colon if not the usual: "resnet18:16".
-        Widths are 64 for the large nets (the others' layers follow in proportion), 128 for "mlp", 16 for
+        One of `NAMES`, optionally with the width of its first layers after a colon: "resnet18:16".
+        The default is 64 for the large nets (other layers follow in proportion), 128 for "mlp", 16 for
         "tiny".
     input_shape : (H, W, C), optional
-        Of the images; by default what the net was made for.
+        Shape of the images; by default the one for which the net was designed.
     classes : int
 
     Returns
@@ -171,7 +171,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     Raises
     ------
     ValueError
-        If there is no such net, or it does not take such images.
+        If there is no such net, or it does not accept such images.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
 
 
 def needs_compiling() -> bool:
-    """Whether numba's disk cache seems to lack the kernels, so that a first gradient takes some seconds."""
+    """Whether numba's disk cache seems to lack the kernels, so that the first gradient takes some seconds."""
     if not reference.has_kernels():
         return False
     from refsgd.problems.nn import kernels

@@ -1,9 +1,9 @@
-"""How a net is computed: a list of steps over preallocated buffers.
+"""The execution plan of a net: a list of steps over preallocated buffers.
 
-`Plan` walks the layers once and makes each a step that runs one kernel, or a few, forward and backward.
-Neighbours that are cheaper together become one step: a relu joins what is before it, and a small convolution
-+ relu + 2x2 pooling is one step whose backward pass visits only the pixels that won their window. Branches
-become stretches of the list.
+`Plan` visits the layers once and makes each a step that runs one kernel, or a few, forward and backward.
+Adjacent layers that are cheaper together become one step: a relu joins the previous layer, and a small
+convolution + relu + 2x2 pooling is one step whose backward pass visits only the pixels that won their window.
+Branches become sections of the list.
 """
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from refsgd.problems.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelSt
 
 At = dict[str, int]
 
-# What a group of images takes at least [bytes], and less than twice that: it stays in the cache that two
-# cores share, and groups are not so small that handling them shows.
+# A group of images takes at least this many bytes, and less than twice as many: it stays in the cache that
+# two cores share, and groups are large enough that their overhead is small.
 _CACHE = 8 << 20
 
 
 class Stage:
-    """Steps that a group of images goes through before the next group follows: what one writes, the next
-    finds in the cache.
+    """Steps through which a group of images passes before the next group: the output of a step is still in
+    the cache when the next step reads it.
 
     Batch norm ends a stage, because it reads all images before it changes the first. Neither groups nor
     stages change a sum over the images of a batch, except Winograd's, which adds up its transformed filters
@@ -64,14 +64,15 @@ class Stage:
         self.fields = list({id(field): field for field in fields}.values())
         self.images = 0  # that a group has at least; 0: all
         if grouped:
-            # Filters are laid out anew for each group: that must stay little beside the work on the images.
+            # Filters are laid out anew for each group: this must be cheap compared with the work on the
+            # images.
             filters = sum(step.conv.kernel**2 * step.c * step.o for step in steps
                           if isinstance(step, ConvStep))
             self.images = max(8,
                               max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
 
     def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Divide images into groups; during each, the fields of the stage are where it begins."""
+        """Divide images into groups; for each, set the fields of the stage to its first image."""
         groups = b // self.images if self.images else 1
         if groups <= 1:
             yield b, frame
@@ -91,8 +92,8 @@ class Stage:
 class Plan:
     """The steps of one net and the buffers between them.
 
-    ``at`` gives for each layer, those of branches before the layer that has them, the byte offsets of its
-    parameters.  Without ``keep`` there is only a forward pass, and buffers give their memory to later ones.
+    ``at`` holds the byte offsets of each layer's parameters, layers of branches before the layer that has
+    them.  Without ``keep`` there is only a forward pass, and later buffers reuse memory.
     """
 
     def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True) -> None:
@@ -120,8 +121,7 @@ class Plan:
         self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
 
     def _staged(self) -> Iterator[Stage]:
-        """The steps by stages: from one batch norm to the next where there is any, else each step on its
-        own."""
+        """The steps by stages: from one batch norm to the next if there are any, otherwise one per step."""
         if not self.normalises:
             yield from (Stage([step], grouped=False) for step in self.steps)
             return
@@ -150,7 +150,7 @@ class Plan:
         for field in fields:
             first, end = spans[id(field)]
             free = [room for room in rooms if room.free_after < first]
-            # The room that must grow least, or shrinks least.
+            # The room that needs the least growth, or has the least excess.
             room = min(free, key=lambda room: abs(room.floats - field.floats), default=None)
             if room is None:
                 room = Room()
@@ -175,8 +175,8 @@ class Plan:
         return source
 
     def _layer(self, following: list[Layer], source: Buffer) -> tuple[Buffer, int]:
-        """Append the steps of the first layer, and of those that it takes along; returns its output and
-        how many."""
+        """Append the step of the first layer and of the layers fused with it; returns its output and their
+        number."""
         layer = following[0]
         relu = following[1:2] == [Relu()]
         if isinstance(layer, Residual):
@@ -268,7 +268,7 @@ class Plan:
         self.steps.append(step)
 
     def reserve(self, images: int) -> None:
-        """Make room, if there is not."""
+        """Allocate memory if there is not enough."""
         if images <= self.capacity:
             return
         for buffer in self.buffers:
@@ -295,7 +295,7 @@ class Plan:
                     self._clear_border(count, step.target.value)
 
     def _clear_border(self, b: int, field: Field) -> None:
-        if field.room is not None and field.pad:  # who had the room before had other borders
+        if field.room is not None and field.pad:  # the previous field in this room had other borders
             elementwise.zero_border(b, *field.shape, field.pad, field.place)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:

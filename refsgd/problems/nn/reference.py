@@ -1,6 +1,6 @@
 """A net computed by the definitions of its layers: plain numpy, in the precision of the parameters, slow.
 
-The kernels are tested against these functions, and nets use them where numba cannot be imported.
+The kernels are tested against these functions, and nets use them if numba cannot be imported.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 from refsgd.problems.nn.layer import Array, Layer, backward, forward
 from refsgd.problems.nn.layers import BatchNorm, softmax_cross_entropy
 
-_CHUNK = 64  # images of an evaluation that go through at once
+_CHUNK = 64  # images that an evaluation processes at once
 
 
 @cache
 def has_kernels() -> bool:
-    """Whether nets are computed by compiled kernels; warns once where they cannot be."""
+    """Whether nets are computed by compiled kernels; warns once if they cannot be."""
     try:
         import numba  # noqa: F401
     except ImportError as error:

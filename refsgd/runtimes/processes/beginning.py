@@ -1,4 +1,5 @@
-"""Where a resumed run continues: what the driver of each process takes over from the replay of its record."""
+"""The starting point of a resumed run: the state that each driver takes over from the replay of the
+record."""
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ from refsgd.trace import Event
 
 
 class Beginning(NamedTuple):
-    """Where a resumed run continues: the state at the end of its record; see `refsgd.experiment.resume`."""
+    """The starting point of a resumed run: the state at the end of its record; see
+    `refsgd.experiment.resume`."""
 
-    deployment: Deployment  #: whose programs stand where the record ends
+    deployment: Deployment  #: its programs are suspended where the record ends
     seconds: float
-    effects: dict[tuple[str, int], Any]  #: what each program waits for, None if it has returned
-    envelopes: dict[str, list[Envelope]]  #: what has been sent to each node and not been received
-    numbers: dict[tuple[str, str], int]  #: how many messages each channel has had
-    #: what each program has taken from its random streams
+    effects: dict[tuple[str, int], Any]  #: the effect for which each program waits, None if it has returned
+    envelopes: dict[str, list[Envelope]]  #: messages sent to each node and not yet received
+    numbers: dict[tuple[str, str], int]  #: number of messages sent on each channel
+    #: draws of each program from its random streams
     draws: dict[tuple[str, int], list[Callable[[Draws], Any]]]
-    tickets: int  #: how many accesses to shared cells there have been
+    tickets: int  #: number of accesses to shared cells
     values: dict[str, Any]
     events: list[Event]
     kept: dict[str, list[tuple[int, Array]]]  #: the newest parameters of each node

@@ -12,18 +12,18 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; nothing elsewhere."""
+    """Linux's prctl; does nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def settle(place: int, count: int) -> None:
-    """Keep this process on its share of the cores, where its caches are; nothing where there are fewer cores
-    than processes.
+    """Pin this process to its share of the cores, where its caches are; does nothing with fewer cores than
+    processes.
 
-    With more processes than cores the system moves them to where there is room, which is worth more:
-    all-reduces of 100 kB by four processes on two cores then took three quarters of the time that they took
-    where each stayed on one.
+    With more processes than cores it is better to let the system move them to idle cores: all-reduces of
+    100 kB by four processes on two cores then took three quarters of the time that they took with each
+    process pinned.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -34,10 +34,10 @@ def settle(place: int, count: int) -> None:
 
 
 def keep_memory() -> None:
-    """Make glibc's malloc keep what is freed in this process: nothing elsewhere.
+    """Make glibc's malloc keep freed memory in this process; does nothing on other systems.
 
-    By default it gives large blocks back at once, so that every fresh vector costs a page fault for each 4
-    kB: half of the time of an all-reduce of 1 MB.  A process then holds the most that it ever had in use.
+    By default it returns large blocks to the system immediately, so that every new vector costs a page fault
+    per 4 kB: half of the time of an all-reduce of 1 MB.  The process then keeps its peak memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -46,7 +46,7 @@ def keep_memory() -> None:
 
 
 def unnamed_file(name: str) -> int:
-    """A descriptor of a file in memory, which goes with the last process that has it open."""
+    """A descriptor of a file in memory, which disappears with the last process that has it open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:

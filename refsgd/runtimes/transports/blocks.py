@@ -2,11 +2,11 @@
 
 Each process owns a pool of blocks that all processes see.  A receiver gets a read-only view of a block, a
 loan, which ends when the last view is gone; the owner reuses blocks without loans.  An array that is sent to
-several receivers, or again, is copied once.  Where no block is free the bytes stream through the ring, so
-nothing waits, and a program may keep what it received.
+several receivers, or again, is copied once.  If no block is free, the bytes stream through the ring, so no
+process waits, and a program may keep received arrays.
 
-A loan is one word, with one writer at a time: the owner writes the receiver's place (from 1) where there is
-0, and that receiver writes 0.
+A loan is one word, with one writer at a time: the owner replaces 0 by the receiver's place (from 1), and that
+receiver writes 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from refsgd.runtimes.transports.waking import anonymous
 from refsgd.runtimes.transports.wire import WireError
 
 LARGE = 1 << 16  # bytes; below, a copy through the ring costs less than a block
-POOL_BYTES = 1 << 32  # of a process; pages that nobody writes to cost nothing
+POOL_BYTES = 1 << 32  # of a process; pages that are never written cost nothing
 MOST_BYTES = 1 << 36  # of address space for all pools of a run
 BLOCKS = 128  # of a pool
 STAGGER = 17 * 64  # bytes between blocks: arrays that begin at the same place of a page slow each other down
@@ -58,7 +58,7 @@ class Pools:
                     self._data[place * self._nbytes : (place + 1) * self._nbytes])
 
     def close(self) -> None:
-        """Give the memory back; all arrays in it must be gone."""
+        """Free the memory; no array in it may be in use."""
         self._words.release()
         self._data.release()
         self._table.close()
@@ -102,7 +102,7 @@ class Pool:
         return loan
 
     def _unused(self, at: int) -> int | None:
-        """The word of a loan that the block at word `at` can still give."""
+        """The word of an unused loan of the block at word `at`."""
         loans = self._words[at + LOANS : at + self._stride].tolist()
         return at + LOANS + loans.index(0) if 0 in loans else None
 
@@ -123,7 +123,7 @@ class Pool:
         return end
 
     def forget(self, to: int) -> None:
-        """Owner: receiver `to` has died and reads nothing any more."""
+        """Owner: receiver `to` has died and reads no more."""
         for at in range(len(self._sources) * self._stride):
             if at % self._stride >= LOANS and self._words[at] == to + 1:
                 self._words[at] = 0

@@ -2,10 +2,11 @@
 
 Frames, queue and decoder are those of `refsgd.runtimes.transports.wire`.  The launcher makes all listening
 sockets before the fork, so ports are known and no call comes too early; the process of higher place calls.
-Before any payload both sides prove that they know the run's secret, which itself never travels: each proof
-is good for one side of one connection and accepted once.  A caller without it is dropped and logged.
+Before any payload both sides prove that they know the run's secret, which is never sent: each proof is valid
+for one side of one connection and accepted once.  A caller without it is dropped and logged.
 
-A lost connection raises nothing here: only the launcher can tell the culprit from its neighbours.
+A lost connection raises no error here: only the launcher can distinguish the failed process from its
+neighbours.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Listeners:
     ----------
     processes : sequence of str
     nodes : mapping of str to set of int
-        For each process the places of the nodes that live there.
+        For each process the places of its nodes.
     largest : int
-        Most payload bytes of a message that the run can need: no peer makes a process take more memory.
+        Largest payload that a message of the run can have: no peer can make a process allocate more.
     """
 
     def __init__(self, processes: Sequence[str], nodes: Mapping[str, frozenset[int]],
@@ -68,7 +69,7 @@ class Listeners:
         self.addresses = {process: s.getsockname()[:2] for process, s in self.sockets.items()}
 
     def connect(self, process: str) -> Sockets:
-        """The transport of one process; called in its process, it waits until all its peers are connected."""
+        """The transport of one process; called in that process, it waits until all peers are connected."""
         me = self.processes.index(process)
         for other, s in self.sockets.items():
             if other != process:
@@ -81,12 +82,12 @@ class Listeners:
         return Sockets(self, process, dict(zip(others, peers)))
 
     def forked(self) -> None:
-        """All processes have been started: the launcher needs the sockets no more."""
+        """All processes have been started: close the launcher's copies of the sockets."""
         for s in self.sockets.values():
             s.close()
 
     def close(self) -> None:
-        """Give sockets and wake-ups back."""
+        """Close sockets and wake-ups."""
         self.forked()
         for wake_up in self.wake_ups.values():
             wake_up.close()
@@ -96,13 +97,13 @@ class Listeners:
 
 
 def proof(secret: bytes, role: bytes, caller: int, called: int) -> bytes:
-    """What only a holder of the secret can say; `role` keeps one side's proof from serving the other."""
+    """A proof that only a holder of the secret can give; `role` prevents reuse by the other side."""
     return hmac.digest(secret, role + struct.pack("<II", caller, called), "sha256")
 
 
 def call(address: tuple[str, int], secret: bytes, me: int, other: int,
          timeout: float = PATIENCE) -> socket.socket:
-    """Connect to a peer and prove the secret to each other."""
+    """Connect to a peer; both sides prove that they know the secret."""
     with ExitStack() as unless_proved:
         s = unless_proved.enter_context(socket.create_connection(address, timeout=timeout))
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, PROOF)  # wait for all of it
@@ -117,7 +118,7 @@ def call(address: tuple[str, int], secret: bytes, me: int, other: int,
 
 
 def _identify(s: socket.socket, secret: bytes, me: int, expected: set[int]) -> int:
-    """The called side: read what the caller says, answer, and say which peer it is."""
+    """The called side: read the caller's proof, answer, and return the peer's place."""
     hello = s.recv(HELLO.size)
     if len(hello) < HELLO.size:
         raise HandshakeError("closed the connection")
@@ -197,7 +198,7 @@ class Sockets:
         self._frames: list[Frame] = []
         self._out: dict[str, Outgoing] = {}
         self._in: dict[str, Incoming] = {}
-        # One descriptor to sleep on; its own timeout counts in milliseconds, so `wait` uses select on it.
+        # One descriptor to sleep on; its own timeout has a resolution of 1 ms, so `wait` uses select on it.
         self._poll = selectors.DefaultSelector()
         self._poll.register(self._wake_up, selectors.EVENT_READ, "")
         self._waiter = Waiter(self._arrived)
@@ -233,7 +234,7 @@ class Sockets:
                 return 0
             except OSError:
                 self._lose(other)
-                return len(view)  # dropped; the launcher knows more and will say
+                return len(view)  # dropped; the launcher knows the cause and reports it
 
         return write
 
@@ -263,7 +264,7 @@ class Sockets:
             nonlocal at, end
             if at == end:
                 if len(view) >= READ_BYTES:
-                    return receive(view)  # a large array: straight to its place
+                    return receive(view)  # a large array: directly to its destination
                 at, end = 0, receive(buffer)
             n = min(len(view), end - at)
             view[:n] = buffer[at : at + n]
@@ -273,7 +274,7 @@ class Sockets:
         return read_into
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Write a message, or queue what does not fit; never waits."""
+        """Write a message, or queue the bytes that do not fit; never waits."""
         out = self._out[process]
         waited = out.nbytes
         out.post(encode(body, src, to, number, stamp, limit=self._largest))
@@ -281,7 +282,7 @@ class Sockets:
             self._poll.modify(self._peers[process], selectors.EVENT_READ | selectors.EVENT_WRITE, process)
 
     def take(self) -> list[Frame]:
-        """Move bytes both ways; the messages that are now complete, each channel's in order."""
+        """Move bytes in both directions; returns the completed messages, in order for each channel."""
         for key, event in self._poll.select(0):
             other: str = key.data
             if not other:
@@ -330,7 +331,7 @@ class Sockets:
         return bool(lost)
 
     def forget(self, process: str) -> None:
-        """A process has died: drop what waits for it; what it sent is still read to its end."""
+        """Drop bytes queued for a process that has died; what it sent is still read to its end."""
         self._out[process].clear()
 
     def close(self) -> None:
