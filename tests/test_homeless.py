@@ -13,6 +13,7 @@ import pytest
 
 import refsgd
 from benchmarks import studies
+from tests.marks import mostly_slow
 
 BEFORE = """
 import os, pwd, sys
@@ -73,6 +74,7 @@ def test_the_library_is_imported_and_simulates_in_silence(environment):
     assert not list(environment[1].iterdir())
 
 
+@pytest.mark.parametrize("environment", mostly_slow(["none", "unwritable"], "none"), indirect=True)
 @pytest.mark.parametrize("what", NEEDS)
 def test_one_line_says_what_is_not_kept(environment, what):
     """When it is needed, and what to set."""

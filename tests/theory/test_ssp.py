@@ -15,6 +15,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.theory import DomainError, predict
 from refsgd.theory.phenomena import queues, ssp, staleness
 from refsgd.theory.phenomena.queues import Network
+from tests.marks import mostly_slow
 
 
 def gate(law, n, s, clocks, seed, latency=0.0, may_start=lambda clock, slowest, s: clock - slowest <= s):
@@ -101,8 +102,12 @@ def test_an_off_by_one_gate_is_caught():
     assert abs(wrong[0] / 1500 * (1 - ssp.lumped_chain(4, 2).blocked) - 1) > 0.05
 
 
-@pytest.mark.parametrize("text", ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"])
-@pytest.mark.parametrize("n,s,latency", [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)])
+LAWS, GATES = ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"], [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)]
+
+
+@pytest.mark.parametrize("text,n,s,latency",
+                         mostly_slow([(text, *case) for case in GATES for text in LAWS],
+                                     *((text, *case) for text, case in zip(LAWS, GATES, strict=True))))
 def test_recursion_for_any_law(text, n, s, latency):
     law, clocks = Distribution.parse(text), 300
     path = queues.parameter_server([law] * n, Network(latency=latency), s, clocks)
