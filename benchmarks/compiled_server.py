@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.cluster import prices
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
 from refsgd.problems.nn.kernel_cache import kept
@@ -61,8 +62,8 @@ def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, se
     group = workers if synchronous else 1
     gradients = np.empty((workers, steps))
     for i in range(workers):
-        gradients[i] = Draws(machine, seed, f"worker{i}", speed=machine.speed(i)).durations("gradient", steps)
-    updates = Draws(machine, seed, "server0").durations("update", workers * steps // group)
+        gradients[i] = Draws(prices.at(machine, "worker", i), seed, f"worker{i}").durations("gradient", steps)
+    updates = Draws(prices.at(machine, "server", 0), seed, "server0").durations("update", workers * steps // group)
     byte_time = 1 / machine.bandwidth
     seconds, times, staleness = _run(gradients, updates, group, machine.latency, nbytes * byte_time,
                                      byte_time > 0, machine.duplex == "half")

@@ -100,7 +100,11 @@ WRONG = [
     ('{"speeds": [1, "2"]}', "speeds [1, '2']; expected finite numbers > 0"),
     ('{"compute": true}',
      "compute True of type bool; expected a distribution such as 'exponential(0.02)', a number of seconds, or None"),
-    ('{"compute": [1]}', "compute [1] of type list; expected a distribution such as"),
+    ('{"compute": [1, "x"]}', "compute of worker 1: distribution 'x' not understood; expected e.g."),
+    ('{"compute": {"rate": 0}}', "compute: rate 0 of a device; expected a finite number > 0"),
+    ('{"compute": {"rate": 1, "speed": 2}}', "compute: keys ['speed'] of a device; expected some of rate, "),
+    ('{"loads": {"worker0": "2"}}', "load 'worker0: 2'; expected a node and factors from seconds on"),
+    ('{"server_speeds": [0]}', "server_speeds [0]; expected finite numbers > 0"),
     ('{"compute": -1}', "compute: distribution fixed(-1) is outside its domain"),
     ('{"update": "x"}', "update: distribution 'x' not understood; expected e.g. exponential(0.02)"),
     ('{"compute": {"family": "fixed"}}',
@@ -132,7 +136,7 @@ def test_what_is_neither_a_machine_file_nor_a_preset_is_refused():
     ({"bandwidth": None}, "bandwidth None of type NoneType"),
     ({"cores": True}, "cores True of type bool; expected"),
     ({"colocated": 1}, "colocated 1 of type int; expected True or False"),
-    ({"compute": (0.1,)}, "compute (0.1,) of type tuple; expected a distribution")])
+    ({"compute": (0.1, [1])}, "compute of worker 1 [1] of type list; expected a distribution")])
 def test_a_machine_of_wrong_kinds_is_refused_in_python(field, expected):
     with pytest.raises(ValueError) as error:
         Machine(**field)

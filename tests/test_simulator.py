@@ -10,6 +10,7 @@ import pytest
 
 from refsgd.algorithms.server import bsp, ssp
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster import prices
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
@@ -32,6 +33,8 @@ class Layers(NamedTuple):
 
 
 HUNDRED = np.zeros(25, np.float32)  # 100 bytes
+
+FREE = prices.at(Machine(), "worker", 0)  #: prices of one node
 
 
 def sender(*to):
@@ -276,14 +279,14 @@ def test_at_most_64_parameter_vectors_are_kept_evenly():
 
 @pytest.mark.parametrize("p", [(0.1, 0.2, 0.7), (0.0, 1.0, 0.0), (0.25, 0.25, 0.5)])
 def test_remembered_probabilities_change_no_draw(p):
-    remembered, fresh = (Draws(Machine(), 7, "peer0") for _ in range(2))
+    remembered, fresh = (Draws(FREE, 7, "peer0") for _ in range(2))
     drawn = [remembered.choose("abc", p) for _ in range(200)]
     assert drawn == [fresh.choose("abc", list(p)) for _ in range(200)]
-    assert drawn != [Draws(Machine(), 8, "peer0").choose("abc", (1.0, 0.0, 0.0)) for _ in range(200)]
+    assert drawn != [Draws(FREE, 8, "peer0").choose("abc", (1.0, 0.0, 0.0)) for _ in range(200)]
 
 
 def test_probabilities_of_another_number_of_options_are_refused_also_when_remembered():
-    draws, p = Draws(Machine(), 0, "peer0"), (0.5, 0.5)
+    draws, p = Draws(FREE, 0, "peer0"), (0.5, 0.5)
     draws.choose("ab", p)
     with pytest.raises(ValueError, match="same size"):
         draws.choose("abc", p)
@@ -292,10 +295,8 @@ def test_probabilities_of_another_number_of_options_are_refused_also_when_rememb
 @pytest.mark.parametrize("law", ["fixed(0.5)", "exponential(0.5)", "uniform(0.1,0.2)"])
 def test_many_durations_at_once_are_those_of_one_after_the_other(law):
     machine = Machine(law, speeds=(1, 4))
-    one = Draws(machine, 3, "worker1", speed=machine.speed(1))
-    assert Draws(machine, 3, "worker1", speed=machine.speed(1)).durations("gradient",
-                                                  600).tolist() == [one.duration("gradient")
-                                                                    for _ in range(600)]
+    one, many = (Draws(prices.at(machine, "worker", 1), 3, "worker1") for _ in range(2))
+    assert many.durations("gradient", 600).tolist() == [one.duration("gradient") for _ in range(600)]
 
 
 @pytest.mark.slow

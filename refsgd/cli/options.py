@@ -29,7 +29,7 @@ Commands = Any  # what argparse's add_subparsers returns; its class is private
 
 #: options that describe the machine
 FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
-          "hosts", "inside", "groups", "uplink")
+          "hosts", "inside", "groups", "uplink", "server_speeds", "loads")
 MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
 
 
@@ -149,6 +149,11 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
     where.add_argument("--speeds", metavar="1,1,4",
                        help="speed of every worker relative to --compute, one for each; 15x1,0.5: fifteen at "
                             "1, one at 0.5")
+    where.add_argument("--server-speeds", metavar="1,0.5",
+                       help="speed of every server relative to --update, one for each")
+    where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
+                       help="factors by which all that a node computes takes longer, each from a second on: "
+                            "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")
     where.add_argument("--slow", metavar="W=SPEED", action="append",
                        help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
                             "separated by commas")
@@ -163,7 +168,9 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
     """The options of every field of a machine."""
     where.add_argument("--compute", metavar="DIST",
                        help="time of one gradient, e.g. 158ms or exponential(20ms), default "
-                            f"{DEFAULT_MACHINE.compute}; `none` leaves processes unpaced. "
+                            f"{DEFAULT_MACHINE.compute}; or a device that prices it by the net's operations, "
+                            "device(5TFLOPS,2ms,lognormal(1,0.1)); or one for each worker: '3x 20ms; 40ms'; "
+                            "`none` leaves processes unpaced. "
                             "Distributions: " + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")

@@ -3,10 +3,15 @@ min(1, c / k)."""
 
 from __future__ import annotations
 
+import math
 from bisect import insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple
+
+from refsgd.cluster.devices import UNLOADED, Load
+
+Left = dict[Hashable, tuple[float, float]]
 
 
 class _Share(NamedTuple):
@@ -82,3 +87,74 @@ class Processors:
             now += max(0.0, share.until - level) * self._slowness(len(self._here) - k)
             level = share.until
             yield now, share
+
+
+class Loaded(Processors):
+    """The same where nodes have loads: a program with the share s of a core does s / f of its work a second
+    while its load is f.
+
+    Parameters
+    ----------
+    cores : float
+        Infinite where every program has one of its own.
+    loads : mapping
+        The load of each program here.
+    """
+
+    def __init__(self, cores: float, loads: Mapping[Hashable, Load]) -> None:
+        super().__init__(1)
+        self._most, self._loads = cores, loads
+        # since when the share of each program has not changed, and what was left of its work then
+        self._left: Left = {}
+
+    def begin(self, program: Hashable, now: float, work: float) -> float:
+        """A program begins to compute; others who do are slower from now on."""
+        self._ended.update((who, end) for end, who in self._until(now, self._left))
+        self._ended.pop(program, None)
+        self._cut(now, self._left, len(self._left), len(self._left) + 1)
+        self._left[program] = now, work
+        return self.due(program)
+
+    def due(self, program: Hashable) -> float:
+        """When a program ends what it began last, or has ended it."""
+        if program in self._ended:
+            return self._ended[program]
+        return next(end for end, who in self._until(math.inf, dict(self._left)) if who == program)
+
+    def _share(self, programs: int) -> float:
+        return min(1.0, self._most / programs)
+
+    def _until(self, now: float, left: Left) -> Iterator[tuple[float, Hashable]]:
+        """Who ends until then and when, if nobody else begins; takes them out of `left`."""
+        while left:
+            share = self._share(len(left))
+            ends = {who: self._loads[who].end(since, work / share) for who, (since, work) in left.items()}
+            first = min(ends, key=ends.__getitem__)  # of equals who began first
+            if ends[first] > now:
+                return
+            del left[first]
+            self._cut(ends[first], left, len(left) + 1, len(left))
+            yield ends[first], first
+
+    def _cut(self, now: float, left: Left, was: int, programs: int) -> None:
+        """From now on another number of programs computes: what is left of each."""
+        if left and (share := self._share(was)) != self._share(programs):
+            for who, (since, work) in left.items():
+                left[who] = now, max(0.0, work - share * self._loads[who].done(since, now))
+
+
+def of_hosts(cores: int | None,
+             programs: Iterable[tuple[str, Hashable, Load | None]]) -> dict[str, Processors]:
+    """The processors of hosts whose programs share them or have a load: each program's host, itself, and the
+    load of its node."""
+    hosts: dict[str, dict[Hashable, Load | None]] = {}
+    for host, program, load in programs:
+        hosts.setdefault(host, {})[program] = load
+    found: dict[str, Processors] = {}
+    for host, loads in hosts.items():
+        few = math.inf if cores is None or len(loads) <= cores else cores
+        if any(loads.values()):
+            found[host] = Loaded(few, {program: load or UNLOADED for program, load in loads.items()})
+        elif cores is not None and few == cores:
+            found[host] = Processors(cores)
+    return found

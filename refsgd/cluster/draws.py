@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from refsgd.cluster.distributions import Samples
-from refsgd.cluster.machine import Machine
+from refsgd.cluster.devices import Device
+from refsgd.cluster.distributions import Distribution, Samples
+from refsgd.cluster.prices import Prices
+from refsgd.effects import Compute, payload_bytes
 
 
 class Draws:
     """The random streams of one program: the same seed gives the same draws in every runtime.
 
-    A drawn duration is a pure function of (seed, node, program, kind, index); choices have a stream of their
-    own.
+    A drawn duration is a pure function of (seed, node, program, kind, index), and on a device of the work;
+    choices have a stream of their own.  `prices` are those of the node.
     """
 
     BLOCK = 256  # durations are drawn in blocks of fixed length: the index alone decides which one is next
 
-    def __init__(self, machine: Machine, seed: int, node: str, program: int = 0, speed: float = 1.0) -> None:
-        self._machine, self._speed = machine, speed
+    def __init__(self, prices: Prices, seed: int, node: str, program: int = 0) -> None:
+        self.prices = prices
         self._key = [seed, zlib.crc32(node.encode()), program]
         self._pending: dict[str, list[float]] = {}
         self._constant: dict[str, float] = {}  # kinds whose durations are not drawn
@@ -36,29 +38,34 @@ class Draws:
             self._streams[purpose] = np.random.default_rng(np.random.SeedSequence(key))
         return self._streams[purpose]
 
-    def duration(self, kind: str, nbytes: int = 0) -> float:
-        """Seconds of the next `Compute` of this kind (`nbytes`: of what is added, for a reduction)."""
-        pending = self._pending.get(kind)
-        if pending:
+    def duration(self, kind: str, effect: Compute | None = None) -> float:
+        """Seconds of the next `Compute` of this kind; of a reduction and on a device also by the effect."""
+        if pending := self._pending.get(kind):
             return pending.pop()
+        if (seconds := self._constant.get(kind)) is not None:
+            return seconds
         if kind == "reduction":
-            return self._machine.reduction * nbytes
-        if kind not in self._constant:
-            found = self._machine.distribution(kind, self._speed)
-            if found is not None and found.family != "fixed":
-                drawn: list[float] = found.sample(self._stream(kind), self.BLOCK)[::-1].tolist()
-                self._pending[kind] = drawn
-                return drawn.pop()
+            return self.prices.reduction * payload_bytes(effect.args[1:]) if effect is not None else 0.0
+        found = self.prices.of(kind)
+        if isinstance(found, Device):
+            mean = found.seconds(*work_of(effect)) if effect is not None else 0.0
+            return mean * self._next("noise", kind, found.noise)
+        if found is None or found.family == "fixed":
             self._constant[kind] = found.parameters[0] if found is not None else 0.0
-        return self._constant[kind]
+            return self._constant[kind]
+        return self._next(kind, kind, found)
+
+    def _next(self, name: str, purpose: str, drawn: Distribution) -> float:
+        """The next draw that is kept under a name, of the stream of a purpose."""
+        if drawn.family == "fixed":
+            return drawn.parameters[0]
+        if not self._pending.get(name):
+            self._pending[name] = drawn.sample(self._stream(purpose), self.BLOCK)[::-1].tolist()
+        return self._pending[name].pop()
 
     def durations(self, kind: str, count: int) -> Samples:
-        """The first durations of a kind, as `duration` gives them to a fresh program."""
-        found = self._machine.distribution(kind, self._speed)
-        if found is None or found.family == "fixed":
-            return np.full(count, found.parameters[0] if found is not None else 0.0)
-        blocks = [found.sample(self._stream(kind), self.BLOCK) for _ in range(0, count, self.BLOCK)]
-        return np.concatenate([np.empty(0), *blocks])[:count]
+        """The first durations of a kind that is drawn, as `duration` gives them to a fresh program."""
+        return np.array([self.duration(kind) for _ in range(count)])
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
         """One of the options, with probabilities `p` or uniformly."""
@@ -74,3 +81,14 @@ class Draws:
             cumulated = chances.cumsum()
             self._last = p, cumulated / cumulated[-1]
         return options[drawn]
+
+
+def work_of(effect: Compute) -> tuple[float, float]:
+    """Floating-point operations and bytes of parameters of a gradient, as its function says."""
+    known: Callable[..., tuple[float, float]] | None = getattr(effect.fn, "work", None)
+    if known is None:
+        name = getattr(effect.fn, "__qualname__", type(effect.fn).__name__)
+        raise ValueError(f"a device prices a gradient by its work, and {name} does not say how much it is; "
+                         "expected the gradient of a Problem with work=..., or a distribution of seconds in "
+                         "place of the device")
+    return known(*effect.args)

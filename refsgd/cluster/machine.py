@@ -28,14 +28,16 @@ from functools import wraps
 from numbers import Integral
 from typing import Any
 
-from refsgd.cluster import placement, units
+from refsgd.cluster import devices, placement, units
 from refsgd.cluster.checks import check_keys, wrong_type
+from refsgd.cluster.devices import Load, Times
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
 from refsgd.cluster.links import Link
 from refsgd.cluster.placement import Groups, Hosts
-from refsgd.effects import Deployment, ranks
+from refsgd.effects import Deployment
 
-LEVELS = ("hosts", "inside", "groups", "uplink")  #: fields of a machine that is not flat
+#: fields that a file need not have
+LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class Machine:
 
     Parameters
     ----------
-    compute : Distribution, str or None
-        Seconds of one gradient; None: nothing is paced, real processes run as fast as they can.
+    compute : Distribution, Device, str, tuple or None
+        Seconds of one gradient: a distribution, or a device that prices it by its work, such as
+        ``"device(5TFLOPS,2ms,lognormal(1,0.1))"``; or a tuple with one of them for each worker, as text
+        ``"3x 20ms; exponential(40ms)"``.  None: nothing is paced, real processes run as fast as they can.
     latency : float or str
         Seconds until the first byte of a message arrives, >= 0; or text such as ``"25us"``.
     bandwidth : float or str
@@ -80,6 +84,11 @@ class Machine:
         Hosts of each rack or site by number; ``"2x8"``: two groups of eight hosts.
     uplink : Link or str or None
         Link of each group, in each direction, to the others, shared by its hosts.
+    server_speeds : tuple of float or str
+        Speed of each server relative to `update`; empty: all are 1.
+    loads : tuple of Load or str
+        Factors by which all that a node computes takes longer, each from a second on:
+        ``"worker2: 1@0, 3@30, 1@60; server0: 2@10"``.
     source : str
         How errors about `hosts` and `groups` begin that only a run can find: the file they are from.
 
@@ -92,7 +101,7 @@ class Machine:
     ((0, 1), (2, 3))
     """
 
-    compute: Distribution | None = None
+    compute: Times = None
     latency: float = 0.0
     bandwidth: float = math.inf
     update: Distribution | None = None
@@ -105,30 +114,26 @@ class Machine:
     inside: Link | None = None
     groups: Groups = ()
     uplink: Link | None = None
+    server_speeds: tuple[float, ...] = ()
+    loads: tuple[Load, ...] = ()
     source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("compute", "update"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if name == "update" and is_number(value) and value == 0
-                               else as_distribution(name, value))
+        object.__setattr__(self, "compute", devices.as_times("compute", self.compute))
+        update: Any = self.update
+        object.__setattr__(self, "update", None if is_number(update) and update == 0
+                           else as_distribution("update", update))
+        object.__setattr__(self, "loads", devices.as_loads(self.loads))
         link = self.between
         object.__setattr__(self, "latency", link.latency)
         object.__setattr__(self, "bandwidth", link.bandwidth)
         self._check_levels()
-        if isinstance(self.speeds, str):
-            try:
-                object.__setattr__(self, "speeds", units.speeds(self.speeds))
-            except ValueError as error:
-                raise ValueError(f"speeds {error}") from None
+        for name in ("speeds", "server_speeds"):
+            object.__setattr__(self, name, _speeds(name, getattr(self, name)))
         if not is_number(self.reduction):
             raise wrong_type("reduction", self.reduction, "a number of s/byte >= 0")
         if not self.reduction >= 0:
             raise ValueError(f"reduction {self.reduction} s/byte; expected a number of s/byte >= 0")
-        speeds = tuple(self.speeds) if isinstance(self.speeds, Iterable) else (None,)
-        if not all(is_number(s) and 0 < s < math.inf for s in speeds):
-            raise ValueError(f"speeds {self.speeds!r}; expected finite numbers > 0, such as (1, 1, 4)")
-        object.__setattr__(self, "speeds", tuple(map(float, speeds)))
         if not isinstance(self.colocated, bool):
             raise wrong_type("colocated", self.colocated, "True or False")
         if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):
@@ -188,38 +193,6 @@ class Machine:
         """
         return self.speeds[worker] if worker < len(self.speeds) else 1.0
 
-    def node_speeds(self, deployment: Deployment) -> dict[str, float]:
-        """Speed factor of each node, by name; that of a server is 1.
-
-        Parameters
-        ----------
-        deployment : Deployment
-
-        Returns
-        -------
-        dict of str to float
-        """
-        rank = ranks(deployment)
-        return {name: self.speed(rank[name]) if node.role == "worker" else 1.0
-                for name, node in deployment.items()}
-
-    def distribution(self, kind: str, speed: float = 1.0) -> Distribution | None:
-        """The distribution of a `Compute` of this kind; None if it costs nothing.
-
-        Parameters
-        ----------
-        kind : str
-            Of the `Compute`.
-        speed : float
-            Speed factor of the node.
-
-        Returns
-        -------
-        Distribution or None
-        """
-        found = {"gradient": self.compute, "update": self.update}.get(kind)
-        return found.scaled(1 / speed) if found is not None else None
-
     def place(self, deployment: Deployment) -> dict[str, str]:
         """The host of each node, by name: "host0" and so on where `hosts` places it, else its own name.
 
@@ -278,8 +251,11 @@ class Machine:
         if not is_number(factor) or not 0 < factor < math.inf:
             raise ValueError(
                 f"slow motion {factor!r}; expected a finite number > 0, such as 10 for ten times as slow")
-        return replace(self, compute=self.compute and self.compute.scaled(factor),
+        compute = self.compute
+        return replace(self, compute=tuple(each.scaled(factor) for each in compute)
+                       if isinstance(compute, tuple) else compute and compute.scaled(factor),
                        update=self.update and self.update.scaled(factor),
+                       loads=tuple(load.scaled(factor) for load in self.loads),
                        latency=self.latency * factor, bandwidth=self.bandwidth / factor,
                        reduction=self.reduction * factor,
                        inside=self.inside and self.inside.slower(factor),
@@ -297,8 +273,11 @@ class Machine:
         -------
         Machine
         """
+        compute = self.compute[:workers] if isinstance(self.compute, tuple) else self.compute
         return replace(self, speeds=(*self.speeds, *[1.0] * workers)[:workers] if self.speeds else (),
-                       hosts=placement.of_workers(self.hosts, workers))
+                       hosts=placement.of_workers(self.hosts, workers), compute=compute,
+                       loads=tuple(load for load in self.loads
+                                   if load.role != "worker" or load.rank < workers))
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -308,12 +287,13 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
         out = asdict(self)
-        for name in ("compute", "update"):
-            drawn: Distribution | None = getattr(self, name)
-            if drawn is not None:
-                out[name] = {"family": drawn.family, "parameters": list(drawn.parameters)}
+        times = self.compute
+        out["compute"] = ([devices.time_json(time) for time in times] if isinstance(times, tuple)
+                          else times and devices.time_json(times))
+        out["update"] = self.update and devices.time_json(self.update)
+        out["loads"] = {load.node: load.steps for load in self.loads}
         out["bandwidth"] = None if math.isinf(self.bandwidth) else self.bandwidth
-        out["speeds"] = list(self.speeds)
+        out["speeds"], out["server_speeds"] = list(self.speeds), list(self.server_speeds)
         for name in ("hosts", "groups"):
             value = getattr(self, name)
             out[name] = value if isinstance(value, str) else [list(part) for part in value]
@@ -341,16 +321,8 @@ class Machine:
             raise wrong_type("a machine is", data, f"an object with some of {cls.keys()}")
         values = _current_names(data)
         check_keys(values, cls.keys(), "a machine")
-        for name in ("compute", "update"):
-            if isinstance(given := values.get(name), Mapping):
-                if set(given) != {"family", "parameters"} or not isinstance(given["parameters"],
-                                                                            (list, tuple)):
-                    raise ValueError(f"{name} {dict(given)}; expected a family and a list of its parameters, "
-                                     "such as {'family': 'fixed', 'parameters': [0.02]}")
-                try:
-                    values[name] = Distribution(given["family"], tuple(given["parameters"]))
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
+        if isinstance(values.get("update"), Mapping):
+            values["update"] = devices.as_time("update", values["update"])
         if values.get("bandwidth", 0) is None:
             values["bandwidth"] = math.inf
         return cls(**values)
@@ -361,7 +333,7 @@ class Machine:
         return bool(_current_names({"collocated": self.colocated})["colocated"])
 
     def __str__(self) -> str:
-        parts = [f"compute {self.compute} s" if self.compute else "unpaced"]
+        parts = [f"compute {devices.written(self.compute)} s" if self.compute else "unpaced"]
         parts.append(f"latency {self.latency * 1e3:g} ms")
         parts.append("bandwidth unlimited" if math.isinf(self.bandwidth)
                      else f"bandwidth {self.bandwidth / 1e6:g} MB/s")
@@ -371,6 +343,9 @@ class Machine:
             parts.append(f"reduction {self.reduction:g} s/byte")
         if self.speeds:
             parts.append(f"speeds {units.written(self.speeds)}")
+        if self.server_speeds:
+            parts.append(f"speeds of servers {units.written(self.server_speeds)}")
+        parts += [f"load of {load}" for load in self.loads]
         if self.colocated:
             parts.append("servers co-located")
         if self.cores is not None:
@@ -384,6 +359,18 @@ class Machine:
         if self.groups:
             parts.append(f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}")
         return ", ".join(parts)
+
+
+def _speeds(name: str, given: Any) -> tuple[float, ...]:
+    """Speeds of nodes from a sequence or text."""
+    try:
+        speeds = units.speeds(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+    speeds = tuple(speeds) if isinstance(speeds, Iterable) else (None,)
+    if not all(is_number(s) and 0 < s < math.inf for s in speeds):
+        raise ValueError(f"{name} {given!r}; expected finite numbers > 0, such as (1, 1, 4)")
+    return tuple(map(float, speeds))
 
 
 def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from refsgd.cluster.prices import mean_gradient
 from refsgd.cluster.units import counted
 from refsgd.experiment.compare import HARD, Comparison, Row
 from refsgd.experiment.result import Result
@@ -116,8 +117,8 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
 
 def _off_formula(row: Row, s: Result, off: float) -> str | None:
     """Why the simulation's iteration is `off` from the formula's; None if nothing was drawn or traced."""
-    compute = s.machine.compute
-    if compute is None or s.trace is None:
+    expected = mean_gradient(s.machine)
+    if s.machine.compute is None or s.trace is None:
         return None
     found = row.predicted["seconds_per_iteration"]
     run = row.predicted.get("seconds", {}).get("value")
@@ -134,8 +135,8 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
     worst = max(excess, key=lambda cause: abs(excess[cause]))
     drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
     mean = sum(d * s.machine.speed(rank) for rank, d in enumerate(drawn.values())) / len(drawn)
-    luck = mean / compute.mean - 1
-    if abs(luck * compute.mean) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
+    luck = mean / expected - 1 if expected else 0.0
+    if abs(luck * expected) >= max(0.5 * abs(total), abs(excess[worst])) and luck * total > 0:
         return (f"the draws of this seed are {luck:+.1%} off their mean; more --steps or --seeds average "
                 "that out")
     if s.steps < 50:

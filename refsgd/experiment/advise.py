@@ -178,7 +178,7 @@ def _variants(case: Case) -> list[Case]:
     without an image; none where speeds are equal."""
     speeds, compute = case.speeds, case.machine.compute
     slow = [i for i, v in enumerate(speeds) if v == min(speeds)]
-    if len(slow) == case.workers or compute is None:
+    if len(slow) == case.workers or compute is None or isinstance(compute, tuple):
         return []
     kept = tuple(v for v in speeds if v > min(speeds))
     without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster import devices
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted, written
 from refsgd.effects import Deployment, Node
@@ -91,14 +92,27 @@ def check_length(steps: Any, epochs: Any) -> None:
         raise Usage(f"epochs {epochs!r}; expected a number > 0 (steps may be 0)")
 
 
-def check_speeds(machine: Machine, workers: int) -> None:
-    """Refuse a machine that gives speeds to more or fewer workers than there are."""
+def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> None:
+    """Refuse a machine that gives speeds or times to more or fewer nodes than there are, or a load to one
+    that is not there."""
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(i) for i in range(workers)])
         there = "is 1" if workers == 1 else f"are {workers}"
         raise Usage(f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there {there}; "
                     f"expected a speed for each, such as {wanted}, or workers {given}")
+    if isinstance(machine.compute, tuple) and len(machine.compute) != workers:
+        raise Usage(f"compute {devices.written(machine.compute)} is of "
+                    f"{counted(len(machine.compute), 'worker')}, and there {'is' if workers == 1 else 'are'} "
+                    f"{workers}; expected one for each, or one for all")
+    if servers is not None and len(machine.server_speeds) not in (0, servers):
+        raise Usage(f"server_speeds {written(machine.server_speeds)} of {counted(servers, 'server')}; "
+                    "expected a speed for each")
+    for load in machine.loads:
+        most = workers if load.role == "worker" else servers
+        if most is not None and load.rank >= most:
+            raise Usage(f"load {load}: there is no {load.node}; expected one of {load.role}0 to "
+                        f"{load.role}{most - 1}")
 
 
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import paces
 from refsgd.cluster.units import counted, speeds
 from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.problems.data import apportion
@@ -45,7 +46,10 @@ def weights_of(batch: Batch, workers: int) -> list[int]:
 
 def shares(total: int, workers: int, machine: Machine) -> list[int]:
     """`total` images dealt to the workers in proportion to their speeds; refused where one gets none."""
-    fast = [machine.speed(i) for i in range(workers)]
+    try:
+        fast = paces(machine, workers)
+    except ValueError as error:
+        raise Usage(f"batch auto:{total}: {error}") from None
     found = apportion(total, fast)
     if 0 in found:
         slow = found.index(0)

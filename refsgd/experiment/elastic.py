@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refsgd.algorithms.parts import equal
+from refsgd.cluster import prices
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, ranks, roles
@@ -98,9 +99,8 @@ class Attempts:
             host = self.network.host
             machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
                                            for one in self.network.hosts])
-        if machine.speeds:
-            machine = machine.with_(speeds=tuple(machine.speed(rank) for rank in was))
-        problem = replace(problem, x0=self.x,
+        machine, work = prices.left(machine, was, before.seconds), problem.work
+        problem = replace(problem, x0=self.x, work=work and (lambda rank, t: work(was[rank], done + t)),
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
         updates = max(before.updates.values(), default=0)

@@ -63,23 +63,23 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
 def check_pace(experiment: Experiment) -> None:
     """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near,
     or durations are drawn too short."""
-    compute = experiment.machine.compute
-    if compute is None or not experiment.steps or not compute.mean:
+    mean = experiment.seconds
+    if not experiment.steps or not mean:
         return
     usual, least = gradient_seconds(experiment.problem)
     cores = usable_cores()
-    room = cores * compute.mean / experiment.workers  # seconds of real computing for each gradient
-    slower = math.ceil(max(least / (BUSY * room), SHORT / compute.mean))
+    room = cores * mean / experiment.workers  # seconds of real computing for each gradient
+    slower = math.ceil(max(least / (BUSY * room), SHORT / mean))
     found = (f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on "
-             f"{counted(cores, 'core')}; the machine asks for {compute.mean * 1e3:.3g} ms, which leaves room "
+             f"{counted(cores, 'core')}; the machine asks for {mean * 1e3:.3g} ms, which leaves room "
              f"for {BUSY * room * 1e3:.3g} ms of real work")
     if least > room:
         raise Usage(f"{found}: use --slow-motion {slower} (a machine {slower} times as slow in everything), "
                     "the simulator, or no pacing (--compute none)")
     if usual > BUSY * room:
         warnings.warn(f"{found}: use a longer --compute, fewer workers or the simulator", stacklevel=4)
-    if compute.mean < SHORT:
-        warnings.warn(f"mean compute time {compute.mean * 1e3:.3g} ms: below 2 ms real processes are late by "
+    if mean < SHORT:
+        warnings.warn(f"mean compute time {mean * 1e3:.3g} ms: below 2 ms real processes are late by "
                       f"a few percent; use --slow-motion {slower} or the simulator", stacklevel=4)
 
 
@@ -97,8 +97,7 @@ def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Sa
         iteration = gradients / min(usable_cores(), e.workers)
         if machine.compute:
             transfers = 2 * (machine.latency + 4 * problem.x0.size / machine.bandwidth)
-            iteration = max(iteration,
-                            machine.compute.mean / min(machine.speeds, default=1.0) + transfers)
+            iteration = max(iteration, e.seconds / min(machine.speeds, default=1.0) + transfers)
         for runtime in runtimes:
             virtual = gradients + e.workers * STEP
             total += evaluating + e.steps * (virtual if runtime == "simulator" else iteration)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.placement import grouped
+from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment.arguments import (
@@ -182,6 +185,25 @@ class Experiment:
         kind = roles(deployment)
         return {w: self.batches[rank] for w, rank in ranks(deployment).items() if kind[w] == "worker"}
 
+    @cached_property
+    def work(self) -> list[list[float]]:
+        """Floating-point operations of the gradients of each worker in the first epoch, step by step."""
+        steps = min(self.steps, int(self.problem.describe.get("steps_per_epoch", 100))) or 1
+        known = self.problem.work
+        return [[known(i, t) for t in range(steps)] for i in range(self.workers)] if known else []
+
+    @cached_property
+    def priced(self) -> Machine:
+        """The machine with distributions in place of devices: the times of gradients of mean work."""
+        if not on_devices(self.machine):
+            return self.machine
+        return priced(self.machine, [sum(each) / len(each) for each in self.work], self.problem.x0.nbytes)
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of a gradient at speed 1, over all workers; 0 on an unpaced machine."""
+        return mean_gradient(self.priced)
+
     def deploy(self) -> Deployment:
         """A fresh deployment: generator objects that have not run yet."""
         taken = inspect.signature(self.function).parameters
@@ -221,10 +243,13 @@ class Experiment:
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; say one: --compute 20ms",
                                             *theory.FIGURES)
-        return theory.predict(
-            self.name, self.machine, workers=self.workers, servers=self.servers,
+        found = theory.predict(
+            self.name, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
             options=with_defaults(self.function, self.options))
+        if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
+            found.simplify("shares of an epoch's last step are smaller: gradients of mean work")
+        return found
 
     @property
     def largest_message(self) -> int:
@@ -268,7 +293,7 @@ class Training:
             raise Usage(f"machine {machine!r}; expected a refsgd.Machine: "
                         "refsgd.cluster.presets.load_machine reads a preset or a file")
         if name != "sequential" or len(machine.speeds) != 1:
-            check_speeds(machine, self.workers)
+            check_speeds(machine, self.workers, self.servers)
         return (1, machine.for_workers(1)) if name == "sequential" else (self.workers, machine)
 
     def problem(self, own: Problem | None, name: str, workers: int, batch: int | Sequence[int]) -> Problem:
@@ -322,6 +347,10 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         Network(machine, deployment)
     except ValueError as error:
         raise Usage(str(error)) from None
+    if on_devices(machine) and problem.work is None:
+        raise Usage(f"compute {written(machine.compute)} with net {problem.describe['net']}, whose work is "
+                    "not known: a device prices the operations of a gradient; expected a net such as tiny, "
+                    "or a time such as --compute 20ms")
     return experiment
 
 

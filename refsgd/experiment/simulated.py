@@ -28,6 +28,7 @@ def simulated(experiment: Experiment) -> Figures:
     """
     shape = shape_only(experiment.problem.x0.size, [max(b, 1) for b in experiment.batches])
     try:
+        shape = replace(shape, work=experiment.problem.work)
         runs, problem = _runs(replace(experiment, problem=shape)), "a shape-only problem"
     except Usage:
         runs, problem = _runs(experiment), "the given problem"

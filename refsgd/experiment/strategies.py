@@ -14,9 +14,12 @@ import numpy as np
 
 from refsgd import theory
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster import devices, prices
+from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
 from refsgd.experiment.prepare import has_servers, with_defaults
+from refsgd.theory.estimate import check_distribution
 from refsgd.theory.phenomena import memory, overlap, stability
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Prediction
@@ -171,6 +174,11 @@ class Case(NamedTuple):
         """The speed of each worker."""
         return [self.machine.speed(i) for i in range(self.workers)]
 
+    @property
+    def times(self) -> list[Distribution]:
+        """The time of a gradient of each worker."""
+        return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
+
 
 #: steps of a run that is predicted and printed as a command; a longer pass continues at its pace
 LONGEST = 100
@@ -236,8 +244,7 @@ class Plan:
     @cached_property
     def slowest(self) -> float:
         """Mean seconds of the slowest of the workers' gradients."""
-        drawn = [self.case.machine.distribution("gradient", speed) for speed in self.case.speeds]
-        return mean_of_maximum([d for d in drawn if d is not None])
+        return mean_of_maximum(self.case.times)
 
     @cached_property
     def iteration(self) -> float:
@@ -280,10 +287,10 @@ class Plan:
 
         GoSGD: worker i sends p/T_i models a second, and hears of the others p/(n - 1) sum 1/T_j.
         """
-        case, compute = self.case, self.case.machine.compute
-        if self.candidate.algorithm != "gosgd" or case.workers < 2 or compute is None:
+        case = self.case
+        if self.candidate.algorithm != "gosgd" or case.workers < 2:
             return ""
-        own = np.asarray(case.speeds) / compute.mean
+        own = 1 / np.array([time.mean for time in case.times])
         busiest = self.candidate.options["p"] * 4 * case.parameters / case.machine.bandwidth * max(
             own.max(), (own.sum() - own.min()) / (case.workers - 1))
         return (f"messages pile up: the busiest link would have to carry {busiest:.3g} times its bandwidth"
@@ -370,7 +377,7 @@ class Plan:
 
 def _flags(machine: Machine) -> str:
     """The machine's numbers as flags of the command line."""
-    said = {"compute": f"'{machine.compute}'", "latency": f"{machine.latency:g}",
+    said = {"compute": f"'{devices.written(machine.compute)}'", "latency": f"{machine.latency:g}",
             "bandwidth": f"{machine.bandwidth:g}" if np.isfinite(machine.bandwidth) else "",
             "update": f"'{machine.update}'" if machine.update else "",
             "speeds": written(machine.speeds) if set(machine.speeds) - {1.0} else ""}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class Problem:
         ``(x, "train" | "test") -> float`` in [0, 1].
     images : callable
         ``(rank, t) -> int``: size of that share, the weight of its gradient in a mean.
+    work : callable or None
+        ``(rank, t) -> float``: floating-point operations of the gradient on that share, by which a device
+        prices it; None: not known.
     describe : dict
         What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
         figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
@@ -66,6 +69,25 @@ class Problem:
     accuracy: Callable[[Array, str], float] | None = None
     images: Callable[[int, int], int] = one_image
     describe: dict[str, Any] = field(default_factory=dict)
+    work: Callable[[int, int], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.work is not None and getattr(self.gradient, "operations", None) is not self.work:
+            object.__setattr__(self, "gradient", _Priced(self.gradient, self.work))
+
+
+class _Priced(NamedTuple):
+    """A gradient that says how much work it is: a runtime sees functions and their arguments, no problems."""
+
+    function: Callable[[Array, int, int], Array]
+    operations: Callable[[int, int], float]
+
+    def __call__(self, x: Array, rank: int, t: int) -> Array:
+        return self.function(x, rank, t)
+
+    def work(self, x: Array, rank: int, t: int) -> tuple[float, float]:
+        """Floating-point operations, and bytes of the parameters."""
+        return self.operations(rank, t), x.nbytes
 
 
 def with_batches(problem: Problem, batches: Sequence[int]) -> Problem:
@@ -226,6 +248,9 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     def images(rank: int, t: int) -> int:
         return len(shards.share(rank, t))
 
+    def work(rank: int, t: int) -> float:
+        return float(net.work(images(rank, t)))
+
     # batch norm has no running state: its statistics are recomputed on these
     sample = data.train_images[:500]
 
@@ -245,4 +270,5 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
-                    "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"})
+                    "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
+                   work)

@@ -97,8 +97,8 @@ class Faulty(Simulator):
         if task.node not in self.dead:
             super().compute(task, effect)
 
-    def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
-        return super()._duration(task, kind, nbytes) * self._faults.slower(task.node)
+    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
+        return super()._duration(task, kind, effect) * self._faults.slower(task.node)
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Send a message on its way, later where a fault delays it; none on a way through memory."""

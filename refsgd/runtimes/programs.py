@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.effects import Add, Compute, Load, Recv, _Built, payload_bytes
+from refsgd.effects import Add, Compute, Load, Recv, _Built
 
 _HOLDERS = {np.ndarray, list, tuple, dict}  # what can be frozen, or holds what can
 
@@ -42,11 +42,6 @@ def freeze(values: Any) -> None:
             value.flags.writeable = False
         else:
             freeze(value.values() if kind is dict else value)
-
-
-def priced_bytes(effect: Compute) -> int:
-    """The bytes that a Compute takes time for: those that a reduction adds to its first argument."""
-    return payload_bytes(effect.args[1:]) if effect.kind == "reduction" else 0
 
 
 def read(effect: Load | Add) -> Any:

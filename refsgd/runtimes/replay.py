@@ -60,8 +60,8 @@ def unordered() -> ReplayError:
         "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
 
 
-def _draw(kind: str, nbytes: int, draws: Draws) -> None:
-    draws.duration(kind, nbytes)
+def _draw(kind: str, draws: Draws) -> None:
+    draws.duration(kind)
 
 
 class Replayer(Engine):
@@ -120,7 +120,7 @@ class Replayer(Engine):
 
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute again, in the recorded time."""
-        self.drawn[task.node, task.index].append(partial(_draw, effect.kind, programs.priced_bytes(effect)))
+        self.drawn[task.node, task.index].append(partial(_draw, effect.kind))
         self.computed(task, self._step.start, effect.kind, self.result(task, effect))
 
     def choose(self, task: Task, effect: Choose) -> Any:
@@ -143,7 +143,7 @@ class Replayer(Engine):
     def add(self, task: Task, effect: Add) -> None:
         """Write; one that is not atomic has read when it began."""
         seen = self._seen.pop((task.node, self.at[task.node]), None)
-        self.drawn[task.node, task.index].append(partial(_draw, "update", 0))
+        self.drawn[task.node, task.index].append(partial(_draw, "update"))
         self.added(task, effect, programs.read(effect) if seen is None else seen, self._step.since)
 
     # -- steps ---------------------------------------------------------------------------------------------

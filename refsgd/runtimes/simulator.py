@@ -8,7 +8,7 @@ rank (a node's place in the deployment), then to the earlier one.
 from __future__ import annotations
 
 import gc
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,14 +16,15 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
-from refsgd.cluster.cores import Processors
+from refsgd.cluster import prices
+from refsgd.cluster.cores import Processors, of_hosts
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.runtimes.engine import Deadlock as Deadlock
-from refsgd.runtimes.programs import line_of, priced_bytes, read, share_of
+from refsgd.runtimes.programs import line_of, read, share_of
 from refsgd.trace import Event, Marked, Polled, Run, Trace, Use
 
 
@@ -76,7 +77,7 @@ class Simulator(Engine):
         self.machine = machine = machine or Machine()
         deployment = deployment() if callable(deployment) else deployment
         super().__init__(deployment, observe=observe, keep=keep)
-        self.network, speeds = Network(machine, deployment), machine.node_speeds(deployment)
+        self.network, priced = Network(machine, deployment), prices.of_nodes(machine, deployment)
         self.host = self.network.host
         self._free = [0.0] * len(self.network.links)
         self._ways = self.network.ways
@@ -86,12 +87,12 @@ class Simulator(Engine):
         self._told: Iterator[Task] | None = None
         self._steps = self._go_on()
         for task in self.all_tasks:
-            task.draws = Draws(machine, seed, task.node, task.index, speeds[task.node])
+            task.draws = Draws(priced[task.node], seed, task.node, task.index)
             task.host = self.host[task.node]
             self._at(0.0, RESUME, task.rank, self._begin, task)
-        programs = Counter(task.host for task in self.all_tasks)
-        self._shared = {h: Processors(machine.cores) for h, k in programs.items() if machine.cores
-                        and k > machine.cores}
+        loads = prices.loads(machine, deployment)
+        self._shared = of_hosts(machine.cores, [(task.host, task, loads[task.node])
+                                                for task in self.all_tasks])
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Simulator(Engine):
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute now, and continue the program after the time that it takes."""
         result, kind = self.result(task, effect), effect.kind
-        seconds = self._duration(task, kind, priced_bytes(effect))
+        seconds = self._duration(task, kind, effect)
         if task.host in self._shared:
             self._occupy(task, seconds, self.computed, self.now, kind, result)
         else:
@@ -162,8 +163,8 @@ class Simulator(Engine):
         seconds = self._duration(task, "update") * share_of(effect)
         self._occupy(task, seconds, self.added, effect, read(effect), self.tickets)
 
-    def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
-        return task.draws.duration(kind, nbytes)
+    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
+        return task.draws.duration(kind, effect)
 
     def _occupy(self, task: Task, seconds: float, call: Callable[..., None], *args: Any) -> None:
         """`call` when a program has computed for so long, or for longer where others of its host compute

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.cluster.devices import Device, Time
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.prediction import STANDARD_ERROR, DomainError, Kind, Prediction
 
@@ -76,8 +77,11 @@ def check_time(name: str, value: float) -> float:
     return float(value)
 
 
-def check_distribution(name: str, time: Distribution | None) -> Distribution:
+def check_distribution(name: str, time: Time | None) -> Distribution:
     """`time` if it is given and has a finite mean; otherwise DomainError."""
+    if isinstance(time, Device):
+        raise DomainError(f"{name} {time}; the formula assumes a distribution of seconds, which a device has "
+                          "for the work of a gradient")
     if time is None:
         raise DomainError(
             f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from refsgd.cluster import prices, units
 from refsgd.cluster.machine import Machine
 from refsgd.theory.algorithms.allreduce import allreduce, dgc
 from refsgd.theory.algorithms.alone import hogwild, independent, sequential
@@ -48,6 +49,9 @@ def _check_covered(name: str, c: Setting) -> None:
     Under BSP's barrier a worker waits while the servers on its host update, so only servers compete there.
     """
     m = c.machine
+    if m.loads:
+        raise Uncovered(f"speeds change in time (load of {m.loads[0]}), for which no formula accounts: "
+                        f"{name} is simulated and measured only")
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
@@ -66,6 +70,20 @@ def _check_covered(name: str, c: Setting) -> None:
         cores = f"{m.cores} core{'s' if m.cores > 1 else ''}"
         raise Uncovered(f"updates of servers beside workers share {cores}, for which no formula "
                         f"accounts: {name} is simulated and measured only")
+
+
+def _served(name: str, machine: Machine, servers: int) -> Machine:
+    """The machine with servers of speed 1: updates take as long as theirs do."""
+    if name in SERVERLESS or machine.update is None or not machine.server_speeds:
+        return machine
+    updates = {prices.at(machine, "server", k).update for k in range(servers)}
+    if len(updates) > 1:
+        raise Uncovered(f"servers of different speeds ({units.written(machine.server_speeds)}) have no "
+                        f"formula: {name} is simulated and measured only")
+    if name == "easgd":
+        raise Uncovered("easgd on servers of another speed than 1 has no formula, since its workers update "
+                        "too: it is simulated and measured only")
+    return machine.with_(update=updates.pop(), server_speeds=())
 
 
 def _of_no_steps(found: Figures) -> Figures:
@@ -147,9 +165,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     if len(batches) != workers:
         raise DomainError(f"{len(batches)} batches of {workers} workers; expected one for each")
     check_count("steps", steps, 0)
-    check_distribution("compute", machine.compute)
-    setting = Setting(machine, workers, servers, nbytes, batches, max(steps, 1), dict(options or {}))
+    check_distribution("compute", prices.own(machine, 0))
     try:
+        setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, max(steps, 1),
+                          dict(options or {}))
         _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
     except Uncovered as why:

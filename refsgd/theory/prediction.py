@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Kind = Literal["exact", "numerical", "approximation", "bound", "simulated"]
@@ -122,6 +122,18 @@ class Figures(dict[str, Prediction]):
     def __init__(self, found: Mapping[str, Prediction] | None = None) -> None:
         super().__init__(found or {})
         self.missing: dict[str, str] = {}
+
+    def simplify(self, assumption: str) -> None:
+        """Take all figures that depend on times for approximations under one assumption more.
+
+        Parameters
+        ----------
+        assumption : str
+        """
+        for name, p in self.items():
+            if p.faithful and name not in ("updates", "bytes_per_iteration", "bytes_sent"):
+                self[name] = replace(p, kind="approximation",
+                                     assumptions="; ".join(filter(None, (p.assumptions, assumption))))
 
     def without(self, reason: str, *names: str) -> Figures:
         """Leave metrics out, with a reason.

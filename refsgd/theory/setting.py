@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import check_distribution, kind_of, sampling
@@ -32,8 +33,7 @@ class Setting:
     @functools.cached_property
     def times(self) -> list[Distribution]:
         """Compute time of each worker, slower or faster by its speed."""
-        time = check_distribution("compute", self.machine.compute)
-        return [time.scaled(1 / self.machine.speed(i)) for i in range(self.workers)]
+        return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
 
     @functools.cached_property
     def own(self) -> list[float]:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.cluster import cores
 from refsgd.cluster.cores import Processors
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Cell, Compute, Mark, Node, Recv, Send
 from refsgd.experiment.run import run
-from refsgd.runtimes import simulator
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import predict
 from refsgd.trace import Computed, Received
@@ -200,7 +200,7 @@ def test_the_mean_time_in_a_shared_processor_depends_on_the_mean_work_only(law):
 
 def test_first_come_first_served_is_not_insensitive(monkeypatch):
     """Pollaczek and Khinchine: 0.6 + E[S^2] / (2 (1 - rho)), which is 1.05 for fixed times."""
-    monkeypatch.setattr(simulator, "Processors", FirstCome)
+    monkeypatch.setattr(cores, "Processors", FirstCome)
     found = [sojourn("fixed(0.6)", seed) for seed in range(8)]
     assert np.mean(found) == pytest.approx(1.05, rel=0.05)
     assert abs(np.mean(found) - 0.6 / 0.4) > 4 * np.std(found, ddof=1) / np.sqrt(len(found))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from refsgd.cluster.prices import mean_gradient
 from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of, with_labels
 from refsgd.trace import CAUSES
 
@@ -142,10 +143,10 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
             seen = [(r.workers, r.measured["images_per_second"]) for r in mine if r.runtime == runtime]
             ax.plot(*zip(*seen), MARKERS.get(runtime, "o"), color=color, markersize=4.5,
                     label=f"{name}, {runtime}")
-    if results and results[0].machine.compute is not None:
+    if results and (mean := mean_gradient(results[0].machine)):
         first = results[0].measured
         batch = first["images_per_second"] * first["seconds_per_iteration"] / results[0].workers
-        most, each = results[-1].workers, batch / results[0].machine.compute.mean
+        most, each = results[-1].workers, batch / mean
         ax.plot([0, most], [0, most * each], color="#BBBBBB", linewidth=1, zorder=0,
                 label="no waiting")
     ax.set_xlim(left=0)

@@ -96,6 +96,7 @@ class Net:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
         self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread uses now
+        self._flops: int | None = None  # of the forward pass of one image
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
         """Name the layers, those of branches included, and give each of their parameters its segment."""
@@ -258,6 +259,13 @@ class Net:
             count = sum(prod(self.segments[f"{name}.{key}"].shape) for key in at)
             rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
         return rows
+
+    def work(self, b: int) -> int:
+        """Floating-point operations of a gradient of b images: a backward pass is taken for two forward
+        ones."""
+        if self._flops is None:
+            self._flops = sum(row.flops for row in self.describe())
+        return 3 * b * self._flops
 
     def memory(self, b: int) -> int:
         """Bytes that training takes with batches of b images: parameters, activations and their gradients.

@@ -19,7 +19,8 @@ from functools import partial
 from heapq import heappop
 from typing import Any
 
-from refsgd.cluster.cores import Processors
+from refsgd.cluster import prices
+from refsgd.cluster.cores import of_hosts
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
@@ -33,7 +34,7 @@ from refsgd.runtimes.processes.computing import Computing, Done, Job
 from refsgd.runtimes.processes.lateness import Lateness
 from refsgd.runtimes.processes.links import GroupLinks, Links
 from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
-from refsgd.runtimes.programs import freeze, line_of, priced_bytes, share_of
+from refsgd.runtimes.programs import freeze, line_of, share_of
 from refsgd.runtimes.simulator import rare_full_collections
 from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import WireError
@@ -66,9 +67,9 @@ class Driver(Engine):
         self.paced = machine.paced
         self.began = 0.0  # the common start on the monotonic clock; `now` counts nominal seconds since then
         self.lateness = {name: Lateness() for name in self.tasks}
-        speeds = machine.node_speeds(deployment)
+        priced, loads = prices.of_nodes(machine, deployment), prices.loads(machine, deployment)
         for task in self.all_tasks:
-            task.draws = Draws(machine, seed, task.node, task.index, speeds[task.node])
+            task.draws = Draws(priced[task.node], seed, task.node, task.index)
         self._table, self._run, self._words = table, table.run, table.process[process]
         self._log = StatusLog(table, process)
         self._dead: set[str] = set()  # processes
@@ -81,8 +82,8 @@ class Driver(Engine):
         self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
         self._emulated = machine.linked or machine.paced
         self.links = Links(network, self.rank, groups, self._at, self.deliver)
-        crowded = self.paced and machine.cores and len(self.all_tasks) > machine.cores
-        self._processors = Processors(machine.cores) if crowded and machine.cores else None
+        shared = of_hosts(machine.cores, [(process, task, loads[task.node]) for task in self.all_tasks])
+        self._processors = shared.get(process) if self.paced else None
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
         self._effects = 0
         self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
@@ -294,16 +295,16 @@ class Driver(Engine):
             self._suffer(fault)
         start, due, priced = self.now, self.now, True
         if self.paced:
-            duration = self._duration(task, effect.kind, priced_bytes(effect))
-            priced = duration > 0 or self.machine.distribution(effect.kind) is not None
+            duration = self._duration(task, effect.kind, effect)
+            priced = duration > 0 or task.draws.prices.of(effect.kind) is not None
             due = self._occupy(task, duration)
             self.lateness[task.node].drawn += duration
         done = self._computing.do(Job(task, effect.kind, start, due, priced), effect)
         if done is not None:
             self._finish(done)
 
-    def _duration(self, task: Task, kind: str, nbytes: int = 0) -> float:
-        return task.draws.duration(kind, nbytes) * self._faults.slower(task.node)
+    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
+        return task.draws.duration(kind, effect) * self._faults.slower(task.node)
 
     def _occupy(self, task: Task, seconds: float) -> float:
         """When a program that computes for so long will end, unless others of the process begin meanwhile."""

@@ -14,6 +14,7 @@ from functools import partial
 import threadpoolctl
 
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import mean_gradient
 from refsgd.effects import Deployment, Factory, roles
 from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.fork import NO_FORK, can_fork
@@ -75,9 +76,10 @@ def _check(deployment: Deployment, machine: Machine) -> None:
         raise RunFailed(
             "a numba parallel region has run in this process, and its threads do not survive a fork; "
                         "use nogil=True kernels instead of parallel=True")
-    if machine.compute is not None and 0 < machine.compute.mean < SHORT:
+    mean = mean_gradient(machine)
+    if 0 < mean < SHORT:
         warnings.warn(
-            f"mean compute time {machine.compute.mean * 1e3:g} ms; processes are paced well from 2 ms on",
+            f"mean compute time {mean * 1e3:g} ms; processes are paced well from 2 ms on",
                       RuntimeWarning, stacklevel=3)
     if len(deployment) > 0xFFFF:
         raise ValueError(f"{len(deployment)} nodes; expected at most 65535")

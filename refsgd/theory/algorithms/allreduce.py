@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from refsgd.cluster import placement
+from refsgd.cluster import placement, prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
 from refsgd.theory.estimate import WIDEST, Uncovered
@@ -75,7 +75,7 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
         c.machine.latency or c.transfer or c.machine.reduction):
         return step, step
     link, own = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction), [
-        c.machine.distribution("update", c.machine.speed(i)) for i in range(c.workers)]
+        prices.at(c.machine, "worker", i).update for i in range(c.workers)]
     run = ring.rounds(c.times, gradients, _largest_chunk(c), link, own, before=before, after=after)
     long = ring.rounds(c.times, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
     equal = c.nbytes % (4 * c.workers) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from refsgd.cluster import prices
 from refsgd.theory.algorithms.asp import PUSHES, drawn
 from refsgd.theory.algorithms.peers import free
 from refsgd.theory.estimate import check_count
@@ -89,7 +90,7 @@ def easgd(c: Setting) -> Figures:
     h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
     if c.options.get("mode") == "sync":
         return _synchronous(c, h, own)
-    updates = [c.machine.distribution("update", c.machine.speed(i)) for i in range(c.workers)]
+    updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
     path = queues.fetching(c.times, _links(c), c.steps, fetch_every=h, elastic=True, own=updates)
     step, exchanges = _updated(lone(c, h), own), -(-c.steps // h)
     if _busy(c):
