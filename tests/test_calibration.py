@@ -5,6 +5,7 @@ import time
 import warnings
 from collections import namedtuple
 from functools import partial
+from itertools import product
 
 import numpy as np
 import psutil
@@ -12,25 +13,73 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
+from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.presets import PRESETS, load_machine
+from refsgd.cluster.presets import PRESETS, load_machine, load_timed
 from refsgd.experiment.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.calibrate import Others, _timed, calibrate, link
+from refsgd.experiment.calibrate import Calibration, Others, Point, calibrate, fitted, link, timed
 
 
 @pytest.fixture(scope="module")
 def measured():
-    return calibrate("tiny", 16, batches=(4, 64))
+    return calibrate(("tiny", "mlp"), batches=(1, 4, 16, 64))
 
 
 def test_what_is_measured_is_plausible(measured):
-    times = {b: mean for b, (mean, _) in measured.gradients.items()}
-    assert sorted(times) == [4, 16, 64] and 1e-6 < times[4] < times[64] < 1
+    times = {(p.net, p.batch): p.seconds for p in measured.points}
+    assert sorted(times) == sorted(product(("tiny", "mlp"), (1, 4, 16, 64)))
+    assert all(1e-6 < times[net, 1] < times[net, 64] < 1 for net in ("tiny", "mlp"))
     for latency, bandwidth in measured.transports.values():
         assert 1e-6 < latency < 0.05 and 10e6 < bandwidth < 100e9
-    assert measured.machine.compute.mean == pytest.approx(times[16]) and 0 < measured.update < 0.1
+    device = measured.device
+    assert 1e8 < device.rate < 1e12 and 0 <= device.overhead < 0.01 and 0 < measured.update < 0.1
+    assert device.noise.family == "lognormal" and device.noise.mean == 1
+    text = measured.summary()
+    for point in measured.points:  # a line for each, with its residual
+        assert f"{measured.residual(point):+.1%} off" in text
+
+
+POINTS = [Point(net, batch, batch * flops, nbytes, 0.0, 0.02) for net, flops, nbytes in (
+    ("a", 2e6, 40_000), ("b", 15e6, 2_000_000)) for batch in (1, 2, 8, 32, 128)]
+
+
+@pytest.mark.parametrize("device", [Device(5e10, 1e-4, 4e9), Device(5e10, 1e-4), Device(5e10, 0.0, 4e9)])
+def test_a_fit_finds_the_device_whose_times_they_are(device):
+    found = fitted([p._replace(seconds=device.seconds(p.work, p.nbytes)) for p in POINTS])
+    assert (found.rate, found.overhead) == pytest.approx((device.rate, device.overhead), abs=1e-9)
+    assert 1 / found.memory == pytest.approx(1 / device.memory, abs=1e-15)
+    assert found.noise == Distribution("lognormal", (1.0, 0.02))
+
+
+def test_one_net_alone_does_not_tell_parameters_from_overhead():
+    """Both are the same at every batch: the fit of the sum is right, of the other net's wrong."""
+    device = Device(5e10, 1e-4, 4e9)
+    points = [p._replace(seconds=device.seconds(p.work, p.nbytes)) for p in POINTS]
+    found = fitted(points[:5])
+    assert found.seconds(points[2].work, points[2].nbytes) == pytest.approx(points[2].seconds)
+    assert found.seconds(points[5].work, points[5].nbytes) != pytest.approx(points[5].seconds, rel=0.15)
+
+
+def test_a_net_that_does_not_fit_is_named(capsys, monkeypatch):
+    device = Device(5e10, 1e-4, 4e9)
+    slow = {"a": 1.0, "b": 1.6}
+    points = [p._replace(seconds=device.seconds(p.work, p.nbytes) * slow[p.net]) for p in POINTS]
+    found = Calibration(Machine(compute=fitted(points)), tuple(points), {}, 0.001,
+                        {"nets": ["a", "b"], "processor": "x", "cores": 2})
+    assert "one rate does not fit these nets: " in found.summary()
+    assert "calibrate with nets like yours (--net A,B)" in found.summary()
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    (["--net", "tiny"], "net tiny; expected two nets or more"), (["--net", "tiny,tiny"], "expected two nets"),
+    (["--net", "tiny,nonet"], "net 'nonet' is unknown"), (["--batches", "1,2,3"], "batches 1,2,3; expected four"),
+    (["--batches", "1,2,3,x"], "expected four numbers"), (["--batches", "0,1,2,3"], "expected four numbers")])
+def test_what_cannot_be_calibrated_is_refused(flags, expected, capsys):
+    assert main(["calibrate", *flags, "--output", "-"]) == 2
+    line = capsys.readouterr().err
+    assert expected in line and line.count("\n") == 1
 
 
 def test_a_link_is_told_from_two_round_trips_also_where_other_work_blurs_them():
@@ -45,6 +94,19 @@ def test_its_file_is_a_machine(measured, tmp_path, capsys):
     assert load_machine(str(path)) == measured.machine
     assert main(["predict", "bsp", "--machine", str(path), "--latency", "0.5", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds_per_iteration"]["value"] > 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_machine_file_of_before_still_reads(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({
+        "machine": {"compute": {"family": "lognormal", "parameters": [0.02, 0.1]}, "latency": 1e-4,
+                    "bandwidth": 1e9, "update": {"family": "fixed", "parameters": [0.001]}, "reduction": 0.0,
+                    "speeds": [], "colocated": False, "cores": None, "duplex": "full"},
+        "net": {"net": "tiny", "batch": 16, "parameters": 9930}, "update": 0.001,
+        "gradients": {"16": {"mean": 0.02, "sd": 0.002}}, "transports": {}}))
+    machine, timed = load_timed(str(path))
+    assert machine == Machine("lognormal(0.02,0.1)", "0.1ms", "1GB/s", "1ms") and timed == ("tiny", 16)
 
 
 def test_others_are_all_processes_but_this_one_and_its_children(monkeypatch):
@@ -153,7 +215,7 @@ def test_a_machine_takes_numbers_of_any_kind():
 
 
 def test_waits_for_a_core_do_not_count_as_computing():
-    assert np.median(_timed(lambda: time.sleep(0.02), 0.1)) < 0.01
+    assert np.median(timed(lambda: time.sleep(0.02), 0.1)) < 0.01
 
 
 def test_in_slow_motion_the_same_happens_only_later():

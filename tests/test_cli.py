@@ -401,13 +401,12 @@ def test_what_is_no_record_cannot_be_replayed(capsys, tmp_path, text):
     (0.0, 1.1, ["110% longer in the mean than in the median"]),
     (1.5, 1.1, ["1.5 of 2 cores and equal gradients"])])
 def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypatch, others, excess, said):
-    describe = {"net": "tiny", "batch": 16, "processor": "x", "cores": 2}
-    found = Calibration(Machine(compute="fixed(0.02)"), {16: (0.02, 0.001)}, {}, 0.001, describe, others,
-                        excess)
-    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate", lambda net, batch: found)
+    describe = {"nets": ["tiny", "mlp"], "processor": "x", "cores": 2}
+    found = Calibration(Machine(compute="device(1e9)"), (), {}, 0.001, describe, others, excess)
+    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate", lambda nets, batches: found)
     assert main(["calibrate", "--output", "-"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["net"] == describe and err.count("\n") == len(said)
+    assert json.loads(out)["measured"] == describe and err.count("\n") == len(said)
     assert all(text in err and "expected a quiet one: end other work, then calibrate again" in err
                for text in said)
 

@@ -114,6 +114,21 @@ def test_a_program_of_ones_own_that_hides_its_work_is_told():
         simulate({"worker0": Node(work())}, Machine(compute=FIXED))
 
 
+def test_a_net_in_shape_only_has_its_parameters_and_its_work(capsys):
+    real = nets.build("resnet50", (224, 224, 3), classes=1000)
+    problem = prepare("bsp", net="shapes:resnet50@224", data="none", batch=[2, 3], workers=2, steps=1).problem
+    assert problem.x0.size == real.parameters == 25_557_032 and problem.describe["shape_only"]
+    assert [problem.work(rank, 7) for rank in (0, 1)] == [real.work(2), real.work(3)]
+    found = refsgd.run("bsp", net="shapes:tiny", data="none", batch=8, workers=2, steps=3,
+                       machine=Machine(compute=FIXED))
+    assert found.measured["seconds"] == pytest.approx(3 * (0.0001 + 8 * TINY / 40e9))
+    for wrong, said in (("nonet", "expected shapes: and a number"), ("tiny@x", "images of size 'x'"),
+                        ("tiny@2x2", "expected pixels"), ("resnet18:q@32", "expected resnet18:WIDTH")):
+        assert main(["predict", "bsp", "--net", f"shapes:{wrong}", "--compute", FIXED]) == 2
+        line = capsys.readouterr().err
+        assert said in line and line.count("\n") == 1
+
+
 # -- simulated times ---------------------------------------------------------------------------------------
 
 
@@ -205,7 +220,7 @@ def test_pieces_of_a_computation_take_as_long_as_the_whole(load, start, first, s
     ("worker0", "expected a node and factors from seconds on, such as worker2: 1@0, 3@30, 1@60"),
     ("worker0: 2", "expected a node"), ("worker0: 2@-1", "expected finite factors > 0 and rising seconds"),
     ("worker0: 0@1", "factor 0.0 from 1.0 s"), ("worker0: 2@5, 3@5", "rising seconds"),
-    ("worker0: nan@5", "expected finite factors"), ("worker0: 2@1; worker0: 3@2", "name worker0 twice"),
+    ("worker0: nan@5", "expected finite factors"), ("worker0: 2@1; worker0: 3@2", "they name worker0 twice"),
     ("worker7: 2@1", "there is no worker7; expected one of worker0 to worker3"),
     ("server1: 2@1", "there is no server1; expected one of server0 to server0"), ("disk0: 2@1", "expected a node")])
 def test_what_is_no_load_is_refused_in_one_line(text, expected, capsys):

@@ -7,19 +7,21 @@ import warnings
 from typing import Any
 
 from refsgd.cli.outputs import check_output, write
-from refsgd.experiment.prepare import DEFAULT_BATCH, Usage, check_net
+from refsgd.experiment.prepare import Usage, check_net
 
 
 def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
-                            description="Measures gradient times by batch, update time, latency and "
-                            "bandwidth of each transport, in under 30 s for the small nets, and writes a "
-                            "machine file that every command accepts. Warns if other processes were at "
-                            "work meanwhile.")
-    p.add_argument("--net", default="tiny", metavar="NAME", help="net (default tiny)")
-    p.add_argument("--batch", type=int, default=DEFAULT_BATCH, metavar="B",
-                   help=f"whose gradient time is used (default {DEFAULT_BATCH})")
+                            description="Measures gradients of some nets and batches, update time, latency "
+                            "and bandwidth of each transport, in under 30 s for the small nets; fits a "
+                            "device to the gradients and says how far it is off each; and writes a machine "
+                            "file that every command accepts. Warns if other processes were at work "
+                            "meanwhile.")
+    p.add_argument("--net", default="tiny,shallow", metavar="A,B",
+                   help="two nets or more (default %(default)s)")
+    p.add_argument("--batches", default="1,2,8,32,128", metavar="B,...",
+                   help="four batches or more (default %(default)s)")
     p.add_argument("--output", default="machine.json", metavar="PATH",
                    help="default machine.json; - for standard output alone")
     p.set_defaults(do=do)
@@ -29,11 +31,16 @@ def do(args: argparse.Namespace) -> None:
     """Measure; print and write the machine."""
     from refsgd.experiment.calibrate import calibrate
 
-    check_net(args.net)
-    if args.batch < 1:
-        raise Usage(f"batch {args.batch}; expected at least 1 image")
+    nets, batches = args.net.split(","), args.batches.split(",")
+    for net in nets:
+        check_net(net)
+    if len(set(nets)) < 2:
+        raise Usage(f"net {args.net}; expected two nets or more, such as tiny,shallow: one alone does not "
+                    "tell the time of its parameters from the overhead")
+    if not all(b.isdecimal() and int(b) for b in batches) or len(set(batches)) < 4:
+        raise Usage(f"batches {args.batches}; expected four numbers of images or more, such as 1,8,32,128")
     check_output(args.output)
-    found = calibrate(args.net, args.batch)
+    found = calibrate(nets, [int(b) for b in batches])
     if found.doubt:
         warnings.warn(found.doubt, stacklevel=2)
     if args.output != "-":

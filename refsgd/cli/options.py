@@ -85,7 +85,8 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                       help=f"data set: {Training.data} (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", type=current_name,
                       help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
-                           "parameters and nothing to compute")
+                           "parameters and nothing to compute, shapes:resnet50@224 those of a net for images "
+                           "of 224 pixels")
     work.add_argument("--batch", type=batch, metavar="B",
                       help=f"images per worker and iteration (default {Training.batch}); 20,1: of each "
                            "worker; auto:21 shares 21 by the workers' speeds")

@@ -321,17 +321,24 @@ UNLOADED = Load("worker", 0, ())
 
 def as_loads(value: Any) -> tuple[Load, ...]:
     """Loads from text (``"worker2: 3@30; server0: 2@5"``), a mapping of nodes to factors, or a list."""
+    try:
+        return _loads(value)
+    except ValueError as error:
+        raise ValueError(f"loads: {error}") from None
+
+
+def _loads(value: Any) -> tuple[Load, ...]:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):
         value = [f"{node}: {factors}" for node, factors in value.items()]
     if not isinstance(value, Iterable):
-        raise ValueError(f"loads {value!r}; expected {LOAD}")
+        raise ValueError(f"{value!r}; expected {LOAD}")
     parts = [part for each in value for part in (each.split(";") if isinstance(each, str) else [each])]
     found = tuple(Load.parse(each) if isinstance(each, str) else each for each in parts if each != "")
     if wrong := [each for each in found if not isinstance(each, Load)]:
-        raise ValueError(f"loads {wrong[0]!r}; expected {LOAD}")
+        raise ValueError(f"{wrong[0]!r}; expected {LOAD}")
     nodes = [load.node for load in found]
     if twice := next((node for node in nodes if nodes.count(node) > 1), None):
-        raise ValueError(f"loads name {twice} twice; expected each node once, as in {LOAD}")
+        raise ValueError(f"they name {twice} twice; expected each node once, as in {LOAD}")
     return tuple(sorted(found, key=lambda load: (load.role != "worker", load.rank)))

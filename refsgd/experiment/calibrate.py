@@ -1,28 +1,46 @@
-"""Calibration: gradient times by batch, update time, latency and bandwidth of this computer."""
+"""Calibration: a device that prices the gradients of this computer, update time, latency and bandwidth."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.simulator import RunFailed
 
-BATCHES = (1, 4, 16, 64, 128)
+if TYPE_CHECKING:
+    from refsgd.problems.nn.net import Net
+
+NETS, BATCHES = ("tiny", "shallow"), (1, 2, 8, 32, 128)
 #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
 OTHERS, EXCESS = 0.1, 0.3
+OFF = 0.15  #: residual above which the summary says that the device does not fit a net
+ROUNDS, SECONDS = 8, 0.05  #: each point is timed so often, for so long
+
+
+class Point(NamedTuple):
+    """The gradient of one net at one batch."""
+
+    net: str
+    batch: int
+    work: float  #: floating-point operations
+    nbytes: int  #: of the parameters
+    seconds: float  #: of a core, in the fastest round
+    spread: float  #: standard deviation over mean in that round
 
 
 class Ball(NamedTuple):
@@ -35,13 +53,13 @@ class Ball(NamedTuple):
 class Calibration:
     """The measurements, and the machine that follows from them."""
 
-    machine: Machine  #: gradients at the batch asked for, updates, the link over shared memory
-    gradients: dict[int, tuple[float, float]]  #: by batch: mean and standard deviation of a gradient [s]
+    machine: Machine  #: the device, updates, the link over shared memory
+    points: tuple[Point, ...]  #: to which the device was fitted
     transports: dict[str, tuple[float, float]]  #: "processes" and "tcp": latency [s], bandwidth [bytes/s]
-    update: float  #: of all parameters [s]
-    describe: dict[str, Any]  #: net, batch, processor
+    update: float  #: of all parameters of the first net [s]
+    describe: dict[str, Any]  #: nets, processor, cores
     others: float = 0.0  #: mean number of cores that other processes kept busy meanwhile
-    excess: float = 0.0  #: mean over median of equal gradients, less 1; the median over the batches
+    excess: float = 0.0  #: mean over median of equal gradients, less 1; the median over the points
 
     @property
     def doubt(self) -> str:
@@ -58,20 +76,38 @@ class Calibration:
         return (f"the machine was busy while it was measured: {' and '.join(found)}; expected a quiet one: "
                 "end other work, then calibrate again")
 
+    @property
+    def device(self) -> Device:
+        """The device that was fitted."""
+        assert isinstance(self.machine.compute, Device)
+        return self.machine.compute
+
+    def residual(self, point: Point) -> float:
+        """By how much the device's time of a point is off the measured one, as a share of that."""
+        return self.device.seconds(point.work, point.nbytes) / point.seconds - 1
+
     def to_json(self) -> str:
         """A machine file: ``refsgd ... --machine FILE`` reads it."""
         return json.dumps({
-            "machine": self.machine.to_json(), "net": self.describe, "update": self.update,
-            "gradients": {str(b): {"mean": m, "sd": s} for b, (m, s) in self.gradients.items()},
+            "machine": self.machine.to_json(), "measured": self.describe, "update": self.update,
+            "gradients": [{"net": p.net, "batch": p.batch, "seconds": p.seconds, "spread": p.spread,
+                           "residual": self.residual(p)} for p in self.points],
             "transports": {name: {"latency": a, "bandwidth": b} for name, (a, b) in self.transports.items()}},
             indent=1)
 
     def summary(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.describe['net']} on {self.describe['processor']}, one thread a process"]
-        lines += [f"  gradient, batch {b:4}: {m * 1e3:8.3f} ms, spread {s / m:5.1%}  ({b / m:.0f} images/s)"
-                  for b, (m, s) in self.gradients.items()]
-        lines.append(f"  update of all parameters: {self.update * 1e3:.3f} ms")
+        nets = " and ".join(self.describe["nets"])
+        lines = [f"{nets} on {self.describe['processor']}, one thread a process"]
+        wide = max(len(p.net) for p in self.points)
+        lines += [f"  gradient of {p.net:{wide}}, batch {p.batch:4}: {p.seconds * 1e3:8.3f} ms, spread "
+                  f"{p.spread:5.1%}, {p.work / p.seconds / 1e9:5.1f} GFLOPS; the device's time is "
+                  f"{self.residual(p):+.1%} off" for p in self.points]
+        worst = max(self.points, key=lambda p: abs(self.residual(p)))
+        if abs(self.residual(worst)) > OFF:
+            lines.append(f"  one rate does not fit these nets: {worst.net} at batch {worst.batch} is "
+                         f"{self.residual(worst):+.0%} off; calibrate with nets like yours (--net A,B)")
+        lines.append(f"  update of all parameters of {self.points[0].net}: {self.update * 1e3:.3f} ms")
         lines += [f"  {name}: latency {a * 1e6:.0f} us, bandwidth {b / 1e6:.0f} MB/s"
                   for name, (a, b) in self.transports.items()]
         return "\n".join([*lines, f"machine: {self.machine}"])
@@ -138,53 +174,92 @@ class Others:
         return max(0.0, (after - before) / (now - began))
 
 
-def _timed(act: Callable[[], Any], seconds: float) -> Array:
+def timed(act: Callable[[], Any], seconds: float) -> Array:
     """Seconds of a core that repeated calls took, for about so many seconds: without waits for a core
     that others use, where the system tells."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []
     end = time.perf_counter() + seconds
-    while len(found) < 8 or (time.perf_counter() < end and len(found) < 2000):
+    while len(found) < 3 or (time.perf_counter() < end and len(found) < 2000):
         started = clock()
         act()
         found.append(clock() - started)
     return np.array(found)
 
 
-def calibrate(net: str = "tiny", batch: int = 16, batches: Sequence[int] = BATCHES) -> Calibration:
+def gradient_of(net: str, batch: int) -> tuple[Net, Callable[[], Any]]:
+    """A net, and what computes its gradient on a batch of images without contents."""
+    from refsgd.problems.nn import nets
+
+    built, rng = nets.build(net), np.random.default_rng(0)
+    built.compile()
+    x, images = built.init(0), rng.random((batch, *built.input_shape), np.float32)
+    labels = rng.integers(0, built.classes, batch)
+    return built, lambda: built.gradient(x, images, labels)
+
+
+def measure(nets: Sequence[str], batches: Sequence[int], rounds: int = ROUNDS) -> tuple[list[Point], float]:
+    """The points of some nets and batches; the mean over the median of equal gradients, less 1.
+
+    All are timed in turn, some rounds long, and the fastest round of each counts: other work on the machine
+    only adds time, and what it adds changes from second to second.
+    """
+    acts = {(net, b): gradient_of(net, b) for net in nets for b in sorted(batches)}
+    found: dict[tuple[str, int], list[Array]] = {key: [] for key in acts}
+    for _ in range(rounds):
+        for key, (_, act) in acts.items():
+            found[key].append(timed(act, SECONDS))
+    points, excess = [], []
+    for (net, b), times in found.items():
+        built, _ = acts[net, b]
+        best = min(times, key=np.mean)
+        mean = float(best.mean())
+        points.append(Point(net, b, built.work(b), 4 * built.parameters, mean, float(best.std()) / mean))
+        every = np.concatenate(times)
+        excess.append(float(every.mean() / np.median(every)) - 1)
+    return points, statistics.median(excess)
+
+
+def fitted(points: Sequence[Point]) -> Device:
+    """The device with the least sum of squared residuals, none of its parts negative.
+
+    Linear in (overhead, 1 / memory, 1 / rate), and residuals are shares of the measured seconds, so that
+    every batch counts alike.
+    """
+    from scipy.optimize import nnls
+
+    terms = np.array([[1.0, p.nbytes, p.work] for p in points]) / np.array([[p.seconds] for p in points])
+    scale = terms.max(axis=0)
+    overhead, per_byte, per_flop = nnls(terms / scale, np.ones(len(points)))[0] / scale
+    if not per_flop:
+        raise RunFailed("larger batches did not take longer, so no rate fits; expected batches further "
+                        "apart, or a quiet machine")
+    noise = max(statistics.median(p.spread for p in points), 0.01)
+    return Device(1 / float(per_flop), float(overhead), 1 / float(per_byte) if per_byte else math.inf,
+                  Distribution("lognormal", (1.0, noise)))
+
+
+def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES) -> Calibration:
     """Measure this machine in well under 30 s for the small nets."""
     import threadpoolctl
-
-    from refsgd.problems.nn import nets
 
     if not can_fork():
         raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or give the machine "
                         "as --compute, --latency and --bandwidth")
-    built = nets.build(net)
-    built.compile()
     others = Others()
-    rng, x = np.random.default_rng(0), built.init(0)
-    gradients, excess = {}, []
     with threadpoolctl.threadpool_limits(1):
-        for b in sorted({*batches, batch}):
-            images = rng.random((b, *built.input_shape), np.float32)
-            labels = rng.integers(0, built.classes, b)
-            found = _timed(lambda images=images, labels=labels: built.gradient(x, images, labels), 1.0)  # type: ignore[misc]
-            gradients[b] = float(found.mean()), float(found.std())
-            excess.append(float(found.mean() / np.median(found)) - 1)
-        g, sgd = np.ones_like(x), SGD(0.1, 0.9)
-        v = sgd.start(x)
-        update = float(np.median(_timed(lambda: sgd.step(x, v, g, 0), 0.5)))
+        points, excess = measure(nets, batches)
+        x, sgd = np.zeros(points[0].nbytes // 4, np.float32), SGD(0.1, 0.9)
+        v, g = sgd.start(x), np.ones_like(x)
+        update = float(np.median(timed(lambda: sgd.step(x, v, g, 0), 0.5)))
     transports = {}
     for name, transport in (("processes", "shm"), ("tcp", "tcp")):
         small, large = _rounds(1, 400, transport), _rounds(1 << 20, 40, transport)
         transports[name] = link(small, large, 4 << 20)
-    mean, sd = gradients[batch]
     latency, bandwidth = transports["processes"]
-    machine = Machine(compute=Distribution("lognormal", (mean, max(sd / mean, 0.01))), latency=latency,
-                      bandwidth=bandwidth, update=Distribution("fixed", (update,)))
-    describe = {"net": net, "batch": batch, "parameters": built.parameters,
-                "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    return Calibration(machine, gradients, transports, update, describe, others.cores(),
-                       statistics.median(excess))
+    machine = Machine(compute=fitted(points), latency=latency, bandwidth=bandwidth,
+                      update=Distribution("fixed", (update,)))
+    describe = {"nets": list(nets), "processor": platform.processor() or platform.machine(),
+                "cores": os.cpu_count()}
+    return Calibration(machine, tuple(points), transports, update, describe, others.cores(), excess)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -35,7 +36,7 @@ from refsgd.experiment.arguments import (
 from refsgd.experiment.batches import Batch, batches_of, text_of
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.problems.problem import described
-from refsgd.problems.shapes import current_name, shape_only
+from refsgd.problems.shapes import current_name, of_net, shape_only
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
     from refsgd.theory import Figures
@@ -79,11 +80,7 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
     if net.startswith("shapes:"):
         if data not in ("none", DEFAULT_DATA):  # which is also what not naming any gives
             raise Usage(f"data {data!r} with net {net}, which learns nothing; expected none")
-        number = net.removeprefix("shapes:")
-        if not number.isdecimal() or int(number) < 1:
-            raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, e.g. "
-                        "shapes:25557032")
-        return shape_only(int(number), batch)
+        return _in_shape_only(net, batch)
     if data == "quadratic":
         return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
     if data == "integers":
@@ -101,6 +98,22 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
     except ValueError as error:
         raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
     return classification(dataset, built, workers, batch, seed, shards == "by-label")
+
+
+def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
+    """The problem of ``shapes:P`` or ``shapes:NET@PIXELS``."""
+    from refsgd.problems.nn.nets import NAMES
+
+    name = net.removeprefix("shapes:")
+    if name.isdecimal() and int(name) > 0:
+        return shape_only(int(name), batch)
+    if re.split("[:@]", name)[0] not in NAMES:
+        raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, or a net, e.g. "
+                    "shapes:25557032, shapes:resnet50@224")
+    try:
+        return of_net(name, batch)
+    except ValueError as error:
+        raise Usage(str(error)) from None
 
 
 def check_net(name: str, others: str = "") -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
 
 from refsgd.effects import Array
+from refsgd.problems.nn import nets
 from refsgd.problems.problem import Problem, with_batches
 
 _SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
@@ -110,9 +113,10 @@ class ShapeOnly:
     __neg__ = __pos__ = _same
 
 
-def shape_only(d: int, batch: int | Sequence[int] = 1) -> Problem:
+def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,
+               net: str = "") -> Problem:
     """A problem with `d` shape-only parameters: gradients, of batches that may differ by worker, take their
-    drawn time and nothing else."""
+    drawn time and nothing else; on a device that of so many floating-point operations of each image."""
     batches = batch if isinstance(batch, Sequence) else [batch]
     for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
         if not isinstance(value, Integral) or value < 1:
@@ -123,8 +127,25 @@ def shape_only(d: int, batch: int | Sequence[int] = 1) -> Problem:
         return x
 
     found = Problem(x, gradient, lambda x: float("nan"), describe={
-        "data": "none", "net": f"shapes:{d}", "parameters": d, "bytes": 4 * d, "shape_only": True})
-    return with_batches(found, batches)
+        "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True})
+    found = with_batches(found, batches)
+    return found if operations is None else replace(
+        found, work=lambda rank, t: operations * found.images(rank, t))
+
+
+def of_net(name: str, batch: int | Sequence[int]) -> Problem:
+    """A net in shape only, by name and size of its images: ``resnet50@224``, ``vgg16@32x32x3``."""
+    base, _, size = name.partition("@")
+    try:
+        sides = tuple(map(int, size.split("x"))) if size else ()
+        if len(sides) not in (0, 1, 3) or (sides and min(sides) < 1):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"net shapes:{name}: images of size {size!r}; expected pixels, such as {base}@224 "
+                         f"or {base}@224x224x3") from None
+    shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
+    built = nets.build(base, shape, classes=1000 if shape and prod(shape[:2]) > 4096 else 10)
+    return shape_only(built.parameters, batch, built.work(1), name)
 
 
 def current_name(net: str) -> str:

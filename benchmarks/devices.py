@@ -1,0 +1,90 @@
+"""Does a calibrated device predict real processes?  ``python -m benchmarks.devices [--net A,B] [--batches 4,256]``
+
+Fits a device as ``refsgd calibrate`` does, at its batches, then trains each net for some steps in an unpaced
+process at batches that were not used for the fit, and compares the seconds of its gradients with the device's.
+Both are seconds of a core, and of some rounds in turn the fastest: what else runs on the machine changes
+from second to second.  Ends with 1 where any is off by more than 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+
+import refsgd
+from refsgd.experiment import calibrate
+
+WITHIN, SECONDS = 0.15, 0.5  #: the bar; about how long a process trains
+
+
+def trained(net: str, batch: int) -> Callable[[], float]:
+    """What trains a net in a process of its own, and gives the median seconds of its gradients."""
+    built, act = calibrate.gradient_of(net, batch)
+    steps = max(12, int(SECONDS / np.median(calibrate.timed(act, 0.1))))
+    took = multiprocessing.get_context("fork").RawArray("d", steps)  # shared with the process
+
+    def gradient(x: Any, rank: int, t: int) -> Any:
+        began = time.thread_time()
+        _, g = act()
+        took[t] = time.thread_time() - began
+        return g
+
+    problem = refsgd.Problem(built.init(0), gradient, lambda x: 0.0)
+
+    def run() -> float:
+        refsgd.run("sequential", problem, steps=steps, lr=0.0, runtime="processes", evaluations=0,
+                   machine=refsgd.Machine())
+        return float(np.median(took[2:]))
+
+    return run
+
+
+def compared(nets: Sequence[str], fit: Sequence[int], check: Sequence[int], rounds: int) -> float:
+    """Prints the fit and the comparison; the worst error."""
+    runs = {(net, b): trained(net, b) for net in nets for b in check}
+    points, measured = {}, dict.fromkeys(runs, float("inf"))
+    with threadpoolctl.threadpool_limits(1):
+        for _ in range(rounds):
+            for point in calibrate.measure(nets, fit, 2)[0]:
+                best = points.get((point.net, point.batch))
+                points[point.net, point.batch] = min(point, best or point, key=lambda p: p.seconds)
+            measured = {key: min(seconds, runs[key]()) for key, seconds in measured.items()}
+    device = calibrate.fitted(list(points.values()))
+    print(f"fitted at batches {', '.join(map(str, fit))}: {device}\n")
+    print("| net | batch | | measured, ms | device, ms | off |\n|---|---|---|---|---|---|")
+    errors = []
+    for (net, batch), point in sorted(points.items()):
+        seconds = device.seconds(point.work, point.nbytes)
+        print(f"| {net} | {batch} | fitted | {point.seconds * 1e3:.3f} | {seconds * 1e3:.3f} | "
+              f"{seconds / point.seconds - 1:+.1%} |")
+    for (net, batch), found in measured.items():
+        point = points[net, fit[0]]
+        seconds = device.seconds(point.work / point.batch * batch, point.nbytes)
+        errors.append(abs(seconds / found - 1))
+        print(f"| {net} | {batch} | process | {found * 1e3:.3f} | {seconds * 1e3:.3f} | "
+              f"{seconds / found - 1:+.1%} |")
+    return max(errors)
+
+
+def main() -> int:
+    """Compare, and say whether the bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--net", default="tiny,shallow")
+    parser.add_argument("--batches", default="4,256", help="not among those of the fit")
+    parser.add_argument("--rounds", type=int, default=6)
+    args = parser.parse_args()
+    worst = compared(args.net.split(","), calibrate.BATCHES, [int(b) for b in args.batches.split(",")],
+                     args.rounds)
+    print(f"\nworst of the batches that were not fitted: {worst:.1%}, expected at most {WITHIN:.0%}")
+    return int(worst > WITHIN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
