@@ -48,7 +48,7 @@ POINTS = [Point(net, batch, batch * flops, nbytes, 0.0, 0.02) for net, flops, nb
 @pytest.mark.parametrize("device", [Device(5e10, 1e-4, 4e9), Device(5e10, 1e-4), Device(5e10, 0.0, 4e9)])
 def test_a_fit_finds_the_device_whose_times_they_are(device):
     found = fitted([p._replace(seconds=device.seconds(p.work, p.nbytes)) for p in POINTS])
-    assert (found.rate, found.overhead) == pytest.approx((device.rate, device.overhead), abs=1e-9)
+    assert (found.rate, found.overhead) == pytest.approx((device.rate, device.overhead), rel=1e-9, abs=1e-9)
     assert 1 / found.memory == pytest.approx(1 / device.memory, abs=1e-15)
     assert found.noise == Distribution("lognormal", (1.0, 0.02))
 

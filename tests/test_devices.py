@@ -365,6 +365,22 @@ def test_times_of_too_many_workers_are_refused(capsys):
     assert "server_speeds 1,2 of 1 server; expected a speed for each" in capsys.readouterr().err
 
 
+def test_advice_prices_a_device_by_the_model(capsys, monkeypatch):
+    """--rate is a device without overhead: the same advice, and commands that need no device."""
+    model = ["advise", "--net", "tiny", "--image", "8,8,1", "--batch", "64", "--workers", "2", "--json", "-"]
+    found = []
+    for machine in (["--rate", "40GFLOPS", "--spread", "0.2"],
+                    ["--compute", "device(40GFLOPS,0,lognormal(1,0.2))"]):
+        assert main([*model, *machine]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and f"lognormal({64 * TINY / 40e9:g},0.2)" in found[0]
+    assert "device" not in found[0]
+    assert main(["advise", "--parameters", "1000", "--compute", FIXED]) == 2
+    assert "without the model's work; expected --flops, or --net" in capsys.readouterr().err
+    assert main([*model, "--compute", "20ms", "--load", "worker0: 2@1"]) == 2
+    assert "and loads have none; expected a machine without loads" in capsys.readouterr().err
+
+
 # -- files, slow motion, deaths ----------------------------------------------------------------------------
 
 ALL = Machine(compute="2x lognormal(20ms,0.3); device(40GFLOPS,0.1ms,5GB/s,lognormal(1,0.1))", update="1ms",

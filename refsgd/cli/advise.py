@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.cli.options import links_and_speeds, machine_of, number, typed, with_unit
 from refsgd.cli.outputs import width, write
+from refsgd.cluster.devices import written
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
+from refsgd.cluster.prices import on_devices, priced
 from refsgd.cluster.units import counted, flops, nbytes
 from refsgd.experiment.prepare import Usage, check_net
 
@@ -60,7 +62,8 @@ def add(commands: Any) -> None:
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file, or one of {', '.join(PRESETS)}")
     where.add_argument("--compute", metavar="DIST",
-                       help="time of one gradient instead of --rate, e.g. 158ms or lognormal(158ms,0.1): "
+                       help="time of one gradient instead of --rate, e.g. 158ms, lognormal(158ms,0.1) or "
+                       "device(5TFLOPS,2ms,lognormal(1,0.1)): "
                        + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
     p.add_argument("--memory", type=typed(_memory), metavar="BYTES",
@@ -119,9 +122,8 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
             float(sum(row.activation_bytes for row in rows)), layers)
 
 
-def _time_of_gradient(args: argparse.Namespace, flops: float | None) -> str | None:
-    """The distribution of a gradient's time: from --compute, from --rate and the model's work, or the
-    machine's."""
+def _time_of_gradient(args: argparse.Namespace) -> str | None:
+    """What says how long a gradient takes: --compute, or a device of --rate and --spread, or the machine."""
     if args.compute is not None and args.rate is not None:
         raise Usage(f"--rate {args.rate:g} and --compute {args.compute}; expected one of the two: each gives "
                     "the time of a gradient")
@@ -130,11 +132,23 @@ def _time_of_gradient(args: argparse.Namespace, flops: float | None) -> str | No
                     "or --machine FILE")
     if args.rate is None:
         return args.compute  # type: ignore[no-any-return]
-    if flops is None:
-        raise Usage(f"rate {args.rate:g} FLOP/s without the model's work; expected --flops, or --net")
     if not 0 < args.rate < float("inf"):
         raise Usage(f"rate {args.rate:g} FLOP/s; expected a finite number > 0")
-    return f"lognormal({3 * flops * args.batch / args.rate:g},{args.spread:g})"
+    return f"device({args.rate!r},0,lognormal(1,{args.spread!r}))"
+
+
+def _priced(args: argparse.Namespace, parameters: int, flops: float | None) -> Machine:
+    """The machine of the flags, with the times of this model's gradients in place of devices, as commands say
+    them."""
+    machine = machine_of(args)
+    if not on_devices(machine):
+        return machine
+    if flops is None:
+        rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"
+        raise Usage(f"{rate} without the model's work; expected --flops, or --net")
+    work = [3 * flops * args.batch] * args.workers
+    args.compute = written(priced(machine, work, 4 * parameters).compute)
+    return machine_of(args)
 
 
 def do(args: argparse.Namespace) -> None:
@@ -142,13 +156,14 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.experiment.advise import advise
 
     model, parameters, flops, activations, layers = _model_of(args)
-    args.compute = _time_of_gradient(args, flops)
+    args.compute = _time_of_gradient(args)
+    machine = _priced(args, parameters, flops)
     late = threading.Timer(PATIENCE, print, ("refsgd: still comparing strategies; some formulas are Monte "
                                              "Carlo",), {"file": sys.stderr})
     if args.json != "-":
         late.start()
     try:
-        found = advise(machine_of(args), parameters=parameters, workers=args.workers, batch=args.batch,
+        found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
                        images=args.images, servers=args.servers, activations=activations,
                        memory_limit=args.memory, staleness_limit=args.max_staleness,
                        layers=layers if args.overlap else (), described=_described(args))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.experiment.strategies import (
@@ -134,6 +135,10 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     if machine.compute is None:
         raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
                     "and --rate")
+    if machine.loads or on_devices(machine):
+        what = "loads" if machine.loads else "devices"
+        raise Usage(f"advice compares times that formulas give, and {what} have none; expected a machine "
+                    "without loads, and distributions of seconds")
     plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
                   tuple(layers))
 
