@@ -127,18 +127,11 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     'Start with allreduce ring'
     """
     check_whole(1, parameters=parameters, workers=workers, batch=batch, images=images, servers=servers)
-    check_speeds(machine, workers)
+    _check_machine(machine, workers)
     if memory_limit is not None and not memory_limit > 0:
         raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
     if staleness_limit is not None and not staleness_limit >= 0:
         raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
-    if machine.compute is None:
-        raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
-                    "and --rate")
-    if machine.loads or on_devices(machine):
-        what = "loads" if machine.loads else "devices"
-        raise Usage(f"advice compares times that formulas give, and {what} have none; expected a machine "
-                    "without loads, and distributions of seconds")
     plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
                   tuple(layers))
 
@@ -194,6 +187,18 @@ def _variants(case: Case) -> list[Case]:
         found.append(case._replace(variant=BY_SPEED, machine=case.machine.with_(speeds=own),
                                    batches=tuple(batches)))
     return found
+
+
+def _check_machine(machine: Machine, workers: int) -> None:
+    """Refuse a machine that formulas say nothing of."""
+    check_speeds(machine, workers)
+    if machine.compute is None:
+        raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
+                    "and --rate")
+    if machine.loads or on_devices(machine):
+        what = "loads" if machine.loads else "devices"
+        raise Usage(f"advice compares times that formulas give, and {what} have none; expected a machine "
+                    "without loads, and distributions of seconds")
 
 
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
