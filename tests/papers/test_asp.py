@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from refsgd.algorithms.server import asp
 from refsgd.algorithms.sgd import SGD
@@ -32,6 +31,8 @@ def test_staleness_is_geometric_for_equal_memoryless_workers(workers, pushes):
 
 def fit(taus, n):
     """p-value of the geometric distribution for n workers, by the chi-squared test."""
+    from scipy import stats
+
     top = int(4 * n)
     observed = np.bincount(np.minimum(taus, top), minlength=top + 1)
     p = (1 / n) * (1 - 1 / n) ** np.arange(top)
@@ -44,6 +45,8 @@ def fit(taus, n):
 
 
 def test_the_goodness_of_fit_rejects_another_law():
+    from scipy import stats
+
     run = simulate(asp.asp(PROBLEM, 4, 2000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
                    observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[100:-100:20]

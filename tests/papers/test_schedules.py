@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from refsgd.algorithms.server import schedules
 from refsgd.algorithms.server.blocks import chances, independent, round_robin
@@ -224,6 +223,8 @@ def test_workers_mark_every_step():
 
 def test_draws_follow_these_chances():
     """A chi-squared test with 4,000 first draws of one step: rejected by chance in one of 10,000 seeds."""
+    from scipy import stats
+
     program = schedules.scheduler(["worker0"], np.eye(4), 0.1, 1, "random", 1, 1.0, 1e-3)
     assert program.send(None).p == pytest.approx([0.25] * 4)
     choose = Choose(list(range(4)), chances(np.array([0.0, 1.0, 2.0, 0.1]), 0.1))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory import DomainError
@@ -68,6 +67,8 @@ def test_of_worker_weights_to_n_minus_1():
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_geometric_law(n):
     """Goodness of fit of 4,000 ages, every n-th of them to be nearly independent; level 1e-4."""
+    from scipy import stats
+
     ages, _ = ledger(asynchronous([Distribution.parse("exponential(1)")] * n, 4000, 5)[: 4000 * n // 2], n)
     sample = np.array(ages[50::n])
     top = int(3 * n)
