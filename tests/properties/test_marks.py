@@ -14,7 +14,7 @@ from tests.wrong import wrong_deployment
 STEPS = 4
 CASES = [*[(name, {}) for name in CATALOGUE], ("downpour", {"adagrad": True}),
          ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
-         *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")], ("approximate", {"inside": "asp"})]
+         *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")], ("approximate", {"local": "asp"})]
 #: replicas whose last update is what they return, and workers that return the last model that answered a push
 #: of theirs
 ENDS = ["sequential", "independent", "allreduce", "dgc", "dpsgd", "sgp", "pair-averaging"]

@@ -90,7 +90,7 @@ CASES = [
     ("consgd", {"staleness": 1}, of_the_server, one_of_n),
     ("dssp", {"lower": 0, "upper": 2}, of_the_server, whole),
     ("dynsgd", {"staleness": 1}, of_the_worker, share_of_the_clock_so_far),
-    ("approximate", {}, of_the_worker, share_of_the_center), ("approximate", {"inside": "asp"}, of_the_center, whole),
+    ("approximate", {}, of_the_worker, share_of_the_center), ("approximate", {"local": "asp"}, of_the_center, whole),
     ("easgd", {"period": 2}, of_the_worker, whole),
     ("allreduce", {}, of_the_worker, share_of_the_step),
     ("dgc", {}, of_the_worker, share_of_the_step),

@@ -25,7 +25,7 @@ SERVERS = [
     ("backup-workers", {}, 1), ("softsync", {}, 1), ("softsync", {"splitting": 2}, 2),
     ("staleness-aware", {}, 1), ("staleness-aware", {"splitting": 1}, 1),
     ("dc-asgd", {}, 1), ("consgd", {"staleness": 1}, 1), ("dynsgd", {"staleness": 1}, 2),
-    ("approximate", {}, 2), ("approximate", {"inside": "asp", "barrier": 0}, 2),
+    ("approximate", {}, 2), ("approximate", {"local": "asp", "barrier": 0}, 2),
 ]
 PEERS = ["sequential", "independent", "gosgd", "adpsgd", "pair-averaging", "allreduce", "dgc", "local-sgd",
          "post-local", "diloco", "dpsgd", "sgp"]
