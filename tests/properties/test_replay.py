@@ -155,7 +155,7 @@ def both_centers(deploy, threshold, seed=0):
                                StepDecay(4, 0.7)), recorded(Problem(np.float32([0.3, -0.3] * 3),
                                                                     curved(workers=3).gradient,
                                                                     lambda x: 0.0))
-    run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold, inside="asp"), UNEQUAL, seed)
+    run = simulate(deploy(problem, 3, STEPS, sgd, threshold=threshold, local="asp"), UNEQUAL, seed)
     x = np.float64(problem.x0)
     for k, center in enumerate((("worker0",), ("worker1", "worker2"))):
         gradients, server = {w: [g for rank, _, _, g in seen if w == f"worker{rank}"]

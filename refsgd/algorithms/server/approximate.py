@@ -69,7 +69,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
     mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
     pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if rules.local == "bsp" else len(workers)
     flushed = not steps
-    while not flushed or any(m.open(steps) for m in mirrors):
+    while not flushed or any(m.open() for m in mirrors):
         src, message = yield Recv(Push, Significant, Barrier, Taken, Died)
         if isinstance(message, Push):
             pushes[src] = message
@@ -166,7 +166,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
         own, x = [ws[j] for j in members[c]], problem.x0[equal(problem.x0.size, servers)[part]]
         copy = Copy(i, x, sgd, piece=equal(x.size, len(members))[c])
         window = barrier * (1 if local == "bsp" else len(own))
-        mirrors = [Mirror(m, window) for m in ss[part * len(members):][:len(members)] if m != s]
+        mirrors = [Mirror(m, window, steps) for m in ss[part * len(members):][:len(members)] if m != s]
         beside = members[c][part % len(own)]  # on a machine that deals servers to the hosts of workers
         nodes[s] = Node(server(copy, own, mirrors, steps, rules), role="server",
                         rank=i if groups is None else beside + workers * (part // len(own)), survives=True)

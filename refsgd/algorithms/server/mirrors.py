@@ -89,6 +89,7 @@ class Mirror:
 
     name: str
     window: float  #: updates to it without acknowledgement that are no sign of a slow link; inf: any number
+    steps: int  #: iterations of every worker: the update that ends the last one is not acknowledged
     clock: int = 0  #: of its centre, as it has told
     awaited: int = 0  #: of its barriers, those whose changes have not come
     under_way: int = 0  #: updates to it that it has not acknowledged
@@ -106,7 +107,7 @@ class Mirror:
 
     def send(self, update: Significant) -> Program[None]:
         """Send changes, which the mirror will acknowledge."""
-        self.under_way += self.window < np.inf
+        self.under_way += self.acknowledged(update)
         yield Send(self.name, update)
 
     def heard(self, copy: Copy, message: Significant | Barrier | Taken) -> Program[None]:
@@ -123,13 +124,17 @@ class Mirror:
         if message.entries.size:
             copy.x = yield Compute(add, copy.x, message.entries, message.change, kind="update")
             self.awaited -= message.announced
-            if self.window < np.inf:
+            if self.acknowledged(message):
                 yield Send(self.name, Taken())
         yield from copy.mark(message.reads)
 
-    def open(self, steps: int) -> bool:
+    def acknowledged(self, update: Significant) -> bool:
+        """Whether a later update may wait for this one."""
+        return self.window < np.inf and update.clock < self.steps
+
+    def open(self) -> bool:
         """Whether anything is still to come from it."""
-        return self.clock < steps or self.awaited > 0 or self.under_way > 0
+        return self.clock < self.steps or self.awaited > 0 or self.under_way > 0
 
 
 @dataclass
