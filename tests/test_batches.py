@@ -75,6 +75,32 @@ def test_twenty_to_one_learns_what_one_worker_learns_with_the_whole_batch(name):
     assert "batches 20,1" in two.summary()
 
 
+def test_twenty_to_one_takes_20_of_21_of_the_fast_nodes_time_and_equal_shares_ten_times_as_long():
+    """Pani et al., section VI, on devices, whose time follows the batch; 34 whole steps of the 34.2 of an epoch."""
+    pair = Machine(compute="device(1GFLOPS)", speeds=(20, 1))
+    alone = refsgd.run("sequential", batch=42, steps=34, machine=pair.with_(speeds=(20,)))
+    split, equal = (refsgd.run("bsp", workers=2, batch=b, steps=34, machine=pair) for b in ("auto:42", 21))
+    assert split.problem["batches"] == [40, 2] and "batches" not in equal.problem
+    assert split.measured["seconds"] == pytest.approx(alone.measured["seconds"] * 20 / 21, rel=1e-12)
+    assert equal.measured["seconds"] == pytest.approx(alone.measured["seconds"] * 10, rel=1e-12)
+    assert split.accuracy == equal.accuracy == alone.accuracy
+    assert split.measured["idle_ratio"] == pytest.approx(0, abs=1e-12)
+    for run in (split, equal, alone):
+        assert run.predicted["seconds"]["kind"] == "exact"
+        assert run.predicted["seconds"]["value"] == pytest.approx(run.measured["seconds"], rel=1e-12)
+    images = 42 / split.measured["seconds_per_iteration"]
+    assert split.measured["images_per_second"] == pytest.approx(images)
+
+
+@pytest.mark.slow
+def test_processes_take_as_long_as_batches_by_speed_do():
+    pair = Machine(compute="device(10MFLOPS)", speeds=(20, 1))
+    given = {"workers": 2, "batch": "auto:42", "steps": 12, "machine": pair}
+    simulated, real = refsgd.run("bsp", **given), refsgd.run("bsp", runtime="processes", **given)
+    assert real.parameters_sha256 == simulated.parameters_sha256
+    assert real.measured["seconds"] == pytest.approx(simulated.measured["seconds"], rel=0.05)
+
+
 def test_images_per_second_count_each_workers_own():
     synchronous = refsgd.run("bsp", workers=2, batch="20,1", data="quadratic", steps=40, machine=FIXED)
     assert synchronous.measured["images_per_second"] == pytest.approx(21 / 0.01)
