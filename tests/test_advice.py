@@ -17,6 +17,7 @@ from refsgd.cli import main
 from refsgd.cli.advise import TITLES, broken
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.advise import PAGES, advise
+from refsgd.experiment.arguments import Usage
 from refsgd.experiment.run import run
 from refsgd.experiment.strategies import CANDIDATES, EVIDENCE, GROUPS, PYTORCH, TRIES, Candidate
 from refsgd.problems.nn import nets
@@ -547,3 +548,23 @@ def test_the_command_line(everything, capsys, monkeypatch):
     (machine, sizes), = asked
     assert (machine.compute.family, machine.bandwidth) == ("lognormal", 1e8)
     assert (sizes["parameters"], sizes["workers"]) == (9930, 3) and "candidates" not in sizes
+
+
+@pytest.mark.parametrize("machine, split", [
+    (Machine(compute="device(1TFLOPS,2ms)", speeds=(20, 1)), "61,3"),
+    (Machine(compute="device(4TFLOPS); device(1TFLOPS)"), "51,13"), (Machine(compute="20ms; 400ms"), "61,3")])
+def test_devices_and_times_of_each_worker_have_a_split_whose_command_runs_it(machine, split, capsys):
+    """Batches follow rates, or times; the time of a gradient that of its own batch, overheads included."""
+    found = advise(machine, parameters=1000, workers=2, work=3e9, candidates=FAST[3:4])
+    by = {s.variant: s for s in found.strategies}
+    assert set(by) == {"", "without worker1", "work by speed"} and by["work by speed"].batch == split
+    assert f"--batch {split} " in by["work by speed"].command and by["work by speed"].seconds < by[""].seconds
+    for s in found.strategies:
+        assert measured_idleness(s.command, capsys) == pytest.approx(s.run_idle, abs=1e-5)
+    if machine.speeds:  # 61 images on a device 20 times as fast: (2 ms + 61 x 3 ms) / 20; 3 on the other
+        assert by["work by speed"].seconds == pytest.approx(50_000 / 64 * (0.002 + 3 * 0.003), rel=1e-6)
+
+
+def test_a_device_needs_the_models_work():
+    with pytest.raises(Usage, match="without the model's work, which it prices; expected --net, or --parameters"):
+        advise(Machine(compute="device(1TFLOPS)"), parameters=1000, workers=2)

@@ -166,7 +166,8 @@ def do(args: argparse.Namespace) -> None:
         found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
                        images=args.images, servers=args.servers, activations=activations,
                        memory_limit=args.memory, staleness_limit=args.max_staleness,
-                       layers=layers if args.overlap else (), described=_described(args))
+                       layers=layers if args.overlap else (), described=_described(args),
+                       work=3 * (flops or 0.0))
     finally:
         late.cancel()
     write(args.json, found.to_json())

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.prices import on_devices
+from refsgd.cluster.prices import left, on_devices, paces, priced
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.experiment.strategies import (
@@ -115,8 +116,9 @@ UNKNOWN = (
 def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, images: int = 50_000,
            servers: int = 1, activations: float = 0.0, memory_limit: float | None = None,
            staleness_limit: float | None = None, candidates: Sequence[Candidate] = CANDIDATES,
-           layers: Sequence[tuple[int, float]] = (), described: str = "") -> Advice:
-    """Compare strategies for a model on a cluster by the predicted time of a pass over the data.
+           layers: Sequence[tuple[int, float]] = (), described: str = "", work: float = 0.0) -> Advice:
+    """Compare strategies for a model on a cluster by the predicted time of a pass over the data; `work` are
+    the operations of an image's gradient, which devices price.
 
     Examples
     --------
@@ -127,13 +129,14 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     'Start with allreduce ring'
     """
     check_whole(1, parameters=parameters, workers=workers, batch=batch, images=images, servers=servers)
-    _check_machine(machine, workers)
+    _check_machine(machine, workers, work)
     if memory_limit is not None and not memory_limit > 0:
         raise Usage(f"memory of {memory_limit:g} bytes; expected a number > 0")
     if staleness_limit is not None and not staleness_limit >= 0:
         raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
     plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
-                  tuple(layers))
+                 tuple(layers), devices=machine if on_devices(machine) else None, work=work)
+    plain = _timed(plain, [batch] * workers)
 
     def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
         return [_limited(plan.strategy(), memory_limit, staleness_limit) for c in some
@@ -171,34 +174,48 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
                   tuple(_crossings(plain, named({s.name for s in fits}))), unknown)
 
 
+def _timed(case: Case, batches: Sequence[int]) -> Case:
+    """The case with the times of gradients of these batches in place of devices."""
+    if case.devices is None:
+        return case
+    return case._replace(machine=priced(case.devices, [case.work * b for b in batches], 4 * case.parameters))
+
+
 def _variants(case: Case) -> list[Case]:
     """The cluster without its slowest workers, and with batches in proportion to speed where nobody is left
     without an image; none where speeds are equal."""
-    speeds, compute = case.speeds, case.machine.compute
-    slow = [i for i, v in enumerate(speeds) if v == min(speeds)]
-    if len(slow) == case.workers or compute is None or isinstance(compute, tuple):
+    try:
+        fast = paces(case.devices or case.machine, case.workers)
+    except ValueError:  # times and devices, which no batch makes comparable
         return []
-    kept = tuple(v for v in speeds if v > min(speeds))
+    slow = [i for i, v in enumerate(fast) if v == min(fast)]
+    if len(slow) == case.workers:
+        return []
+    kept = [i for i, v in enumerate(fast) if v > min(fast)]
     without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"
-    found = [case._replace(variant=without, machine=case.machine.with_(speeds=kept), workers=len(kept))]
-    batches = apportion(case.workers * case.batch, speeds)
-    if min(batches):  # how fast each computes a gradient of its own batch; digits as a command shows them
-        own = tuple(float(f"{v * case.batch / b:.6g}") for v, b in zip(speeds, batches))
-        found.append(case._replace(variant=BY_SPEED, machine=case.machine.with_(speeds=own),
-                                   batches=tuple(batches)))
+    found = [case._replace(variant=without, machine=left(case.machine, kept, 0.0), workers=len(kept))]
+    batches = apportion(case.workers * case.batch, fast)
+    if min(batches):
+        shared = case._replace(variant=BY_SPEED, batches=tuple(batches))
+        if case.devices is None:  # how fast each computes a gradient of its own batch, as a command shows it
+            own = tuple(float(f"{v * case.batch / b:.6g}") for v, b in zip(case.speeds, batches))
+            shared = shared._replace(machine=case.machine.with_(speeds=own))
+        found.append(_timed(shared, batches))
     return found
 
 
-def _check_machine(machine: Machine, workers: int) -> None:
+def _check_machine(machine: Machine, workers: int, work: float) -> None:
     """Refuse a machine that formulas say nothing of."""
     check_speeds(machine, workers)
     if machine.compute is None:
         raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
                     "and --rate")
-    if machine.loads or on_devices(machine):
-        what = "loads" if machine.loads else "devices"
-        raise Usage(f"advice compares times that formulas give, and {what} have none; expected a machine "
-                    "without loads, and distributions of seconds")
+    if machine.loads:
+        raise Usage("advice compares times that formulas give, and loads have none; expected a machine "
+                    "without loads")
+    if on_devices(machine) and not work > 0:
+        raise Usage(f"compute {written(machine.compute)} without the model's work, which it prices; expected "
+                    "--net, or --parameters and --flops")
 
 
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
@@ -227,6 +244,8 @@ def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
     for group, members in GROUPS.items():
         inside = [c for c in candidates if c.algorithm in members and c.algorithm != "ssp"
                   and (c.colocated or c.algorithm not in spread)]
+        if isinstance(machine.compute, tuple):  # which is of these workers alone
+            axes.pop("workers", None)
         for axis, values in axes.items() if len(inside) > 1 else ():
             out += [f"{group}: {text}" for text in _along(axis, values, case, inside)]
     return out

@@ -168,6 +168,8 @@ class Case(NamedTuple):
     described: str
     layers: tuple[tuple[int, float], ...]
     batches: tuple[int, ...] = ()  #: of each worker, where they are not all `batch`
+    devices: Machine | None = None  #: the machine whose devices `machine` has timed
+    work: float = 0.0  #: operations of one image's gradient
 
     @property
     def speeds(self) -> list[float]:
@@ -314,6 +316,8 @@ class Plan:
         options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
         described = case.described or _flags(case.machine)
+        if case.described and case.devices:  # a later flag changes an earlier one
+            described += f" --compute '{devices.written(case.machine.compute)}'"
         if case.described and case.machine.speeds:
             described += f" --speeds {written(case.machine.speeds)}"
         return (f"refsgd run {c.algorithm}{options} --net shapes:{case.parameters} --data none --workers "
@@ -324,7 +328,7 @@ class Plan:
         """What to expect of the command's run where that is not the strategy's pass."""
         whole = max(1, round(self.iterations))
         overlap = "; differs from the row: there is no overlap" if self.gain > 1 else ""
-        by_speed = "speeds are those of a gradient of each worker's own batch" if self.case.batches else ""
+        by_speed = "its times are those of gradients of each worker's own batch" if self.case.batches else ""
         if self.steps == whole and not overlap:
             return by_speed
         expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
