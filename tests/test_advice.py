@@ -546,7 +546,7 @@ def test_the_command_line(everything, capsys, monkeypatch):
     data = json.loads(capsys.readouterr().out)
     assert data["format"] == 1 and len(data["strategies"]) == len(CANDIDATES)
     (machine, sizes), = asked
-    assert (machine.compute.family, machine.bandwidth) == ("lognormal", 1e8)
+    assert (machine.compute.rate, machine.compute.noise.family, machine.bandwidth) == (1e9, "lognormal", 1e8)
     assert (sizes["parameters"], sizes["workers"]) == (9930, 3) and "candidates" not in sizes
 
 
@@ -563,6 +563,23 @@ def test_devices_and_times_of_each_worker_have_a_split_whose_command_runs_it(mac
         assert measured_idleness(s.command, capsys) == pytest.approx(s.run_idle, abs=1e-5)
     if machine.speeds:  # 61 images on a device 20 times as fast: (2 ms + 61 x 3 ms) / 20; 3 on the other
         assert by["work by speed"].seconds == pytest.approx(50_000 / 64 * (0.002 + 3 * 0.003), rel=1e-6)
+
+
+def test_the_split_of_a_named_net_on_devices_is_run_by_speed(capsys):
+    """The command names net, device and speeds as they are: the run prices each worker's batch itself."""
+    net = nets.build("tiny", (8, 8, 1))
+    found = advise(Machine(compute="device(1GFLOPS)", speeds=(20, 1)), parameters=net.parameters, workers=2, batch=21,
+                   images=42 * 30, work=net.work(1), net="tiny@8x8x1", candidates=FAST[3:4])
+    by = {s.variant: s for s in found.strategies}
+    command = by["work by speed"].command
+    assert "--net shapes:tiny@8x8x1 " in command and "--batch auto:42 " in command and "--speeds 20,1" in command
+    for s in found.strategies:
+        assert main([*shlex.split(s.command)[1:], "--json", "-"]) == 0
+        seconds = json.loads(capsys.readouterr().out)["measured"]["seconds"]
+        assert seconds == pytest.approx(s.seconds, rel=1e-5) and not s.note
+    # the exchange costs nothing here: 20/21 of the fast node alone, a tenth of equal batches
+    assert by["work by speed"].seconds / by["without worker1"].seconds == pytest.approx(20 / 21, rel=1e-6)
+    assert by["work by speed"].seconds / by[""].seconds == pytest.approx(2 / 21, rel=1e-6)
 
 
 def test_a_device_needs_the_models_work():

@@ -18,7 +18,7 @@ from refsgd.cluster.devices import written
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
-from refsgd.cluster.prices import on_devices, priced
+from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import counted, flops, nbytes
 from refsgd.experiment.prepare import Usage, check_net
 
@@ -137,18 +137,13 @@ def _time_of_gradient(args: argparse.Namespace) -> str | None:
     return f"device({args.rate!r},0,lognormal(1,{args.spread!r}))"
 
 
-def _priced(args: argparse.Namespace, parameters: int, flops: float | None) -> Machine:
-    """The machine of the flags, with the times of this model's gradients in place of devices, as commands say
-    them."""
+def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
+    """The machine of the flags; refused where it has devices to price a model whose work is not known."""
     machine = machine_of(args)
-    if not on_devices(machine):
-        return machine
-    if flops is None:
+    if on_devices(machine) and flops is None:
         rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"
         raise Usage(f"{rate} without the model's work; expected --flops, or --net")
-    work = [3 * flops * args.batch] * args.workers
-    args.compute = written(priced(machine, work, 4 * parameters).compute)
-    return machine_of(args)
+    return machine
 
 
 def do(args: argparse.Namespace) -> None:
@@ -157,7 +152,7 @@ def do(args: argparse.Namespace) -> None:
 
     model, parameters, flops, activations, layers = _model_of(args)
     args.compute = _time_of_gradient(args)
-    machine = _priced(args, parameters, flops)
+    machine = _machine(args, flops)
     late = threading.Timer(PATIENCE, print, ("refsgd: still comparing strategies; some formulas are Monte "
                                              "Carlo",), {"file": sys.stderr})
     if args.json != "-":
@@ -167,7 +162,8 @@ def do(args: argparse.Namespace) -> None:
                        images=args.images, servers=args.servers, activations=activations,
                        memory_limit=args.memory, staleness_limit=args.max_staleness,
                        layers=layers if args.overlap else (), described=_described(args),
-                       work=3 * (flops or 0.0))
+                       work=3 * (flops or 0.0),
+                       net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "")
     finally:
         late.cancel()
     write(args.json, found.to_json())

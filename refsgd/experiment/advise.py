@@ -116,9 +116,10 @@ UNKNOWN = (
 def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, images: int = 50_000,
            servers: int = 1, activations: float = 0.0, memory_limit: float | None = None,
            staleness_limit: float | None = None, candidates: Sequence[Candidate] = CANDIDATES,
-           layers: Sequence[tuple[int, float]] = (), described: str = "", work: float = 0.0) -> Advice:
+           layers: Sequence[tuple[int, float]] = (), described: str = "", work: float = 0.0,
+           net: str = "") -> Advice:
     """Compare strategies for a model on a cluster by the predicted time of a pass over the data; `work` are
-    the operations of an image's gradient, which devices price.
+    the operations of an image's gradient, which devices price, and `net` names the model for commands.
 
     Examples
     --------
@@ -135,7 +136,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     if staleness_limit is not None and not staleness_limit >= 0:
         raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
     plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
-                 tuple(layers), devices=machine if on_devices(machine) else None, work=work)
+                 tuple(layers), devices=machine if on_devices(machine) else None, work=work, net=net)
     plain = _timed(plain, [batch] * workers)
 
     def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
@@ -170,7 +171,8 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
                    key=lambda s: (order.index(s.group), bool(s.variant)))
     unknown = UNKNOWN if layers else (*UNKNOWN, "whether your backward pass hides its exchange: times here "
                                       "add computing and exchange")
-    return Advice(machine, tuple(ranked), base, tuple(tried), _recommendation(fits, base) if base else "",
+    return Advice(plain.machine, tuple(ranked), base, tuple(tried),
+                  _recommendation(fits, base) if base else "",
                   tuple(_crossings(plain, named({s.name for s in fits}))), unknown)
 
 
@@ -193,7 +195,8 @@ def _variants(case: Case) -> list[Case]:
         return []
     kept = [i for i, v in enumerate(fast) if v > min(fast)]
     without = f"without worker{slow[0]}" if len(slow) == 1 else f"without the {len(slow)} slowest"
-    found = [case._replace(variant=without, machine=left(case.machine, kept, 0.0), workers=len(kept))]
+    found = [case._replace(variant=without, machine=left(case.machine, kept, 0.0), workers=len(kept),
+                           devices=case.devices and left(case.devices, kept, 0.0))]
     batches = apportion(case.workers * case.batch, fast)
     if min(batches):
         shared = case._replace(variant=BY_SPEED, batches=tuple(batches))

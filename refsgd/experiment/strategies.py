@@ -170,6 +170,7 @@ class Case(NamedTuple):
     batches: tuple[int, ...] = ()  #: of each worker, where they are not all `batch`
     devices: Machine | None = None  #: the machine whose devices `machine` has timed
     work: float = 0.0  #: operations of one image's gradient
+    net: str = ""  #: the model's name in shape only, such as resnet50@224x224x3
 
     @property
     def speeds(self) -> list[float]:
@@ -315,20 +316,24 @@ class Plan:
         c, case = self.candidate, self.case
         options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
-        described = case.described or _flags(case.machine)
-        if case.described and case.devices:  # a later flag changes an earlier one
-            described += f" --compute '{devices.written(case.machine.compute)}'"
-        if case.described and case.machine.speeds:
-            described += f" --speeds {written(case.machine.speeds)}"
-        return (f"refsgd run {c.algorithm}{options} --net shapes:{case.parameters} --data none --workers "
-                f"{case.workers}{where} --batch {self.batch} --steps {self.steps} {described}"
-                + " --colocated" * c.colocated)
+        by_device = case.devices if case.net and case.batches else None  # it prices each batch in the run
+        machine = by_device or case.machine
+        described = case.described or _flags(machine)
+        if case.described and case.devices and not by_device:  # a later flag changes an earlier one
+            described += f" --compute '{devices.written(machine.compute)}'"
+        if case.described and machine.speeds:
+            described += f" --speeds {written(machine.speeds)}"
+        batch = f"auto:{sum(case.batches)}" if by_device else self.batch
+        net = case.net if by_device else case.parameters
+        return (f"refsgd run {c.algorithm}{options} --net shapes:{net} --data none --workers {case.workers}"
+                f"{where} --batch {batch} --steps {self.steps} {described}" + " --colocated" * c.colocated)
 
     def note(self) -> str:
         """What to expect of the command's run where that is not the strategy's pass."""
         whole = max(1, round(self.iterations))
         overlap = "; differs from the row: there is no overlap" if self.gain > 1 else ""
-        by_speed = "its times are those of gradients of each worker's own batch" if self.case.batches else ""
+        timed = self.case.batches and not (self.case.devices and self.case.net)
+        by_speed = "its times are those of gradients of each worker's own batch" if timed else ""
         if self.steps == whole and not overlap:
             return by_speed
         expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
