@@ -96,8 +96,9 @@ class Simulator(Engine):
 
     # -- the clock -----------------------------------------------------------------------------------------
 
-    def _go_on(self) -> Iterator[bool]:
-        """Each step performs one effect or one event of the agenda; ends with the run."""
+    def _go_on(self, pause: bool = True) -> Iterator[bool]:
+        """Perform one effect or one event of the agenda after the other to the end of the run; `pause`: stop
+        after each."""
         agenda, resume = self._agenda, self.resume
         while True:
             if (ready := self.ready) is not None:
@@ -108,7 +109,8 @@ class Simulator(Engine):
                 call(*args)
             elif not self._close():
                 return
-            yield True
+            if pause:
+                yield True
 
     def advance(self) -> bool:
         """Perform one effect or one event of the agenda; False when the run is over."""
@@ -131,7 +133,7 @@ class Simulator(Engine):
     def run(self) -> Run:
         """Run to the end; the trace and the values that the main programs returned."""
         with rare_full_collections():
-            deque(self._steps, maxlen=0)
+            deque(self._go_on(pause=False), maxlen=0)
         self._read = len(self.events)
         return Run(self.trace(), self.values)
 
