@@ -263,6 +263,13 @@ def test_a_changed_field_of_a_checkpoint_is_refused_or_changes_nothing(checkpoin
         assert at == 0 or found == good
 
 
+def test_a_policy_that_a_checkpoint_does_not_know_is_named_with_its_file(checkpoint):
+    path, rows, resume, _ = checkpoint
+    written(path, [{**rows[0], "on_death": "haunt"}, *rows[1:]], sealed=False)
+    with pytest.raises(ReplayError, match="forged, line 1: on_death 'haunt'; expected one of stop"):
+        resume(path)
+
+
 # -- results and machines ------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,9 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
                     f"{header['runtime']}")
     try:
         experiment = recorded_experiment(header)
+        if header["on_death"] not in POLICIES:
+            raise replaying.ReplayError(f"line 1: on_death {header['on_death']!r}; expected one of "
+                                        + ", ".join(POLICIES))
     except replaying.ReplayError as error:
         raise replaying.ReplayError(f"{first_file(place)}, {error}") from None
     if options.arguments:
