@@ -46,6 +46,7 @@ from sphinx.util.osutil import relative_uri
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.cluster import prices
 from refsgd.cluster.machine import Machine
 from refsgd.display import plots
 from refsgd.display.player import player_html
@@ -428,7 +429,7 @@ def measured_figures(trace: Trace) -> dict[str, float]:
 def sampling_errors(trace: Trace, machine: Machine, steps: int) -> dict[str, Callable[[float], float]]:
     """Four standard errors of the figures that are means of drawn times, as functions of the predicted
     value."""
-    law = machine.distribution("gradient", machine.speed(0))
+    law = prices.own(machine, 0)
     relative = 4 * math.sqrt(law.variance) / law.mean / math.sqrt(max(steps, 1)) if law else 0.0
     ages = [tau for _, tau in trace.staleness] or [0]
     age = 4 * statistics.pstdev(ages) / math.sqrt(len(ages))
