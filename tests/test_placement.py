@@ -158,7 +158,8 @@ def test_survivors_stay_where_they_are(fields, hosts, monkeypatch):
     seen, attempt = [], elastic.Attempts._attempt
     monkeypatch.setattr(elastic.Attempts, "_attempt", lambda *args: seen.append(attempt(*args)) or seen[-1])
     machine = Machine("fixed(0.1)", latency=0.01, **fields)
-    refsgd.run("bsp", data="quadratic", workers=4, steps=4, machine=machine, on_death="shrink",
-               faults=["kill worker 1 at step 2"])
+    whole = refsgd.run("bsp", data="quadratic", workers=4, steps=4, machine=machine, on_death="shrink",
+                       faults=["kill worker 1 at step 2"]).trace
+    assert list(whole.hosts) == list(whole.nodes) and whole.shared_links
     assert [found.machine.hosts for found in seen] == [hosts]
     assert seen[0].machine.groups == machine.groups

@@ -14,6 +14,7 @@ from refsgd.display import plots
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.result import PLOTS
 from refsgd.experiment.sweep import sweep
+from tests.test_links import Paused, deployment
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 MACHINE = refsgd.Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e4)
@@ -100,6 +101,74 @@ def test_a_window_of_a_timeline_begins_at_its_start_and_keeps_within(asp, ax):
     extents = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
     assert min(e.x0 for e in extents) >= 0 and max(e.x1 for e in extents) <= 0.1 + 1e-12
     assert [label.get_text() for label in ax.get_yticklabels()] == ["worker1"]
+
+
+HOSTS = refsgd.Machine(bandwidth=100, hosts=[["worker0", "worker2"], ["worker1"]], groups=[[0], [1]],
+                       uplink={"latency": 0, "bandwidth": 50})
+
+
+def two_senders(machine):
+    """Both workers of host 0 send 100 bytes to worker 1 at once; the run lasts 4 s."""
+    return Paused(deployment([[("worker1", 100), 4], [], [("worker1", 100)]], worker1=2), machine).run().trace
+
+
+def link_rows(ax):
+    """The share at the right of each row below the nodes, by the row's name."""
+    names = dict(zip(ax.get_yticks(), (label.get_text() for label in ax.get_yticklabels())))
+    return {names[text.xy[1]]: text.get_text() for text in ax.texts if text.get_text().endswith(" %")}
+
+
+def test_a_timeline_groups_nodes_by_host_and_leaves_gaps_between_hosts(ax):
+    plots.timeline(two_senders(HOSTS), ax)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[:3] == ["worker0", "worker2", "worker1"]
+    assert list(ax.get_yticks()[:3]) == pytest.approx([0, 1, 2 + plots.traces.GAP])
+    assert [text.get_text() for text in ax.texts if text.get_text().startswith("host")] == ["host0", "host1"]
+
+
+@pytest.mark.parametrize(("machine", "window", "links", "shares"), [
+    # 1 s a message on host 0's link and 2 s on those of the groups, one after the other
+    (HOSTS, (0, None), 12, {"host0 out": "50 %", "group0 up": "100 %", "group1 down": "100 %"}),
+    (HOSTS, (0, 8), 12, {"host0 out": "50 %", "group0 up": "100 %", "group1 down": "100 %"}),
+    (HOSTS, (1.5, 3.5), 12, {"host0 out": "25 %", "group0 up": "100 %", "group1 down": "100 %"}),
+    (HOSTS, (2, 4), 12, {"group0 up": "100 %", "group1 down": "100 %"}),
+    (HOSTS, (0, None), 2, {"group0 up": "100 %", "group1 down": "100 %"}),
+    (HOSTS.with_(groups=(), uplink=None), (0, None), 12, {"host0 out": "50 %"}),
+    (HOSTS.with_(groups=(), uplink=None, duplex="half"), (0, None), 12, {"host0": "50 %"}),
+    (refsgd.Machine(bandwidth=100), (0, None), 12, {}),
+    (refsgd.Machine(bandwidth=100, colocated=True), (0, None), 12, {})])
+def test_each_shared_link_that_was_used_has_a_row_with_its_share_of_the_time(ax, machine, window, links, shares):
+    trace = two_senders(machine)
+    plots.timeline(trace, ax, *window, links=links)
+    assert link_rows(ax) == shares
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[3:] == list(shares)
+    seconds = min(window[1] or 4, 4) - window[0]
+    drawn = [sum(path.get_extents().width for path in bars.get_paths()) for bars in ax.collections
+             if matplotlib.colors.to_hex(bars.get_facecolor()[0]) == plots.traces.MESSAGE_COLOR]
+    assert drawn == pytest.approx([float(share[:-2]) / 100 * seconds for share in shares.values()])
+
+
+def test_a_flat_timeline_has_one_row_for_each_node_in_their_order(ax):
+    trace = two_senders(refsgd.Machine(bandwidth=100))
+    assert not trace.hosts and not trace.links and not trace.shared_links
+    plots.timeline(trace, ax)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["worker0", "worker1", "worker2"]
+    assert list(ax.get_yticks()) == [0, 1, 2] and ax.get_ylim() == (2.5, -0.5) and not ax.texts
+
+
+def test_the_page_of_a_run_shows_hosts_and_links_and_grows_with_their_rows(summed_up):
+    machine = MACHINE.with_(hosts="cyclic:4", inside="1us,1GB/s", groups="2x2", uplink="1ms,10kB/s")
+    page = plots.run(refsgd.run("asp", data="quadratic", steps=16, workers=8, servers=4, lr=0.05, machine=machine))
+    page.canvas.draw()
+    labels = [label.get_text() for label in page.axes[3].get_yticklabels()]
+    assert labels[:4] == ["worker0", "worker4", "server0", "worker1"] and "group1 down" in labels
+    assert page.get_figheight() > summed_up.get_figheight() == 6.6
+    names = [text.get_window_extent() for text in page.axes[3].texts if text.get_text().startswith("host")]
+    nodes = [label.get_window_extent() for label in page.axes[3].get_yticklabels()]
+    assert max(box.x1 for box in names) < min(box.x0 for box in nodes)  # beside each other
+    rows = sorted(nodes, key=lambda box: box.y0)
+    assert all(below.y1 <= above.y0 + 1 for below, above in zip(rows, rows[1:]))
 
 
 def test_staleness_over_time_has_the_mean_of_the_histogram(asp, ax):

@@ -16,6 +16,7 @@ link are one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,6 +191,23 @@ class Network:
     def flat(self) -> bool:
         """Whether a way is at most the outgoing link of one host and the incoming one of another."""
         return not self._inside and not self._group
+
+    @property
+    def described(self) -> bool:
+        """Whether the machine places its nodes or has more links than its hosts', so that a trace tells which
+        link served which message."""
+        return bool(self._machine.hosts) or not self.flat
+
+    def shared_links(self) -> dict[int, str]:
+        """Names of the links that several nodes or hosts share, by index; empty unless `described`.
+
+        Returns
+        -------
+        dict of int to str
+        """
+        nodes = Counter(self.host.values())
+        of_hosts = {link for host, pair in self._of_host.items() if nodes[host] > 1 for link in pair}
+        return {link: self.links[link] for link in sorted(of_hosts | self.shared) if self.described}
 
     def way(self, src: str, to: str) -> tuple[Hop, ...]:
         """The links that a message passes, in order; none between programs that share memory for free.

@@ -133,7 +133,8 @@ class Attempts:
                  **{(names[src], names[to]): wire for (src, to), wire in after.wires.items()}}
         lateness = before.lateness | {names[node]: late for node, late in after.lateness.items()}
         trace = Trace(before.events + events, before.nodes, before.seconds + after.seconds, before.latency,
-                      before.bandwidth, lateness, before.roles, links, wires)
+                      before.bandwidth, lateness, before.roles, links, wires, before.hosts,
+                      before.shared_links)
         values = {names[node]: value for node, value in last.values.items()}
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
 

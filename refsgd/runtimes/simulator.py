@@ -81,7 +81,7 @@ class Simulator(Engine):
         self.host = self.network.host
         self._free = [0.0] * len(self.network.links)
         self._ways = self.network.ways
-        self._uses: list[Use] | None = None if self.network.flat else []
+        self._uses: list[Use] | None = [] if self.network.described else None
         self._read = 0
         # programs that are still to be told that the run has ended
         self._told: Iterator[Task] | None = None
@@ -141,7 +141,9 @@ class Simulator(Engine):
         """The events so far as a `Trace`."""
         return Trace(self.events, self.nodes, self.seconds or self.now, self.machine.latency,
                      self.machine.bandwidth, roles=self.roles, links=self._uses or [],
-                     wires=self.network.wires(self._ways))
+                     wires=self.network.wires(self._ways),
+                     hosts=self.host if self.network.described else {},
+                     shared_links=self.network.shared_links())
 
     def _begin(self, task: Task) -> None:
         self.ready = task, None

@@ -61,10 +61,14 @@ class Trace:
     roles : mapping of str to str
         "worker" or "server" of each node; a node that is not listed is a worker.
     links : list of Use
-        When each link served which message, on machines with links inside hosts or groups of hosts; empty on
-        others.
+        When each link served which message, on machines with placed nodes, links inside hosts or groups of
+        hosts; empty on others.
     wires : mapping of (str, str) to (float, float)
         Latency and bandwidth from one node to another, where they are not `latency` and `bandwidth`.
+    hosts : mapping of str to str
+        The host of each node, on the machines of which `links` tells; empty on others.
+    shared_links : mapping of int to str
+        Names of those of `links` that several nodes or hosts share, by index.
     """
 
     events: list[Event]
@@ -76,6 +80,8 @@ class Trace:
     roles: Mapping[str, str] = field(default_factory=dict)
     links: list[Use] = field(default_factory=list)
     wires: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    shared_links: Mapping[int, str] = field(default_factory=dict)
 
     def wire(self, src: str, to: str) -> tuple[float, float]:
         """Latency and bandwidth that a message meets on its way; 0 and inf where nothing is emulated.

@@ -142,6 +142,8 @@ def test_messages_of_paced_processes_arrive_as_counted_by_hand(transport, name):
     assert {(use.link, use.src, use.to) for use in found.trace.links} == {
         (use.link, use.src, use.to) for use in expected.trace.links}
     assert found.trace.wires == expected.trace.wires
+    assert found.trace.hosts == expected.trace.hosts
+    assert found.trace.shared_links == expected.trace.shared_links
 
 
 def test_a_link_serves_one_message_at_a_time(transport):

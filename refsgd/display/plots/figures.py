@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from refsgd.cluster.units import counted
 from refsgd.display.plots import runs
-from refsgd.display.plots.traces import causes_key, causes_of, timeline
+from refsgd.display.plots.traces import by_host, causes_key, causes_of, timeline
 from refsgd.trace.waiting import waits
 
 if TYPE_CHECKING:  # which draw themselves with this package
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # which draw themselves with this package
     from refsgd.experiment.sweep import Sweep
 
 SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines are most useful side by side
+WIDE = 110  #: characters of a line that fit above the panels
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -35,7 +37,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[str]:
+def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: int = 0) -> set[str]:
     """Some iterations of every result below each other on one time axis, the first ones or those around a
     slack wait; returns the causes that are drawn."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
@@ -47,14 +49,14 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int) -> set[
             if w.cause == "slack" and w.end - w.start > 0.02 * window and w.worker in list(trace.nodes)[:12]]
     first = min(held, key=lambda w: w.end, default=None)
     start = max(0.0, first.start - 0.5 * window) if first and first.end > window else 0.0
-    lane, labels, drawn = 0, {}, set[str]()
+    lane, labels, drawn = 0.0, {}, set[str]()
     for name, trace in traces.items():
-        nodes = list(trace.nodes)[:12]
-        timeline(trace, ax, start, start + window, lane, nodes, causes=True)
+        nodes = by_host(trace, trace.nodes)[:12]
+        timeline(trace, ax, start, start + window, lane, nodes, causes=True, links=links)
         drawn |= causes_of(trace, start, start + window, nodes)
-        labels.update({lane + i: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{node}"
-                       for i, node in enumerate(nodes)})
-        lane += len(nodes) + 1
+        labels.update({row: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{label.get_text()}"
+                       for row, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)})
+        lane = max(labels) + 2
     ax.set_yticks(list(labels), list(labels.values()))
     _titled(ax, f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
                 f"{', '.join(traces)}")
@@ -96,7 +98,7 @@ def comparison(found: Comparison) -> Figure:
     _titled(runs.iteration_times(results, times), "What an iteration takes")
     causes = _timelines(chosen, below, 4)
     where = "Simulated" if found.runtime == "simulator" else "Measured on OS processes"
-    figure.suptitle(f"{where}: {found.machine}", fontsize=9)
+    figure.suptitle(fill(f"{where}: {found.machine}", WIDE), fontsize=9)
     _key(figure, results, causes)
     return figure
 
@@ -112,9 +114,12 @@ def run(result: Result) -> Figure:
     _titled(runs.accuracy_against_time(results, learning), "Learning")
     _titled(runs.idle_by_cause(results, idle), "Why workers wait")
     _titled(runs.staleness_histogram(results, ages), "Age of the gradients")
-    causes = _timelines(results, below, 8)
-    figure.suptitle(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
-                    f"{result.runtime}; {result.machine}", fontsize=10)
+    causes = _timelines(results, below, 8, links=12)
+    if (crowded := 0.17 * (below.get_ylim()[0] - 15)) > 0:  # by the rows of links
+        figure.set_figheight(figure.get_figheight() + crowded)
+        grid.set_height_ratios([3.2, 3.2 + crowded, 2.8][:grid.nrows])
+    figure.suptitle(fill(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
+                         f"{result.runtime}; {result.machine}", WIDE), fontsize=10)
     _key(figure, results, causes)
     if watched:
         runs.resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")

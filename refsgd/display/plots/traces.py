@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.transforms import Bbox
 
 from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current, with_labels
 from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
@@ -16,15 +18,22 @@ from refsgd.trace.waiting import waits
 WAIT_COLOR = "#F5C99B"
 #: a cause whose waits all take a smaller share of the timeline is narrower than a pixel and has no key
 VISIBLE = 1e-3
+MESSAGE_COLOR = "#555555"  #: of messages, and of the links that serve them
+GAP = 0.4  #: between hosts, and between nodes and links [rows]
 
 
 def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None,
-             lane: int = 0, nodes: Sequence[str] | None = None, *, causes: bool = False) -> Axes:
-    """Computing (dark) and waiting (light) of each node between two times, messages as thin lines."""
+             lane: float = 0, nodes: Sequence[str] | None = None, *, causes: bool = False,
+             links: int = 12) -> Axes:
+    """Computing (dark) and waiting (light) of each node between two times, messages as thin lines.
+
+    If the machine places nodes on hosts, they are grouped by host.  Below them each shared link has a row,
+    which shows when it is busy and for what share of the time; at most `links` rows, the busiest.
+    """
     ax = axes_or_current(ax)
-    nodes = list(trace.nodes if nodes is None else nodes)
+    nodes = by_host(trace, trace.nodes if nodes is None else nodes)
     end = trace.seconds if end is None else end
-    place = {node: lane + i for i, node in enumerate(nodes)}
+    place = _rows(trace, nodes, lane)
 
     spans: dict[tuple[str, str, float], list[tuple[float, float]]] = defaultdict(list)
 
@@ -45,15 +54,79 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
         ax.broken_barh(found, (place[node] - 0.35, 0.7), color=color, linewidth=edge, edgecolor="white")
     for t in trace.transits:
         if t.src in place and t.to in place and t.sent >= start and t.received <= end:
-            ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color="#555555",
+            ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color=MESSAGE_COLOR,
                     linewidth=0.4, alpha=0.6)
     if causes:
         ax.legend(handles=causes_key(), fontsize=7, ncols=len(CAUSES) + 1, loc="lower center",
                   bbox_to_anchor=(0.5, 1.0), frameon=False)
-    ax.set_yticks(range(lane, lane + len(nodes)), nodes)
-    ax.set(ylim=(lane + len(nodes) - 0.5, -0.5), xlim=(0, end - start),
+    last = max(place.values(), default=lane - 1)
+    served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
+    ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
+    ax.set(ylim=(max(served.values(), default=last) + 0.5, -0.5), xlim=(0, end - start),
            xlabel="seconds" if not start else f"seconds after {start:g}")
+    if trace.hosts:
+        ax.tick_params(axis="y", labelsize=8)
+        _brackets(trace, ax, place)
     return ax
+
+
+def by_host(trace: Trace, nodes: Sequence[str]) -> list[str]:
+    """Nodes of one host together; in their order if the trace knows no hosts."""
+    return [node for found in _hosts(trace, nodes).values() for node in found]
+
+
+def _hosts(trace: Trace, nodes: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        found[trace.hosts.get(node, node)].append(node)
+    return found
+
+
+def _rows(trace: Trace, nodes: Sequence[str], lane: float) -> dict[str, float]:
+    """The row of each node, with a gap before and after the nodes of a host that is more than one node."""
+    place: dict[str, float] = {}
+    apart = False
+    for host, found in _hosts(trace, nodes).items():
+        lane += GAP * bool(place and (apart or found != [host]))
+        apart = found != [host]
+        for node in found:
+            place[node] = lane
+            lane += 1
+    return place
+
+
+def _brackets(trace: Trace, ax: Axes, place: Mapping[str, float]) -> None:
+    """The name of each host that is more than one node, and a line along its nodes, left of their names."""
+    def beside(renderer: Any) -> Bbox:
+        x0, y0, x1, y1 = (ax.yaxis.get_tightbbox(renderer) or ax.bbox).extents
+        return Bbox.from_extents(x0 - renderer.points_to_pixels(3), y0, x1, y1)
+
+    for host, nodes in _hosts(trace, list(place)).items():
+        if nodes != [host]:
+            first, last = place[nodes[0]], place[nodes[-1]]
+            ax.annotate("", (0, first - 0.35), (0, last + 0.35), (beside, "data"), (beside, "data"),
+                        {"arrowstyle": "-", "linewidth": 0.8, "color": MESSAGE_COLOR, "shrinkA": 0,
+                         "shrinkB": 0})
+            ax.annotate(host, (0, (first + last) / 2), (-4, 0), (beside, "data"), "offset points",
+                        ha="right", va="center", fontsize=8)
+
+
+def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, most: int) -> dict[int, float]:
+    """When the shared links are busy, with the share of that time at the right; the row of each link."""
+    until = min(end, trace.seconds)
+    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for use in trace.links:
+        a, b = max(start, use.start), min(until, use.end)
+        if use.link in trace.shared_links and b > a:
+            spans[use.link].append((a - start, b - a))
+    busy = {link: sum(width for _, width in found) for link, found in spans.items()}
+    busiest = sorted(busy, key=lambda link: (-busy[link], link))[:most]
+    place = {link: row + i for i, link in enumerate(sorted(busiest))}
+    for link, at in place.items():
+        ax.broken_barh(spans[link], (at - 0.25, 0.5), color=MESSAGE_COLOR, linewidth=0)
+        ax.annotate(f"{100 * busy[link] / (until - start):.0f} %", (1, at), (3, 0),
+                    ax.get_yaxis_transform(), "offset points", ha="left", va="center", fontsize=8)
+    return place
 
 
 def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,

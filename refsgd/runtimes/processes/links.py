@@ -80,7 +80,7 @@ class Links:
                  put: Callable[..., None], deliver: Callable[..., None]) -> None:
         self.ways, self._rank, self._put, self._deliver = network.ways, rank, put, deliver
         self._free, self._groups = [0.0] * len(network.links), groups
-        self.uses: list[Use] | None = None if network.flat else []
+        self.uses: list[Use] | None = [] if network.described else None
         #: when the last message of each node had left it
         self.left: dict[str, float] = {}
 

@@ -147,10 +147,12 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
                       stacklevel=4)
     order = list(deployment)
     seconds = max((report.seconds for report in reports), default=0.0)
+    network = Network(machine, deployment)
     trace = Trace(events, order, seconds, machine.latency, machine.bandwidth,
                   {n: lateness[n] for n in order if n in lateness}, roles(deployment),
                   sorted((use for report in reports for use in report.links), key=lambda use: use.start),
-                  Network(machine, deployment).wires({(e.node, e.to) for e in events if isinstance(e, Sent)}))
+                  network.wires({(e.node, e.to) for e in events if isinstance(e, Sent)}),
+                  network.host if network.described else {}, network.shared_links())
     return Run(trace, {n: values[n] for n in order if n in values})
 
 
