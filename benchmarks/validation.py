@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks import machines
 from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.distributions import Distribution
@@ -363,6 +364,7 @@ def page(found: dict[str, Any]) -> str:
            f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
            f"Crossed: {len(over)}. Met to the last digit somewhere: "
            f"{', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
+    out.append(machines.section())
     if found.get("paced"):
         out.append(_processes(found["paced"]))
     out.append(_published())

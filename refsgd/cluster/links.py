@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from refsgd.cluster import placement, units
 from refsgd.cluster.checks import check_keys, wrong_type
 from refsgd.cluster.distributions import is_number
-from refsgd.effects import Deployment
+from refsgd.effects import Deployment, Node, Program, Role
 
 if TYPE_CHECKING:
     from refsgd.cluster.machine import Machine
@@ -187,6 +187,23 @@ class Network:
                             for node in self.host}
         self.ways = _Ways(self._find)
 
+    @classmethod
+    def of(cls, machine: Machine, workers: int, servers: int = 0) -> Network:
+        """The links between so many workers and servers, whatever they run.
+
+        Parameters
+        ----------
+        machine : Machine
+        workers, servers : int
+
+        Returns
+        -------
+        Network
+        """
+        roles: list[tuple[Role, int]] = [("worker", workers), ("server", servers)]
+        return cls(machine, {f"{role}{i}": Node(_nothing(), role=role, rank=i)
+                             for role, count in roles for i in range(count)})
+
     @property
     def flat(self) -> bool:
         """Whether a way is at most the outgoing link of one host and the incoming one of another."""
@@ -281,6 +298,11 @@ class Network:
             way[1:1] = [Hop(self._of_group[a][0], time, m.uplink.latency),
                         Hop(self._of_group[b][1], time, 0.0)]
         return _without_unlimited(way)
+
+
+def _nothing() -> Program[None]:
+    """The program of a node of which only the place is asked."""
+    yield from ()
 
 
 def _without_unlimited(way: list[Hop]) -> tuple[Hop, ...]:

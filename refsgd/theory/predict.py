@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from refsgd.cluster import prices, units
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.theory.algorithms.allreduce import allreduce, dgc
 from refsgd.theory.algorithms.alone import hogwild, independent, sequential
@@ -43,11 +44,12 @@ SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild
               "sequential", "sgp"}
 
 
-def _check_covered(name: str, c: Setting) -> None:
-    """Raise Uncovered if no formula accounts for resources that nodes share.
+#: algorithms whose messages are followed only on links that no two nodes share
+UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
 
-    Under BSP's barrier a worker waits while the servers on its host update, so only servers compete there.
-    """
+
+def _check_covered(name: str, c: Setting) -> None:
+    """Raise Uncovered if no formula accounts for resources that nodes share."""
     m = c.machine
     if m.loads:
         raise Uncovered(f"speeds change in time (load of {m.loads[0]}), for which no formula accounts: "
@@ -55,21 +57,27 @@ def _check_covered(name: str, c: Setting) -> None:
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
-    levels = m.groups or ((m.hosts or m.inside) and c.options.get("collective") != "hierarchical")
-    if name != "sequential" and levels:
-        raise Uncovered("no formula knows hosts of several nodes or groups of hosts yet; "
-                        f"{name} is simulated and measured only")
-    alone = name in ("sequential", "independent", "hogwild") or (name == "bsp" and c.servers == 1)
-    if c.one_link and not alone:
-        servers = f" with {c.servers} servers" if name == "bsp" else ""
-        raise Uncovered("formulas on half-duplex links exist for BSP with one server and for what sends "
-                        f"nothing; {name}{servers} is simulated and measured only")
-    together = -(-c.servers // c.workers)  # servers on the fullest host
-    if (m.cores is not None and m.update is not None and m.colocated and name not in SERVERLESS
-            and together + (name != "bsp") > m.cores):
+    if c.shared and name in UNFOLLOWED:
+        raise Uncovered(f"no formula follows the messages of {name} over links that several nodes or both "
+                        "directions share: it is simulated and measured only")
+    if m.cores is not None and (busiest := _computing(name, c)) > m.cores:
         cores = f"{m.cores} core{'s' if m.cores > 1 else ''}"
-        raise Uncovered(f"updates of servers beside workers share {cores}, for which no formula "
-                        f"accounts: {name} is simulated and measured only")
+        raise Uncovered(f"{busiest} programs of one host share {cores}, for which no formula accounts: "
+                        f"{name} is simulated and measured only")
+
+
+def _computing(name: str, c: Setting) -> int:
+    """How many programs of the fullest host may compute at a time.
+
+    Under BSP's barrier workers wait while the servers update.
+    """
+    servers = 0 if name in SERVERLESS else c.servers
+    on: dict[str, list[int]] = {}
+    for number, host in enumerate(Network.of(c.machine, c.workers, servers).host.values()):
+        on.setdefault(host, [0, 0])[number >= c.workers] += 1
+    updating = c.machine.update is not None
+    return max(max(workers, servers * updating) if name == "bsp" else workers + servers * updating
+               for workers, servers in on.values())
 
 
 def _served(name: str, machine: Machine, servers: int) -> Machine:
@@ -134,10 +142,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Figures
         A dictionary of predictions, some of seconds_per_iteration, images_per_second, seconds, updates,
         bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
-        clock_gap_max, lead_max.  Its ``missing`` gives the reasons for missing ones.  It is empty for graphs
-        without a formula, if updates share processors with gradients, for more workers than formulas are
-        evaluated for, on half-duplex links (except for BSP with one server and algorithms without messages),
-        and on machines with hosts of several nodes or groups.
+        clock_gap_max, lead_max.  Its ``missing`` says why others are not there.  It is empty where the
+        options name a graph without a formula, where programs of a host share its processors, for more
+        workers than formulas are evaluated for, and where nodes share links whose messages no formula
+        follows: those of AD-PSGD, of pair averaging and of collectives other than the ring.
 
     Raises
     ------
@@ -166,6 +174,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         raise DomainError(f"{len(batches)} batches of {workers} workers; expected one for each")
     check_count("steps", steps, 0)
     check_distribution("compute", prices.own(machine, 0))
+    servers = 1 if name in SERVERLESS else servers
     try:
         setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, max(steps, 1),
                           dict(options or {}))

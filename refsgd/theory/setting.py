@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,8 @@ from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import check_distribution, kind_of, sampling
-from refsgd.theory.phenomena import iteration, server
-from refsgd.theory.phenomena.queues import Network
+from refsgd.theory.phenomena import gate, iteration, server, ways
+from refsgd.theory.phenomena.gate import Network
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
@@ -71,28 +72,48 @@ class Setting:
         return iteration.update_mean(self.machine.update)
 
     @property
-    def links(self) -> Network:
-        """The network between workers and servers.
+    def shared(self) -> bool:
+        """Whether links are shared by several nodes or by both directions."""
+        m = self.machine
+        return m.linked and bool(m.hosts or m.inside or m.groups or self.one_link)
 
-        Several servers on workers' hosts are approximated by one, with the load of the busiest link and the
-        latency that gives an exchange its length without queueing.
-        """
-        m, n, k = self.machine, self.workers, self.servers
-        if not m.colocated or k == 1 or n == 1:
+    @functools.cached_property
+    def placed(self) -> bool:
+        """Whether the messages of workers and servers meet on other links than one in each direction for
+        each node."""
+        beside = self.machine.colocated and self.servers > 1 and self.workers > 1
+        return self.shared or (self.machine.linked and beside)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one server, and no two nodes share a link."""
+        m = self.machine
+        return self.servers == 1 and not (m.hosts or m.inside or m.groups)
+
+    @functools.cached_property
+    def links(self) -> Network:
+        """What messages to the servers meet."""
+        return self.network_of(self.machine.colocated and self.servers == self.workers)
+
+    def network_of(self, rotated: bool) -> Network:
+        """What messages to the servers meet; `rotated`: worker i sends to server i first."""
+        m, k = self.machine, self.servers
+        if not self.placed:
             return Network(k, self.transfer, m.latency, m.update, m.colocated)
-        carried = server.beside_workers(n, k, self.transfer)
-        lone = math.fsum(self.exchanges) / n - self.update
-        return Network(1, carried, max(lone / 2 - carried, 0.0), m.update)
+        if self.workers * k > 3 * gate.HEAVIEST:
+            raise gate.too_many(self.workers, k)
+        return Network(k, self.transfer, m.latency, m.update,
+                       ways=ways.of_machine(m, self.workers, slices(self.nbytes, k), rotated))
 
     @property
     def queues(self) -> bool:
         """Whether workers may wait for each other at servers' links or processors."""
-        return self.workers > 1 and bool(self.transfer or self.machine.update is not None)
+        return self.placed or (self.workers > 1 and bool(self.transfer or self.machine.update is not None))
 
     @property
     def clear(self) -> bool:
-        """Whether the network of `links` is exactly that of the servers."""
-        return self.servers == 1 and not (self.machine.colocated and self.tied)
+        """Whether the network of `links` is that of the servers, with nothing simplified."""
+        return self.placed or self.servers == 1
 
     @property
     def busy(self) -> float:
@@ -103,6 +124,8 @@ class Setting:
     def exchanges(self) -> list[float]:
         """Seconds of each worker's push and answer without queueing."""
         m = self.machine
+        if self.placed:
+            return [gate.lone(self.links.over(self.workers), i, self.update) for i in range(self.workers)]
         return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
 
     @property
@@ -114,12 +137,18 @@ class Setting:
 
     @property
     def alike(self) -> bool:
-        """Whether all workers have the same distribution and the same path to the servers."""
-        return len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
+        """Whether all workers have the same distribution, and nothing but their servers in common."""
+        return not self.placed and len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
     def with_options(self, **options: Any) -> Setting:
         """The same with other options of the algorithm."""
         return replace(self, options={**self.options, **options})
+
+
+def slices(nbytes: int, servers: int) -> list[int]:
+    """Bytes of each server's part, a whole number of float32."""
+    edges = [4 * (nbytes // 4 * k // servers) for k in range(servers)] + [nbytes]
+    return [b - a for a, b in itertools.pairwise(edges)]
 
 
 def weaker(*kinds: Kind) -> Kind:

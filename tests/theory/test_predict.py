@@ -220,8 +220,11 @@ def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, gr
 
 def test_reasons_are_plain():
     half = Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half")
-    assert "half-duplex" in predict("asp", half, workers=4, nbytes=4000).missing["seconds"]
-    assert "with 2 servers" in predict("bsp", half, workers=4, servers=2, nbytes=4000).missing["seconds"]
+    assert "both directions share" in predict("adpsgd", half, workers=4, nbytes=4000).missing["seconds"]
+    many = predict("bsp", half, workers=256, servers=64, nbytes=4000).missing["seconds"]
+    assert "256 workers and 64 servers" in many
+    crowd = Machine(compute="fixed(0.02)", hosts="2x4", cores=2)
+    assert "4 programs of one host share 2 cores" in predict("asp", crowd, workers=8).missing["seconds"]
     assert "'torus'" in predict("dpsgd", MACHINE, workers=6, options={"graph": "torus"}).missing["seconds"]
     backup = predict("backup-workers", MACHINE, workers=4, steps=5)
     assert "discarded" in backup.missing["idle_by_cause"]
@@ -238,8 +241,8 @@ def test_the_command_says_why(capsys, tmp_path):
     assert "discarded" in table
     half = tmp_path / "half.json"
     half.write_text(json.dumps(Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half").to_json()))
-    assert main(["predict", "asp", "--machine", str(half)]) == 2
-    assert "half-duplex" in capsys.readouterr().err
+    assert main(["predict", "adpsgd", "--machine", str(half)]) == 2
+    assert "both directions share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("steps", [40, 46, 100])

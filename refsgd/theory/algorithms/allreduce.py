@@ -10,12 +10,18 @@ from typing import Any
 
 from refsgd.cluster import placement, prices
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, repeat
+from refsgd.theory.algorithms.peers import (
+    at_slowest_update,
+    fresh,
+    heard_from,
+    on_shared_links,
+    repeat,
+)
 from refsgd.theory.estimate import WIDEST, Uncovered
-from refsgd.theory.phenomena import collectives, iteration, ring
+from refsgd.theory.phenomena import collectives, iteration, ring, scripts
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
 from refsgd.theory.prediction import Figures, Prediction
-from refsgd.theory.setting import Setting, clocks, figures
+from refsgd.theory.setting import Setting, clocks, figures, slices
 
 SOURCE = "Patarasuk and Yuan 2009; Baccelli et al. 1992"
 LISTENERS = 32  # peers that all receive from all, whose links are drawn one by one
@@ -69,6 +75,8 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
     """Iteration and run of peers in a ring: a late peer delays only its successors, by the ring's
     recursion.
     """
+    if c.placed and c.workers > 1 and gradients:
+        return _shared_ring(c, step, gradients, before, after, period)
     together = len(set(c.times)) == 1 and c.times[0].family == "fixed" and (
         c.machine.update is None or c.machine.update.family == "fixed")
     if c.workers == 1 or c.workers > WIDEST or not gradients or (together and len(set(c.own)) == 1) or not (
@@ -85,8 +93,25 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
     terms = {"compute E[T]": mean, "straggling": max(pace.value - mean - u - moved, 0.0), "transfer": moved,
              "update": u}
     told = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo", SOURCE, "equal chunks"
-    return (pace.predicted("s", terms, *told, faithful=equal, upper=step.value),
-            run.end.predicted("s", {"last rank": run.end.value}, *told, faithful=equal))
+    return (pace.predicted("s", terms, *told, faithful=equal and long.steady, upper=step.value),
+            run.end.predicted("s", {"last rank": run.end.value}, *told, faithful=equal and run.whole))
+
+
+def _shared_ring(c: Setting, step: Prediction, gradients: Sequence[int], before: int, after: int,
+                 period: int) -> tuple[Prediction, Prediction]:
+    """Iteration and run of a ring on links that its ranks share."""
+    n, own = c.workers, [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
+    sizes = slices(c.nbytes, n)
+
+    def evaluated(each: Sequence[int]) -> ring.Rounds:
+        return scripts.rounds(c.machine, c.times, own, each, [(i, (i + 1) % n) for i in range(n)],
+                              2 * n * (n - 1), lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction),
+                              before=before, after=after)
+
+    run = evaluated(gradients)
+    long = run if len(gradients) >= 24 and set(gradients) == {period} else evaluated([period] * 24)
+    return on_shared_links(c, run, replace(long, pace=long.pace.scaled(1 / period)),
+                           before * c.update + after * c.update / period, lower=step.lower)
 
 
 def allreduce(c: Setting) -> Figures:
@@ -99,6 +124,10 @@ def allreduce(c: Setting) -> Figures:
     exchange = collective(c, name)
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
+    followed = name == "ring" or (name == "hierarchical" and not (c.machine.groups or c.one_link))
+    if c.placed and not followed:
+        raise Uncovered(f"no formula follows the messages of the collective {name} over links that several "
+                        "nodes share: it is simulated and measured only")
     if name == "root" and c.workers > 1:
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
@@ -125,10 +154,10 @@ def dgc(c: Setting) -> Figures:
     exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
-    # late peers need not wait for entries of early ones
-    if 1 < c.workers <= LISTENERS and c.machine.linked and not (c.tied and len(set(c.times)) == 1):
+    # late peers need not wait for early ones' entries
+    alike = c.tied and len(set(c.times)) == 1 and not c.placed
+    if 1 < c.workers <= LISTENERS and c.machine.linked and not alike:
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
-        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1) / c.machine.bandwidth,
-                               rotated=True)
+        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1), rotated=True)
     return figures(c, step, run, c.steps, exchange.total, fresh(),
                    clocks(c, 0, 1, "nobody has all entries before all have sent theirs"))

@@ -57,18 +57,19 @@ def shares_of(c: Setting, path: queues.Path, paid: float = 1.0) -> dict[str, flo
 def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, source: str, *,
           faithful: bool, lower: float | None = None) -> tuple[Prediction, Prediction, Prediction]:
     """Iteration, run and mean staleness of an evaluated network of links."""
-    order = "first come first served" if c.servers == 1 else "pushes reach all servers in one order"
+    order = "first come first served" if c.clear else "pushes reach all servers in one order"
     whole = path.pace.value * c.steps
     ends = {"iterations": whole, "the last one's excess": path.end.value - whole}
-    return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful, lower=lower),
-            path.end.predicted("s", ends, formula, source, order, faithful=faithful),
+    return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful and path.steady,
+                                lower=lower),
+            path.end.predicted("s", ends, formula, source, order, faithful=faithful and path.whole),
             path.staleness.predicted("updates", {"mean": path.staleness.value}, formula, source, order,
-                                     faithful=faithful, lower=0.0))
+                                     faithful=faithful and path.whole, lower=0.0))
 
 
 def asp(c: Setting) -> Figures:
     """Each push is applied and answered alone."""
-    if c.machine.colocated and c.queues:
+    if c.placed or (c.machine.colocated and c.queues):
         path = queues.parameter_server(c.times, c.links, math.inf, c.steps)
         step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=c.clear)
     else:
@@ -96,6 +97,12 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
     if splitting > c.workers:
         raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
     size, update = c.workers // splitting, c.machine.update
+    if c.placed:
+        path = queues.batched(c.times, c.links, c.steps, size)
+        step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
+        out = figures(c, step, run, -(-c.workers * c.steps // size), 2 * c.workers * c.nbytes,
+                      {"staleness_mean": age}, unbounded(c))
+        return out.without(PUSHES, "staleness_max")
     shared = update is not None and size > 1
     if update is not None and shared:
         c = replace(c, machine=c.machine.with_(update=update.scaled(1 / size)))

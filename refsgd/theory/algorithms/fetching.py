@@ -9,8 +9,7 @@ from refsgd.cluster import prices
 from refsgd.theory.algorithms.asp import PUSHES, drawn
 from refsgd.theory.algorithms.peers import free
 from refsgd.theory.estimate import check_count
-from refsgd.theory.phenomena import iteration, queues, server, staleness
-from refsgd.theory.phenomena.stragglers import sum_of
+from refsgd.theory.phenomena import gate, iteration, queues, staleness
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import RUN, Setting, clocks, count, figures, unbounded, zero
 
@@ -23,9 +22,11 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
     A fetch request has no payload: 2 latency + w; `behind` is the share of fetches that directly follow a
     push of the same worker and also wait for its w and its update.
     """
-    links = c.links
-    alpha, w = (0.0, 0.0) if links.near and c.workers == 1 else (c.machine.latency, c.transfer)
+    alpha, w = _latency(c), 0.0 if c.links.near and c.workers == 1 else c.transfer
     exchange, waits = (2 * alpha + w + behind * w) / fetch_every, behind * c.update / fetch_every
+    if c.placed:
+        each = [gate.lone(c.links.over(c.workers), i, 0.0, True) for i in range(c.workers)]
+        exchange = (math.fsum(each) / c.workers + behind * w) / fetch_every
     rounds = [time.mean + exchange + waits for time in c.times]
     return Prediction(c.workers / math.fsum(1 / r if r else math.inf for r in rounds), "s", "exact",
                       {"compute E[T]": iteration.mean_time(c.times), "transfer": exchange, "update": waits,
@@ -34,16 +35,15 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
                       "Dean et al. 2012; Zhang et al. 2015", "a fetch waits, a push does not")
 
 
-def _links(c: Setting) -> queues.Network:
-    """The links that fetches use; with several servers on workers' hosts, the free part of the traffic is
-    ignored."""
-    if c.links.near or not c.machine.colocated:
-        return c.links
-    return queues.Network(c.servers, c.transfer, c.machine.latency, c.machine.update)
+def _latency(c: Setting) -> float:
+    """Seconds to a server; none for a lone worker on its host."""
+    return 0.0 if c.links.near and c.workers == 1 else c.machine.latency
 
 
 def _busy(c: Setting) -> bool:
     """Whether servers' links or processors take time, or workers are at unequal distances from them."""
+    if c.placed:
+        return True
     if c.machine.colocated and c.workers == 1:
         return c.machine.update is not None
     distant = c.machine.colocated and c.machine.latency > 0
@@ -53,16 +53,16 @@ def _busy(c: Setting) -> bool:
 def _fetched(c: Setting, step: Prediction, path: queues.Path) -> tuple[Prediction, Prediction, Prediction]:
     """Iteration, run and staleness of workers that fetch through queues."""
     terms = {**step.terms, "queueing": max(path.pace.value - step.value, 0.0)}
-    return drawn(c, path, terms, *DRAWN, faithful=c.clear and not c.tied)
+    return drawn(c, path, terms, *DRAWN, faithful=c.clear and (c.placed or not c.tied))
 
 
 def _age(c: Setting, path: queues.Path) -> Prediction:
     """Updates between a fetch and its push; without latency all workers ask at the same moment, in no
     order."""
-    sure = c.machine.latency > 0 and not (_busy(c) and (c.tied or not c.clear))
+    sure = c.placed or (c.machine.latency > 0 and not (_busy(c) and (c.tied or not c.clear)))
     return path.staleness.predicted("updates", {"mean": path.staleness.value},
                                     "updates between a fetch and its push, by Monte Carlo", DRAWN[1],
-                                    faithful=sure)
+                                    faithful=sure and path.whole)
 
 
 def downpour(c: Setting) -> Figures:
@@ -73,12 +73,12 @@ def downpour(c: Setting) -> Figures:
     if push == fetch == 1 and not _busy(c):
         age = replace(staleness.asp_run(c.times, c.steps, c.exchanges), kind="approximation")
     else:
-        path = queues.fetching(c.times, _links(c), c.steps, fetch_every=fetch, push_every=push)
+        path = queues.fetching(c.times, c.links, c.steps, fetch_every=fetch, push_every=push)
         age = _age(c, path)
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
     else:  # no worker waits for the last push, and no push precedes the first fetch
-        run = free(c, step, tail=c.machine.latency, more=fetches * fetch - c.steps)
+        run = free(c, step, tail=_latency(c), more=fetches * fetch - c.steps)
     out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch),
                   {"staleness_mean": age}, unbounded(c))
     out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
@@ -88,18 +88,23 @@ def downpour(c: Setting) -> Figures:
 def easgd(c: Setting) -> Figures:
     """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica."""
     h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
-    if c.options.get("mode") == "sync":
-        return _synchronous(c, h, own)
+    sync = c.options.get("mode") == "sync"
     updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
-    path = queues.fetching(c.times, _links(c), c.steps, fetch_every=h, elastic=True, own=updates)
+    path = queues.fetching(c.times, c.links, c.steps, fetch_every=h, elastic=True, together=sync, own=updates)
     step, exchanges = _updated(lone(c, h), own), -(-c.steps // h)
+    if sync:
+        step, run, _ = _fetched(c, step, path)
+        out = _exchanging(c, h, step, run, exchanges)
+        out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
+        out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
+        return out
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
     else:
         # computing beside the last force
         after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.times) + own)
-        run = free(c, step, own=1, more=exchanges * h - c.steps, tail=max(c.machine.latency - after, 0.0))
-        if c.machine.latency > after and len(set(c.times)) > 1:
+        run = free(c, step, own=1, more=exchanges * h - c.steps, tail=max(_latency(c) - after, 0.0))
+        if _latency(c) > after and len(set(c.times)) > 1:
             run = replace(run, kind="approximation")
     out = _exchanging(c, h, step, run, c.workers * exchanges)
     if c.machine.latency or not c.tied:
@@ -122,29 +127,3 @@ def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: 
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * -(-c.steps // h), "bytes",
                               "2 n M ceil(steps/period)")
     return out.without("forces of all others may come between a fetch and its own force", "staleness_max")
-
-
-def _synchronous(c: Setting, h: int, own: float) -> Figures:
-    """EASGD that answers with the next centre when all forces of the last one have arrived: SSP with slack 1
-    over sums of h times.
-    """
-    step, exchanges = lone(c, h), -(-c.steps // h)
-    service = max(c.transfer / c.servers, c.update) / h if c.workers > 1 else 0.0
-    rate, _ = server.mean_value_analysis(c.workers, max(step.value, service), service)
-    step = replace(step, terms={**step.terms, "queueing": max(c.workers / rate - step.value, 0.0)})
-    cycle = h * (math.fsum(step.terms[part] for part in ("transfer", "update", "queueing")) + own)
-    sums = [sum_of(time, h)[0] for time in c.times]
-    path = queues.parameter_server(sums, queues.Network(latency=cycle / 2), 1, exchanges)
-    calm = c.workers / math.fsum(1 / (time.mean + cycle) for time in sums)
-    told = ("F_i(c) = T + E + max(F_i(c-1), max_j F_j(c-2)), T a sum of h times, by Monte Carlo",
-            "Zhang et al. 2015", "constant exchange; no queueing")
-    straggling = max(path.pace.value - calm, 0.0) / h
-    step = Prediction(path.pace.value / h, "s", "approximation",
-                      {**_updated(step, own).terms, "straggling": straggling}, *told)
-    rest = c.steps - h * (exchanges - 1)  # the last round is shorter
-    end = path.end.value - (h - rest) * (max(time.mean for time in c.times) + own)
-    run = Prediction(end, "s", "approximation", {"last worker": end}, *told)
-    out = _exchanging(c, h, step, run, exchanges)
-    out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
-    out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
-    return out

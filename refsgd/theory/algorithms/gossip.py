@@ -123,7 +123,7 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     rounds = hears(graph, c.workers)
     messages = sum(len(heard) for heard in rounds[0])
     if messages:
-        step, run = heard_from(c, rounds, (c.nbytes + extra) / c.machine.bandwidth, before=before)
+        step, run = heard_from(c, rounds, c.nbytes + extra, before=before)
     else:
         step = alone(c)
         run = free(c, step, own=1)

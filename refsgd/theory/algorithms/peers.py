@@ -7,11 +7,12 @@ iteration together, and the run consists of equal iterations, `repeat`.  Neighbo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from refsgd.cluster import prices
 from refsgd.theory.estimate import kind_of
-from refsgd.theory.phenomena import gossip, iteration
+from refsgd.theory.phenomena import gossip, iteration, ring, scripts
 from refsgd.theory.prediction import Prediction
 from refsgd.theory.setting import Setting, last_of_sums, weaker, zero
 
@@ -58,10 +59,54 @@ def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
-def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], transfer: float, *,
+def on_shared_links(c: Setting, run: ring.Rounds, long: ring.Rounds, update: float,
+                    lower: float | None = None) -> tuple[Prediction, Prediction]:
+    """Iteration and run of peers that follow their scripts."""
+    mean = iteration.mean_time(c.times)
+    straggling = max(min((lower or mean) - mean, long.pace.value - mean - update), 0.0)
+    terms = {"compute E[T]": mean, "straggling": straggling, "update": update,
+             "transfer": max(long.pace.value - mean - update - straggling, 0.0)}
+    told = "the peers' recursion on the links that they share", "Baccelli et al. 1992", ""
+    return (long.pace.predicted("s", terms, *told, faithful=long.steady),
+            run.end.predicted("s", {"last peer": run.end.value}, *told, faithful=run.whole))
+
+
+def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, before: bool,
+                  rotated: bool) -> tuple[Prediction, Prediction]:
+    """`heard_from` on links that the peers share."""
+    n, sent = c.workers, [[[i for i in range(c.workers) if j in heard[i]] for j in range(c.workers)]
+                          for heard in rounds]
+
+    def send(i: int, k: int) -> Iterable[scripts.Step]:
+        to = sent[k % len(sent)][i]
+        for j in [*(j for j in to if j > i), *(j for j in to if j < i)] if rotated else to:
+            yield scripts.SEND, j, nbytes
+
+    def hear(i: int, k: int) -> Iterable[scripts.Step]:
+        yield from () if before else send(i, k)
+        for j in rounds[k % len(rounds)][i]:
+            yield scripts.RECEIVE, j, 0
+
+    own = [prices.at(c.machine, "worker", i).update for i in range(n)]
+    late = before or rotated  # updates that use what has been heard
+    pairs = {(j, i) for heard in rounds for i in range(n) for j in heard[i]}
+
+    def evaluated(steps: int) -> ring.Rounds:
+        return scripts.rounds(c.machine, c.times, own, [1] * steps, pairs,
+                              max(sum(map(len, heard)) for heard in rounds), hear,
+                              first=send if before else None, before=int(not late), after=int(late))
+
+    run = evaluated(c.steps)
+    return on_shared_links(c, run, run if c.steps >= 48 else evaluated(48), c.update)
+
+
+def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *,
                before: bool = False,
                rotated: bool = False) -> tuple[Prediction, Prediction]:
     """Iteration and run of peers that wait for messages of others, by the recursion of their links."""
+    if c.placed:
+        return _on_their_way(c, rounds, nbytes, before, rotated)
+    transfer = nbytes / c.machine.bandwidth
     mean, u, most = iteration.mean_time(c.times), max(c.own), max(len(heard) for heard in rounds[0])
     drawn = gossip.neighbours(c.times, rounds, c.machine.latency, transfer, update=u, before=before,
                               rotated=rotated, steps=c.steps)

@@ -22,7 +22,7 @@ def ssp(c: Setting) -> Figures:
         raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
     if refresh == "fresh" and (c.workers == 1 or (c.alike and (math.isinf(s) or (c.tied and s >= 1)))):
         out = asp(c)
-    elif refresh == "fresh" and s == 0:
+    elif refresh == "fresh" and s == 0 and not c.placed:
         out = _bulk(c)
     else:
         out = _gated(c, s, refresh)
@@ -44,16 +44,17 @@ def _bulk(c: Setting) -> Figures:
 
 
 def _gated(c: Setting, s: float, refresh: str) -> Figures:
-    """Bound and queues together, drawn; the mean iteration in closed form if there is one."""
-    path = queues.parameter_server(c.times, c.links, s, c.steps, refresh)
+    """Gate and queues together, drawn; the mean iteration in closed form where there is one."""
+    links = c.links if refresh == "fresh" else c.network_of(False)
+    path = queues.parameter_server(c.times, links, s, c.steps, refresh)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
     lower = 0.0
-    if refresh == "fresh" and not c.machine.colocated:
+    if refresh == "fresh" and not (c.placed or c.machine.colocated):
         lower = server.asp(c.times, **c.network).lower or 0.0
     elif c.alike and not c.machine.colocated:
         lower = max(iteration.mean_time(c.times), c.workers * max(c.transfer / c.servers, c.update))
     step, run, age = drawn(c, path, shares_of(c, path, paid), *DRAWN, lower=lower,
-                           faithful=c.clear and not (c.tied and refresh != "fresh"))
+                           faithful=c.clear and (c.placed or not (c.tied and refresh != "fresh")))
     chained = refresh == "fresh" and c.alike and c.times[0].family == "exponential" and not any(c.exchanges)
     if chained and s < 1000 and slack.chain_size(c.workers, int(s)) <= slack.LARGEST_CHAIN:
         step = _chain(c, int(s))
@@ -89,7 +90,7 @@ def dssp(c: Setting) -> Figures:
     step, run, age = drawn(c, path, shares_of(c, path),
                            "closed network of links with granted clocks, by Monte Carlo",
                            "Zhao et al. 2019: the grants; Lindley 1952: the queues",
-                           faithful=c.clear and not c.tied)
+                           faithful=c.clear and (c.placed or not c.tied))
     return figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes,
                    {"staleness_mean": age, "staleness_max": staleness.ssp_bound(c.workers, high, c.steps)},
                    clocks(c, high, high + 1, "started: upper, completed: upper + 1"))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import Estimate, check_count, check_distribution, check_width, kind_of, sampling
 from refsgd.theory.phenomena import queues
+from refsgd.theory.phenomena.gate import Fresh, Server, Table
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
 from refsgd.theory.prediction import DomainError, Prediction
 
@@ -48,10 +49,10 @@ def steps_of_mean(fresh: int, backups: int) -> float:
     return h[fresh, backups]
 
 
-class Quorum(queues.Fresh):
+class Quorum(Fresh):
     """Backup workers: the first n - k pushes of a step are answered together, late ones immediately."""
 
-    def __init__(self, network: queues.Network, times: queues.Table, updates: Iterator[float],
+    def __init__(self, network: queues.Network, times: Table, updates: Iterator[float],
                  backups: int) -> None:
         self.needed = len(times) - backups
         self.started, self.got = [0] * len(times), list[int]()  # step of each worker; pushes that count
@@ -59,31 +60,33 @@ class Quorum(queues.Fresh):
         self.computing, self.sent = 0.0, 0
         super().__init__(network, times, updates)
 
-    def begin(self, i: int, start: float) -> None:
+    def begin(self, start: float, i: int) -> None:
         """Begin a gradient of the server's step, if any step is left."""
-        step = len(self.steps)
+        step = self.servers[0].seen[i]
         if step < self.clocks:
             self.started[i] = step
             self.computing += self.times[i][step]
             self.sent += 1
-            self.send(i, start + self.times[i][step])
+            self.then(start + self.times[i][step], i, self.push)
 
-    def apply(self, i: int) -> None:
+    def apply(self, server: Server, i: int) -> None:
         """Count an update only for a whole step."""
 
-    def arrive(self, i: int, request: int) -> None:
+    def arrive(self, k: int, server: Server, i: int, request: int) -> None:
         """Answer a late push immediately, the others after the last counting push and the update."""
         ready = [i]
         if self.started[i] == len(self.steps):
             self.got.append(i)
             if len(self.got) < self.needed:
                 return
-            self.busy += next(self.updates)
-            self.steps.append(self.busy)
+            self.update(server)
+            self.steps.append(server.busy)
             ready, self.got = sorted(self.got), []
-        for j, at in zip(ready, self.answers(ready), strict=True):
-            self.final = max(self.final, at)
-            self.begin(j, at)
+        self.release(k, server, ready)
+
+    def others(self, server: Server, i: int) -> int:
+        """The step of the model that a worker is sent."""
+        return len(self.steps)
 
     def summary(self) -> tuple[float, ...]:
         """Pace after the first quarter, end, share of computing, pushes per step."""
@@ -106,10 +109,11 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     """The process through the queues of one server, any distributions."""
     n, k = len(times), check_count("backups", backups, 0)
     check_width(n)
-    seen = min(check_count("steps", steps), max(queues.MESSAGES // n, queues.LEAST))
     random = any(time is not None and time.family != "fixed" for time in (*times, network.update))
-    replicas = max(4 if n > 500 else 8, min(256, queues.DRAWS // (n * seen))) if random else 1
-    rows = queues.evaluated(times, network.update, seen, replicas,
+    weight = queues.weight_of(network, n, random)
+    seen = min(check_count("steps", steps), max(queues.MESSAGES // weight, queues.LEAST))
+    replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
+    rows = queues.evaluated(times, network, seen, replicas,
                             lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=1604)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
     return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))

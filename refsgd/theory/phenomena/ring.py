@@ -34,10 +34,13 @@ DRAWS = 60_000  # drawn compute times, over all replicas
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds of a round, mean over the ranks, and of the run."""
+    """Seconds of a round, mean over the ranks, and of the run; whether the pace is that of the long run, and
+    the run was seen to its end."""
 
     pace: Estimate
     end: Estimate
+    steady: bool = True
+    whole: bool = True
 
 
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
@@ -58,11 +61,15 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
         clock.ready += _sums(own, after, replicas, rng)
         ends[k] = clock.ready
     low = len(seen) // 3
-    pace = (ends[-1].mean(axis=1) - (ends[low - 1].mean(axis=1) if low else 0.0)) / (len(seen) - low)
+    mean, middle = ends.mean(axis=2), (low + len(seen)) // 2
+    pace = (mean[-1] - (mean[low - 1] if low else 0.0)) / (len(seen) - low)
+    half = (mean[middle - 1] - mean[low - 1]) / (middle - low) if 0 < low < middle else pace
     each = Estimate.of(pace)
     unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1) * each.value
     end = Estimate.of(ends[-1].max(axis=1))
-    return Rounds(each, Estimate(end.value + unseen, end.error))
+    return Rounds(each, Estimate(end.value + unseen, end.error),
+                  random or math.isclose(half[0], each.value, rel_tol=1e-9),
+                  random or len(seen) == len(gradients))
 
 
 def _sums(times: Sequence[Distribution | None], count: int, replicas: int,

@@ -1,0 +1,143 @@
+"""Peers that compute, send and wait for each other in a fixed order, on links that several of them share.
+
+A step of a script is a time to work, a message to another peer, or to wait for the next message of one.  Who
+waits for whom does not depend on times, only how long: a recursion of max and plus, in which links serve
+heads in the order of their arrival (`refsgd.theory.phenomena.ways`).
+
+References
+----------
+Baccelli, Cohen, Olsder, Quadrat, "Synchronization and linearity", 1992: recursions of max and plus.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.links import Network
+from refsgd.cluster.machine import Machine
+from refsgd.theory.estimate import Estimate, Uncovered, Values
+from refsgd.theory.phenomena.ring import Rounds
+from refsgd.theory.phenomena.ways import RESUME, Agenda, Way, meeting, parts
+
+Step = tuple[int, int, float]  # what, with whom, seconds or bytes
+WORK, SEND, RECEIVE, MARK = range(4)
+Script = Iterator[Step]
+
+EVENTS = 200_000  # of one evaluation
+REPLICAS = 64
+
+
+class Peers:
+    """Peers that follow their scripts; `ends`: when each has come to its marks."""
+
+    def __init__(self, links: int, way: Callable[[int, int, float], Way], scripts: Sequence[Script]) -> None:
+        self.agenda, self.way, self.scripts = Agenda(links), way, scripts
+        self.ends: list[list[float]] = [[] for _ in scripts]
+        self.there = Counter[tuple[int, int]]()  # messages that nobody has waited for yet
+        self.awaited = dict[int, int]()  # by whom: whose message
+        for i in range(len(scripts)):
+            self.proceed(0.0, i)
+        self.agenda.run()
+
+    def proceed(self, now: float, i: int) -> None:
+        """A peer follows its script until it has to wait."""
+        for what, other, much in self.scripts[i]:
+            if what == WORK and much:
+                self.agenda.at(now + much, RESUME, i, self.proceed, i)
+                return
+            if what == SEND:
+                self.agenda.send(self.way(i, other, much), now, i, False, self.arrived, i, other)
+            elif what == RECEIVE and self.there[other, i]:
+                self.there[other, i] -= 1
+            elif what == RECEIVE:
+                self.awaited[i] = other
+                return
+            elif what == MARK:
+                self.ends[i].append(now)
+
+    def arrived(self, now: float, src: int, to: int) -> None:
+        """A message is there."""
+        if self.awaited.get(to) == src:
+            del self.awaited[to]
+            self.proceed(now, to)
+        else:
+            self.there[src, to] += 1
+
+
+def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Step]:
+    """An allreduce of rank i: chunks of so many bytes travel round the ring twice."""
+    for step in range(2 * (n - 1)):
+        yield SEND, (i + 1) % n, sizes[(i - 1 - step) % n]
+        yield RECEIVE, (i - 1) % n, 0
+        if step < n - 1:
+            yield WORK, i, reduction * sizes[(i - 2 - step) % n]
+
+
+Exchange = Callable[[int, int], Iterable[Step]]  # of a peer, in a round
+
+
+def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
+           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, exchange: Exchange, *,
+           first: Exchange | None = None, before: int = 0, after: int = 0) -> Rounds:
+    """Rounds of so many gradients, each with `before` own updates, an exchange, and `after` own updates.
+
+    `pairs` send to each other, `messages` in a round; `first`: what stands before a round's gradients.
+    """
+    n, network = len(times), Network.of(machine, len(times))
+    found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
+    meets = meeting(found)
+    hops = sum(1 + sum(hop.link in meets for hop in way) for way in found.values()) / max(len(found), 1)
+    random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
+    events, least = messages * hops + n, 4 if random else 1
+    if events * least * 2 > EVENTS:
+        raise Uncovered(f"the recursion of who waits for whom has no closed form, and {messages} messages of "
+                        f"{n} peers at a time, on links that they share, are too many to evaluate it")
+    seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
+    replicas = max(least, min(REPLICAS, int(EVENTS / (events * len(seen))))) if random else 1
+    rng, ends = np.random.default_rng(1992), np.zeros((replicas, len(seen), n))
+
+    @functools.cache
+    def way(i: int, j: int, nbytes: float) -> Way:
+        return parts(found[f"worker{i}", f"worker{j}"], nbytes, meets)
+
+    def script(i: int, computing: list[float], updating: list[float]) -> Script:
+        left, updates = iter(computing), iter(updating)
+        for k, h in enumerate(seen):
+            yield from first(i, k) if first else ()
+            for _ in range(h):
+                yield WORK, i, next(left)
+                for _ in range(before):
+                    yield WORK, i, next(updates)
+            yield from exchange(i, k)
+            for _ in range(after):
+                yield WORK, i, next(updates)
+            yield MARK, i, 0
+
+    total, small = sum(seen), sum(seen) * before + len(seen) * after
+    for r in range(replicas):
+        drawn = [time.sample(rng, total).tolist() for time in times]
+        paid = [[0.0] * small if u is None else u.sample(rng, small).tolist() for u in own]
+        peers = Peers(len(network.links), way, [script(i, drawn[i], paid[i]) for i in range(n)])
+        ends[r] = np.array(peers.ends).T
+    return _summary(ends, seen, gradients, random)
+
+
+def _summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
+    """Pace and end from when each peer ended each round, (replicas, rounds, peers)."""
+    mean, low = ends.mean(axis=2), len(seen) // 3
+    middle = (low + len(seen)) // 2
+
+    def pace(a: int, b: int) -> Values:
+        return np.asarray((mean[:, b - 1] - (mean[:, a - 1] if a else 0.0)) / (b - a))
+
+    each = Estimate.of(pace(low, len(seen)), random)
+    steady = random or (low > 0 and math.isclose(float(pace(low, middle)[0]), each.value, rel_tol=1e-9))
+    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1)
+    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1), random).continued(unseen, each), steady,
+                  random or len(seen) == len(gradients))

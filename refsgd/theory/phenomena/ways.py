@@ -1,0 +1,211 @@
+"""Messages on links that several nodes share: free times of links, and an agenda of heads and arrivals.
+
+It is the rule of `refsgd.cluster.links` as a recursion.  With h the arrival of a message's head at a link on
+which it takes c seconds, and `lag` how much later its tail arrives::
+
+    start = max(h, free),   free = start + c,   lag = max(c, lag + h - start)
+
+and the head is at the next link at start + latency.  A link serves heads in the order of their arrival, so a
+head is an event of its own where messages meet: on a link that is reached from two nodes or from two other
+links.  Messages that all come from one place keep their order, and need none.
+
+References
+----------
+Lindley, "The theory of queues with a single server", Proc. Camb. Phil. Soc. 48, 1952.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+from refsgd.cluster.links import Hop, Network
+from refsgd.cluster.machine import Machine
+
+RESUME, HEAD, ARRIVE = range(3)  #: the order at one moment: nodes, heads, arrivals
+
+
+class Part(NamedTuple):
+    """One link of a message's way: its number, seconds that it is busy, seconds until the tail has passed,
+    seconds to the next link, and whether messages from elsewhere meet there."""
+
+    link: int
+    busy: float
+    lag: float
+    latency: float
+    meets: bool
+
+
+Way = tuple[Part, ...]
+
+
+class Agenda:
+    """Messages on the way, and what nodes do next, in the order of time.
+
+    Ties are broken as in every runtime: nodes, heads, arrivals, each by the rank of its node.
+    """
+
+    def __init__(self, links: int) -> None:
+        self.free = [0.0] * links
+        self.queued: dict[Callable[..., None], float] = defaultdict(float)  # by who is told of the arrival
+        self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def at(self, time: float, order: int, rank: int, call: Callable[..., None], *args: Any) -> None:
+        """Call at a time, which is the first argument."""
+        self._sequence += 1
+        heappush(self._heap, (time, order, rank, self._sequence, call, args))
+
+    def run(self) -> None:
+        """Until nothing is under way."""
+        heap = self._heap
+        while heap:
+            time, _, _, _, call, args = heappop(heap)
+            call(time, *args)
+
+    def send(self, way: Way, time: float, rank: int, direct: bool, call: Callable[..., None],
+             *args: Any) -> None:
+        """A message of a node; `call` is told of the arrival when it comes, or if `direct` when it is
+        known."""
+        if way:
+            self._head(time, way, 0, 0.0, rank, direct, call, args)
+        else:
+            self.at(time, ARRIVE, rank, call, *args)
+
+    def _head(self, head: float, way: Way, place: int, lag: float, rank: int, direct: bool,
+              call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """The head of a message is at a link of its way, and then at those behind it where none can meet."""
+        free = self.free
+        while True:
+            link, busy, least, latency, _ = way[place]
+            start = free[link]
+            if start > head:
+                lag += head - start
+                self.queued[call] += start - head
+            else:
+                start = head
+            free[link] = start + busy
+            if least > lag:
+                lag = least
+            place += 1
+            if place == len(way):
+                break
+            head = start + latency
+            if way[place][4]:
+                self._sequence += 1
+                heappush(self._heap, (head, HEAD, rank, self._sequence, self._head,
+                                      (way, place, lag, rank, direct, call, args)))
+                return
+        if direct:
+            call(start + lag + latency, *args)
+        else:
+            self.at(start + lag + latency, ARRIVE, rank, call, *args)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The ways between n workers and K servers, whose ranks are 0 to n+K-1.
+
+    `pushes` and `requests`: of each worker, servers in the order in which it sends to them; `answers`: of
+    each server, by worker.  `early`: of each server, whether all messages come over one last link, so that
+    they arrive in its order.  `crowded`: nodes that share the links on which they send.
+    """
+
+    links: int
+    pushes: Sequence[Sequence[tuple[int, Way]]]
+    answers: Sequence[Sequence[Way]]
+    early: Sequence[bool]
+    crowded: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def weight(self) -> int:
+        """How many events an iteration of a worker takes, of which 2 count as one."""
+        every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
+                                                                    for way in back]
+        events = sum(part.meets for way in every for part in way) + sum(not way for way in every)
+        return max(1, round((events + len(self.crowded)) / len(self.pushes) / 2))
+
+    @functools.cached_property
+    def timed(self) -> Ways:
+        """The same with requests among the messages.
+
+        They take no time on a link, so that those which have waited for it together reach the next one at
+        one moment, and in the order of their ranks: each head is an event.
+        """
+        asked = {part.link for mine in self.pushes for _, way in mine for part in way}
+
+        def each(way: Way) -> Way:
+            return tuple(part._replace(meets=place > 0 and (part.meets or part.link in asked))
+                         for place, part in enumerate(way))
+
+        return replace(self, pushes=[[(k, each(way)) for k, way in mine] for mine in self.pushes],
+                       answers=[[each(way) for way in back] for back in self.answers],
+                       early=[False] * len(self.answers))
+
+    @functools.cached_property
+    def requests(self) -> list[list[tuple[int, Way]]]:
+        """The ways of the pushes, for messages without content."""
+        return [[(k, tuple(part._replace(busy=0.0, lag=0.0) for part in way)) for k, way in mine]
+                for mine in self.pushes]
+
+
+@functools.lru_cache(maxsize=8)
+def in_step(workers: int, servers: int, transfer: float, latency: float, near: bool = False) -> Ways:
+    """A switch that never blocks, and a node for each worker and server.
+
+    Several servers are in step, one slice of a model behind the other, and count as one.  `near`: worker 0
+    is on the server's node.
+    """
+    g = transfer / servers
+    away = range(int(near), workers)
+    pushes = [[(0, ())]] * near + [
+        [(0, (Part(2 + 2 * i, transfer, g, latency, False), Part(0, g, g, 0.0, True)))] for i in away]
+    back = [()] * near + [(Part(1, g, g, latency, False), Part(3 + 2 * i, transfer, transfer, 0.0, False))
+                          for i in away]
+    return Ways(2 + 2 * workers, pushes, [back], [not near and workers > 1])
+
+
+def of_machine(machine: Machine, workers: int, slices: Sequence[int], rotated: bool) -> Ways:
+    """The ways of a machine; `slices`: bytes of each server's part; `rotated`: worker i sends to server i
+    first."""
+    network = Network.of(machine, workers, len(slices))
+    n, servers = [f"worker{i}" for i in range(workers)], [f"server{k}" for k in range(len(slices))]
+    found = {(a, b): network.way(a, b) for w in n for s in servers for a, b in ((w, s), (s, w))}
+    meets = meeting(found)
+    crowded = {src for (src, _), way in found.items() if way and way[0].link in meets}
+
+    def orderly(server: str) -> bool:
+        mine = [found[w, server] for w in n]
+        return workers > 1 and all(mine) and len({way[-1].link for way in mine}) == 1 and all(
+            hop.byte_time <= way[-1].byte_time for way in mine for hop in way)
+
+    first = [i % len(slices) if rotated else 0 for i in range(workers)]
+    order = [[*range(k, len(slices)), *range(k)] for k in first]
+    return Ways(len(network.links),
+                [[(k, parts(found[w, servers[k]], slices[k], meets)) for k in mine]
+                 for w, mine in zip(n, order, strict=True)],
+                [[parts(found[s, w], size, meets) for w in n]
+                 for s, size in zip(servers, slices, strict=True)],
+                [orderly(s) and s not in crowded for s in servers],
+                frozenset(number for number, node in enumerate([*n, *servers]) if node in crowded))
+
+
+def parts(way: Sequence[Hop], nbytes: float, meets: Collection[int]) -> Way:
+    """A way for messages of so many bytes."""
+    return tuple(Part(hop.link, nbytes * hop.byte_time, nbytes * hop.byte_time, hop.latency_after,
+                      hop.link in meets) for hop in way)
+
+
+def meeting(ways: Mapping[tuple[str, str], Sequence[Hop]]) -> set[int]:
+    """Links on which messages from several nodes or links meet."""
+    sources: dict[int, set[Any]] = defaultdict(set)
+    for (before, _), way in ways.items():
+        here: Any = before
+        for hop in way:
+            sources[hop.link].add(here)
+            here = hop.link, hop.latency_after
+    return {link for link, found in sources.items() if len(found) > 1}
