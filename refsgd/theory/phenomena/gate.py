@@ -16,7 +16,7 @@ from typing import Any
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import Uncovered, check_count, check_time
-from refsgd.theory.phenomena.ways import RESUME, Agenda, Ways, in_step
+from refsgd.theory.phenomena.ways import ANSWER, PUSH, REQUEST, RESUME, Agenda, Ways, in_step
 
 Table = list[list[float]]  # seconds by worker and gradient
 
@@ -125,14 +125,15 @@ class Fresh:
 
     def push(self, now: float, i: int) -> None:
         """A worker sends each server its part."""
+        send, early = self.agenda.send, self.ways.early
         for k, way in self.ways.pushes[i]:
-            self.agenda.send(way, now, i, self.ways.early[k], self.pushed, k, i)
+            send(way, now, i, PUSH, early[k], self.pushed, k, i)
 
     def ask(self, now: float, i: int) -> None:
         """A worker sends each server a request, if there is another gradient."""
         if self.made[i] < self.clocks:
             for k, way in self.ways.requests[i]:
-                self.agenda.send(way, now, i, False, self.asked, k, i)
+                self.agenda.send(way, now, i, REQUEST, False, self.asked, k, i)
 
     def pushed(self, at: float, k: int, i: int) -> None:
         """A push is at a server."""
@@ -195,9 +196,9 @@ class Fresh:
     def answer(self, now: float, node: int, told: Sequence[tuple[int, int, int]]) -> None:
         """A server sends models."""
         k = node - self.n
-        back = self.ways.answers[k]
+        back, send, direct = self.ways.answers[k], self.agenda.send, not self.timely
         for j, row, others in told:
-            self.agenda.send(back[j], now, node, not self.timely, self.answered, k, j, row, others)
+            send(back[j], now, node, ANSWER, direct, self.answered, k, j, row, others)
 
     def answered(self, at: float, k: int, i: int, row: int, others: int) -> None:
         """A worker has a server's part, and begins when it has all."""
@@ -219,7 +220,7 @@ class Fresh:
         low, total = self.clocks // 4, self.n * self.clocks * len(self.servers)
         high = max(3 * self.clocks // 4, low + 1)
         queued = self.agenda.queued
-        waited = self.held + queued[self.answered] + queued[self.asked if self.asking else self.pushed]
+        waited = self.held + queued[ANSWER] + queued[REQUEST if self.asking else PUSH]
         pace, parts = self.pace(low, high), [low + (high - low) // k for k in (2, 3)]
         seen = low and pace and high - low > 2
         change = max(abs(self.pace(low, part) / pace - 1) for part in parts) if seen else math.inf
@@ -240,9 +241,9 @@ def lone(ways: Ways, worker: int, update: float, request: bool = False) -> float
         agenda.at(at if request else at + update, RESUME, n + k, answer, k)
 
     def answer(at: float, k: int) -> None:
-        agenda.send(ways.answers[k][worker], at, n + k, False, ends.append)
+        agenda.send(ways.answers[k][worker], at, n + k, ANSWER, False, ends.append)
 
     for k, way in (ways.requests if request else ways.pushes)[worker]:
-        agenda.send(way, 0.0, worker, False, served, k)
+        agenda.send(way, 0.0, worker, PUSH, False, served, k)
     agenda.run()
     return max(ends)

@@ -25,6 +25,7 @@ Zhao et al., "Dynamic stale synchronous parallel distributed training for deep l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -140,8 +141,14 @@ class Lazy(Fresh):
     def start(self) -> None:
         """Row 0 is everywhere."""
         self.rows = [[0] * len(self.servers) for _ in range(self.n)]  # clock of the slowest, of each part
+        self.inbox: list[list[tuple[int, int, int]]] = [[] for _ in range(self.n)]
         self.blocked = set[int]()
         super().start()
+
+    def begin(self, start: float, i: int) -> None:
+        """Begin a gradient with all rows that have come."""
+        self.take(i, math.inf)
+        super().begin(start, i)
 
     def push(self, now: float, i: int) -> None:
         """Push; then continue, or wait for younger rows."""
@@ -151,17 +158,30 @@ class Lazy(Fresh):
         else:
             self.blocked.add(i)
             self.wait(now, i)
+            self.look(now, i)
 
     def wait(self, now: float, i: int) -> None:
         """Read, right behind the push."""
         self.ask(now, i)
 
     def answered(self, at: float, k: int, i: int, row: int, others: int) -> None:
-        """A row is in a worker's cache."""
-        self.rows[i][k], self.servers[k].seen[i] = row, others
-        if i in self.blocked and min(self.rows[i]) >= self.made[i] - self.s:
+        """A row is in a worker's inbox."""
+        self.inbox[i].append((k, row, others))
+        if i in self.blocked:
+            self.look(at, i)
+
+    def look(self, now: float, i: int) -> None:
+        """Begin if the rows that have come are young enough."""
+        if self.take(i, self.made[i] - self.s) >= self.made[i] - self.s:
             self.blocked.remove(i)
-            self.begin(at, i)
+            self.begin(now, i)
+
+    def take(self, i: int, enough: float) -> int:
+        """Put rows into the cache until its oldest one is young enough; the clock of that one."""
+        while self.inbox[i] and min(self.rows[i]) < enough:
+            k, row, others = self.inbox[i].pop(0)
+            self.rows[i][k], self.servers[k].seen[i] = row, others
+        return min(self.rows[i])
 
 
 class Eager(Lazy):
@@ -188,13 +208,16 @@ class Fetching(Fresh):
     A push follows gradients 0, `push_every`, ... and the last one; if `elastic`, each fetch.
     """
 
-    asking, timely = 1, True
+    asking = 1
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], own: Table, fetch_every: int,
                  push_every: int, elastic: bool) -> None:
         steps = range(len(times[0]))
         self.own, self.fetch_every, self.elastic = own, fetch_every, elastic
         self.pushes = [not elastic and (t % push_every == 0 or t == steps[-1]) for t in steps]
+        # each at its time where nodes share links, or where a worker would go on and on
+        over = network.over(len(times))
+        self.timely = bool(over.crowded) or over.instant or fetch_every > 40 * push_every
         self.window = [0, *(t + 1 for t in steps if self.pushes[t])]  # first gradient of each push
         super().__init__(network, times, updates)
         if elastic:

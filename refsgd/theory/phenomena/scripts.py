@@ -23,7 +23,7 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import Estimate, Uncovered, Values
 from refsgd.theory.phenomena.ring import Rounds
-from refsgd.theory.phenomena.ways import RESUME, Agenda, Way, meeting, parts
+from refsgd.theory.phenomena.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 
 Step = tuple[int, int, float]  # what, with whom, seconds or bytes
 WORK, SEND, RECEIVE, MARK = range(4)
@@ -52,7 +52,7 @@ class Peers:
                 self.agenda.at(now + much, RESUME, i, self.proceed, i)
                 return
             if what == SEND:
-                self.agenda.send(self.way(i, other, much), now, i, False, self.arrived, i, other)
+                self.agenda.send(self.way(i, other, much), now, i, PUSH, False, self.arrived, i, other)
             elif what == RECEIVE and self.there[other, i]:
                 self.there[other, i] -= 1
             elif what == RECEIVE:

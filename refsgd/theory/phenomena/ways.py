@@ -27,6 +27,7 @@ from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
 
 RESUME, HEAD, ARRIVE = range(3)  #: the order at one moment: nodes, heads, arrivals
+PUSH, REQUEST, ANSWER = range(3)  #: messages whose waiting is counted apart
 
 
 class Part(NamedTuple):
@@ -51,7 +52,7 @@ class Agenda:
 
     def __init__(self, links: int) -> None:
         self.free = [0.0] * links
-        self.queued: dict[Callable[..., None], float] = defaultdict(float)  # by who is told of the arrival
+        self.queued = [0.0, 0.0, 0.0]  # seconds of waiting at links, by kind of message
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
@@ -67,16 +68,16 @@ class Agenda:
             time, _, _, _, call, args = heappop(heap)
             call(time, *args)
 
-    def send(self, way: Way, time: float, rank: int, direct: bool, call: Callable[..., None],
+    def send(self, way: Way, time: float, rank: int, kind: int, direct: bool, call: Callable[..., None],
              *args: Any) -> None:
         """A message of a node; `call` is told of the arrival when it comes, or if `direct` when it is
         known."""
         if way:
-            self._head(time, way, 0, 0.0, rank, direct, call, args)
+            self._head(time, way, 0, 0.0, rank, kind, direct, call, args)
         else:
             self.at(time, ARRIVE, rank, call, *args)
 
-    def _head(self, head: float, way: Way, place: int, lag: float, rank: int, direct: bool,
+    def _head(self, head: float, way: Way, place: int, lag: float, rank: int, kind: int, direct: bool,
               call: Callable[..., None], args: tuple[Any, ...]) -> None:
         """The head of a message is at a link of its way, and then at those behind it where none can meet."""
         free = self.free
@@ -85,7 +86,7 @@ class Agenda:
             start = free[link]
             if start > head:
                 lag += head - start
-                self.queued[call] += start - head
+                self.queued[kind] += start - head
             else:
                 start = head
             free[link] = start + busy
@@ -98,7 +99,7 @@ class Agenda:
             if way[place][4]:
                 self._sequence += 1
                 heappush(self._heap, (head, HEAD, rank, self._sequence, self._head,
-                                      (way, place, lag, rank, direct, call, args)))
+                                      (way, place, lag, rank, kind, direct, call, args)))
                 return
         if direct:
             call(start + lag + latency, *args)
@@ -128,6 +129,14 @@ class Ways:
                                                                     for way in back]
         events = sum(part.meets for way in every for part in way) + sum(not way for way in every)
         return max(1, round((events + len(self.crowded)) / len(self.pushes) / 2))
+
+    @functools.cached_property
+    def instant(self) -> bool:
+        """Whether heads are at the next link at once: what is sent at one moment is then in no other order
+        than that of its events."""
+        every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
+                                                                    for way in back]
+        return any(part.latency == 0 for way in every for part in way[:-1])
 
     @functools.cached_property
     def timed(self) -> Ways:
@@ -166,7 +175,7 @@ def in_step(workers: int, servers: int, transfer: float, latency: float, near: b
         [(0, (Part(2 + 2 * i, transfer, g, latency, False), Part(0, g, g, 0.0, True)))] for i in away]
     back = [()] * near + [(Part(1, g, g, latency, False), Part(3 + 2 * i, transfer, transfer, 0.0, False))
                           for i in away]
-    return Ways(2 + 2 * workers, pushes, [back], [not near and workers > 1])
+    return Ways(2 + 2 * workers, pushes, [back], [not near and workers > 1 and latency > 0])
 
 
 def of_machine(machine: Machine, workers: int, slices: Sequence[int], rotated: bool) -> Ways:
@@ -180,7 +189,8 @@ def of_machine(machine: Machine, workers: int, slices: Sequence[int], rotated: b
 
     def orderly(server: str) -> bool:
         mine = [found[w, server] for w in n]
-        return workers > 1 and all(mine) and len({way[-1].link for way in mine}) == 1 and all(
+        waits = [hop.latency_after for w in n for hop in found[server, w][:-1]]
+        return workers > 1 and all(mine) and all(waits) and len({way[-1].link for way in mine}) == 1 and all(
             hop.byte_time <= way[-1].byte_time for way in mine for hop in way)
 
     first = [i % len(slices) if rotated else 0 for i in range(workers)]
