@@ -208,15 +208,15 @@ def test_every_answer_is_that_of_the_page(lower, upper):
     ("pushed[w] = pushed[w][1], shard.version", "pushed[w] = 0, shard.version"),  # intervals from the start
     ("interval = max(last - previous, now - last)", "interval = last - previous"),
     ("next_push[max(next_push)]", "next_push[min(next_push)]"),
-    ("for it no more\n            slowest = min(clock.values(), default=steps)",
-     "for it no more\n            pass"),
+    ("no longer wait for it\n            slowest = min(clock.values(), default=steps)",
+     "no longer wait for it\n            pass"),
 ])
 def test_a_wrong_grant_is_caught(right, wrong):
     with pytest.raises((AssertionError, ZeroDivisionError, Deadlock)):
         for seed in range(4):
             for lower, upper in ((0, 6), (3, 15)):
                 hold_answers(wrong_deployment(dssp.dssp, right, wrong), lower, upper, seed,
-                             2 if "no more" in right else None, 5.0)
+                             2 if "no longer" in right else None, 5.0)
 
 
 @pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])

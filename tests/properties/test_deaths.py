@@ -127,8 +127,8 @@ def test_these_are_the_algorithms_that_go_on():
     ("softsync", "        w = None\n", ""),  # answers who came last once more
     # the gradients of an update that is filled no more are forgotten
     ("softsync", "(last and kept)", "(not left and kept)"),
-    ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        else:", "pass\n        else:"),
-    ("ssp", "clock.pop(w, None)  # the others wait for it no more\n        elif", "pass\n        elif"),
+    ("ssp", "clock.pop(w, None)  # the others no longer wait for it\n        else:", "pass\n        else:"),
+    ("ssp", "clock.pop(w, None)  # the others no longer wait for it\n        elif", "pass\n        elif"),
     ("dssp", "clock.pop(w, None)", "pass"),
     ("dynsgd", "clock.pop(w, None)", "pass"),
     ("adpsgd", "passive = [i for i in passive if i != j]", "pass"),

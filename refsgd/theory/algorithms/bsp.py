@@ -8,12 +8,13 @@ from refsgd.theory.phenomena import iteration, queues
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures
 
+MANY = 256  # pushes of an iteration, beyond which random times too are taken to leave workers in step
+
 
 def bsp(c: Setting) -> Figures:
     """All workers push, the slowest decides, all get an answer."""
-    half = c.one_link
-    if c.placed and not (half and c.alone):
-        rotated = c.machine.colocated and c.servers == c.workers
+    half, rotated = c.one_link, c.machine.colocated and c.servers == c.workers
+    if c.placed and not (half and c.alone) and not (rotated and not c.shared and _in_step(c)):
         path = queues.bulk(c.times, c.links, c.steps, rotated)
         step, run, _ = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
         return _figures(c, step, run)
@@ -24,6 +25,12 @@ def bsp(c: Setting) -> Figures:
                                     colocated=c.machine.colocated)
     run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if half else "full")
     return _figures(c, step, run)
+
+
+def _in_step(c: Setting) -> bool:
+    """Whether workers that each have a server beside them all stay in step, or are too many to follow."""
+    fixed = c.machine.update is None or c.machine.update.family == "fixed"
+    return (c.tied and len(set(c.times)) == 1 and fixed) or c.workers * c.servers > MANY
 
 
 def _figures(c: Setting, step: Prediction, run: Prediction) -> Figures:

@@ -49,6 +49,7 @@ MESSAGES = 6_000  # of one replica, at most: a longer run is continued at its pa
 DRAWS = 60_000  # drawn compute times, over all replicas
 PACE = 20_000  # messages that show a short run's pace: LEAST to 160 gradients of each worker
 LEAST = 40  # gradients of each worker
+MANY = 200  # workers, beyond which half of both must do: a prediction takes two seconds at most
 
 
 class Bulk(Fresh):
@@ -387,8 +388,9 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
         replicas = max(least, min(256, DRAWS // (weight * clocks))) if random else 1
         return evaluated(times, network, clocks, replicas, make, own)
 
-    clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, LEAST))
-    enough = max(LEAST, min(160, PACE // weight))
+    fewest, followed = (LEAST, PACE) if weight <= MANY else (LEAST // 2, PACE // 2)
+    clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, fewest))
+    enough = max(fewest, min(160, followed // weight))
     run = means(clocks)
     long = run if clocks >= min(enough, 120) else means(enough)
     pace = Estimate.of(long[:, 0])
