@@ -365,6 +365,7 @@ def test_times_of_too_many_workers_are_refused(capsys):
     assert "server_speeds 1,2 of 1 server; expected a speed for each" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_advice_prices_a_device_by_the_model(capsys, monkeypatch):
     """--rate is a device without overhead: the same advice, and commands that need no device."""
     model = ["advise", "--net", "tiny", "--image", "8,8,1", "--batch", "64", "--workers", "2", "--json", "-"]
