@@ -21,12 +21,12 @@ def test_staleness_is_geometric_for_equal_memoryless_workers(workers, pushes):
     probability 1/n.
 
     Staleness of neighbouring gradients is dependent; every 5n-th is tested, at the 0.1 % level, at which the
-    distributions of one worker more and of nearly one less are rejected.
+    distributions of one worker more and of nearly one less (of eight: three, and a little over two) are rejected.
     """
     run = simulate(asp.asp(PROBLEM, workers, pushes // workers, SGD(0.0)), Machine(compute="exponential(1)"),
                    seed=5, observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[20 * workers: -20 * workers: 5 * workers]
-    other = max(1, workers / 4)  # of 8 workers a thousand gradients do not tell 9
+    other = 1 if workers < 8 else 3  # of 8 workers a thousand gradients do not tell 9
     assert max(fit(taus, workers - 0.75 * other), fit(taus, workers + other)) < 0.001 < fit(taus, workers)
 
 
