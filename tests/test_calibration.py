@@ -262,7 +262,7 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
 
 
 @pytest.mark.parametrize(("flags", "found"), [
-    ("predict bsp --net shallow --data mnist --batch 16", "of tiny at batch 16, and shallow at batch 16"),
+    ("predict bsp --net resnet18:4 --batch 16", "of tiny at batch 16, and resnet18:4 at batch 16"),
     ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
     ("predict bsp --net shapes:1000 --data none --batch 32", "shapes:1000 at batch 32"),
     ("advise --parameters 1000",

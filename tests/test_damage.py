@@ -13,7 +13,7 @@ import json
 import signal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import refsgd
@@ -55,6 +55,12 @@ def places(value, at=()):
                                                  dict) else enumerate(value) if isinstance(
                                                      value, list) else ():
         yield from places(part, (*at, key))
+
+
+def leaves(value):
+    """The values in a JSON value that hold no others."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return [value] if parts is None else [leaf for part in parts for leaf in leaves(part)]
 
 
 @st.composite
@@ -254,7 +260,11 @@ def test_a_changed_field_of_a_checkpoint_is_refused_or_changes_nothing(checkpoin
     the right kind is a step of another run."""
     path, rows, resume, good = checkpoint
     at = data.draw(st.one_of(st.just(0), st.integers(0, len(rows) - 1)))
-    written(path, [*rows[:at], data.draw(changed(rows[at])), *rows[at + 1 :]], sealed=False)
+    forged = data.draw(changed(rows[at]))
+    # A lawful run of a billion steps, or over links with as many seconds, is no damage and never ends.
+    assume(at > 0 or all(not isinstance(number, int | float) or not number > 1e8
+                         for number in leaves(forged.get("arguments"))))
+    written(path, [*rows[:at], forged, *rows[at + 1 :]], sealed=False)
     try:
         found = resume(path)
     except (ReplayError, Usage) as error:
