@@ -100,7 +100,10 @@ class Attempts:
             machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
                                            for one in self.network.hosts])
         machine, work = prices.left(machine, was, before.seconds), problem.work
+        layers = problem.layers
         problem = replace(problem, x0=self.x, work=work and (lambda rank, t: work(was[rank], done + t)),
+                          layers=layers and replace(
+                              layers, begin=lambda rank, t: layers.begin(was[rank], done + t)),
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
         updates = max(before.updates.values(), default=0)

@@ -11,7 +11,7 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.perform import perform
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import measure
-from refsgd.problems.shapes import shape_only
+from refsgd.problems.shapes import in_shape_only
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.prediction import FIGURES, Figures, Prediction
 
@@ -26,9 +26,8 @@ def simulated(experiment: Experiment) -> Figures:
 
     Parameters are shape-only; an algorithm that looks at them really computes on the experiment's problem.
     """
-    shape = shape_only(experiment.problem.x0.size, [max(b, 1) for b in experiment.batches])
+    shape = in_shape_only(experiment.problem, [max(b, 1) for b in experiment.batches])
     try:
-        shape = replace(shape, work=experiment.problem.work)
         runs, problem = _runs(replace(experiment, problem=shape)), "a shape-only problem"
     except Usage:
         runs, problem = _runs(experiment), "the given problem"

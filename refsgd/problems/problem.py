@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Array
+from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
 
 def one_image(rank: int, t: int) -> int:
@@ -50,6 +52,8 @@ class Problem:
     work : callable or None
         ``(rank, t) -> float``: floating-point operations of the gradient on that share, by which a device
         prices it; None: not known.
+    layers : Layers or None
+        Gradients layer by layer, as `refsgd.problems.layers` describes them; None: as a whole only.
     describe : dict
         What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
         figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
@@ -70,6 +74,7 @@ class Problem:
     images: Callable[[int, int], int] = one_image
     describe: dict[str, Any] = field(default_factory=dict)
     work: Callable[[int, int], float] | None = None
+    layers: Layers | None = None
 
     def __post_init__(self) -> None:
         if self.work is not None and getattr(self.gradient, "operations", None) is not self.work:
@@ -161,7 +166,8 @@ def quadratic(d: int = 10, workers: int = 4, noise: float = 0.0, curvature: floa
         return float(0.5 * curvature * np.average(squares, weights=batches or None))
 
     found = Problem(np.zeros(d, dtype), gradient, loss, describe={
-        "data": "quadratic", "net": "quadratic", "parameters": d, "bytes": 4 * d, "batch": 1})
+        "data": "quadratic", "net": "quadratic", "parameters": d, "bytes": 4 * d, "batch": 1},
+                    layers=equal(d, gradient))
     return with_batches(found, batches) if batches else found
 
 
@@ -190,13 +196,24 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0, batches: Sequ
         return np.asarray(draw + np.sign(np.round(x)), x.dtype)
 
     found = Problem(np.zeros(d, np.float32), gradient, lambda x: float(np.sum(np.abs(x))), describe={
-        "data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d, "batch": 1})
+        "data": "integers", "net": "integers", "parameters": d, "bytes": 4 * d, "batch": 1},
+                    layers=equal(d, gradient))
     return with_batches(found, batches) if batches else found
 
 
 def _key(seed: int, rank: int, t: int) -> int:
     """What dropout drops depends on (seed, rank, t) alone."""
     return ((seed & 0xFFFFF) << 44) | ((rank & 0xFFFFF) << 24) | (t & 0xFFFFFF)
+
+
+@contextmanager
+def _named(rank: int, t: int) -> Iterator[None]:
+    """Says in which gradient numbers are not finite."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(f"worker {rank}, step {t}: {error}; expected finite numbers: the run "
+                                 "diverged, lower the learning rate (--lr) or the momentum") from None
 
 
 def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int], seed: int = 0,
@@ -233,17 +250,17 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
 
     shards = Shards(len(data.train_labels), workers, batch, seed, labels=data.train_labels, by_label=by_label)
 
-    def gradient(x: Array, rank: int, t: int) -> Array:
+    def share(rank: int, t: int) -> tuple[Array, Array, int]:
         chosen = shards.share(rank, t)
-        try:
-            loss, g = net.gradient(x, data.train_images[chosen], data.train_labels[chosen],
-                                   key=_key(seed, rank, t))
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"the loss is {loss}")
-        except FloatingPointError as error:
-            raise FloatingPointError(f"worker {rank}, step {t}: {error}; expected finite numbers: the run "
-                                     "diverged, lower the learning rate (--lr) or the momentum") from None
-        return np.asarray(g)
+        return data.train_images[chosen], data.train_labels[chosen], _key(seed, rank, t)
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        with _named(rank, t):
+            return np.asarray(net.gradient(x, *share(rank, t))[1])
+
+    def steps(rank: int, t: int) -> Steps:
+        with _named(rank, t):
+            yield from net.layer_by_layer(*share(rank, t))
 
     def images(rank: int, t: int) -> int:
         return len(shards.share(rank, t))
@@ -264,6 +281,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                                                sample)[1])
         return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
 
+    layers = by_work(net.parts, lambda rank, t: LayerByLayer(len(net.parts), steps(rank, t)))
     # equal batches count as full ones, also where the data are too few by an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     return Problem(net.init(seed), gradient, loss, accuracy, images,
@@ -271,4 +289,4 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
-                   work)
+                   work, layers)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from refsgd.effects import Array
+from refsgd.problems.layers import Part, by_work, whole
 from refsgd.problems.nn import nets
 from refsgd.problems.problem import Problem, with_batches
 
@@ -114,23 +115,34 @@ class ShapeOnly:
 
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,
-               net: str = "") -> Problem:
+               net: str = "", parts: Sequence[Part] = ()) -> Problem:
     """A problem with `d` shape-only parameters: gradients, of batches that may differ by worker, take their
-    drawn time and nothing else; on a device that of so many floating-point operations of each image."""
+    drawn time and nothing else; on a device that of so many floating-point operations of each image.
+
+    Without `parts` it has one layer."""
     batches = batch if isinstance(batch, Sequence) else [batch]
     for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
         if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"shape-only net of {value} {name}; expected a whole number, at least 1")
+    parts = parts or [Part("net", slice(0, d), 1.0)]
     x: Any = ShapeOnly(d)
 
     def gradient(x: Array, rank: int, t: int) -> Array:
         return x
 
     found = Problem(x, gradient, lambda x: float("nan"), describe={
-        "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True})
+        "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
+                    layers=by_work(parts, whole([part.slice for part in parts], gradient)))
     found = with_batches(found, batches)
     return found if operations is None else replace(
         found, work=lambda rank, t: operations * found.images(rank, t))
+
+
+def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
+    """A problem of the same size, work and layers, without contents."""
+    found, layers = shape_only(problem.x0.size, batches), problem.layers
+    return replace(found, work=problem.work,
+                   layers=layers and replace(layers, begin=whole(layers.parts, found.gradient)))
 
 
 def of_net(name: str, batch: int | Sequence[int]) -> Problem:
@@ -145,7 +157,7 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
                          f"or {base}@224x224x3") from None
     shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
     built = nets.build(base, shape, classes=1000 if shape and prod(shape[:2]) > 4096 else 10)
-    return shape_only(built.parameters, batch, built.work(1), name)
+    return shape_only(built.parameters, batch, built.work(1), name, built.parts)
 
 
 def current_name(net: str) -> str:

@@ -163,24 +163,6 @@ def test_an_evaluation_of_a_batch_finds_the_loss_of_its_gradient(name):
         assert net.loss_and_accuracy(x, images, labels)[0] == net.gradient(x, images, labels)[0]
 
 
-@pytest.mark.parametrize("name", [*FAST, "resnet18:16", "inception:16", "vgg16:16"])
-def test_the_gradient_comes_layer_by_layer(name):
-    net = nets.build(name)
-    x = net.init(0)
-    images, labels = batch(net, 6)
-    wanted_loss, wanted = net.gradient(x, images, labels)
-    loss, parts = net.backward_by_layer(x, images, labels)
-    assert loss == wanted_loss
-    g, names = np.full(net.parameters, np.nan, np.float32), []
-    for part in parts:
-        names.append(part.name)
-        g[part.slice] = part.gradient.copy()  # final when it is handed out
-    assert np.array_equal(g, wanted)
-    assert names[0] == net.leaves[-1].name and names[-1] == net.leaves[0].name if net.leaves[0].at else names
-    assert sorted(names) == sorted(leaf.name for leaf in net.leaves if leaf.at)
-    assert net.backward_by_layer(x, images[:0], labels[:0])[0] == 0.0
-
-
 def test_evaluation_takes_the_statistics_of_a_sample():
     net = nets.build("resnet18:2", (8, 8, 1))
     x = net.init(0)
@@ -290,8 +272,6 @@ def test_without_numba_a_net_computes_with_its_definitions(name, monkeypatch):
     assert g.dtype == np.float32 and loss == pytest.approx(fast[0], rel=1e-5)
     np.testing.assert_allclose(g, fast[1], atol=1e-4 * np.abs(g).max())
     assert other.loss_and_accuracy(x, images, labels, images[:5]) == pytest.approx(tested, rel=1e-4)
-    loss, parts = other.backward_by_layer(x, images, labels)
-    np.testing.assert_array_equal(np.concatenate([part.gradient for part in parts][::-1]), g)
     assert not nets.needs_compiling()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
@@ -43,15 +46,6 @@ class Row(NamedTuple):
     parameters: int
     flops: int
     activation_bytes: int
-
-
-class LayerGradient(NamedTuple):
-    """The finished gradient of one layer: its name, its place in the flat vector, and the values
-    (float32)."""
-
-    name: str
-    slice: slice
-    gradient: Vector
 
 
 class Leaf(NamedTuple):
@@ -96,7 +90,6 @@ class Net:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
         self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread uses now
-        self._flops: int | None = None  # of the forward pass of one image
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
         """Name the layers, those of branches included, and give each of their parameters its segment."""
@@ -177,45 +170,35 @@ class Net:
         self._finite(x, images, (loss / b, g))
         return loss * weight / b, g
 
-    def backward_by_layer(
-        self, x: Array, images: Array, labels: Array, key: int | None = None
-    ) -> tuple[float, Iterator[LayerGradient]]:
-        """The loss at once, then the gradient one layer after the other, from the last to the first.
+    def layered(self, images: Array, labels: Array, key: int | None = None) -> LayerByLayer:
+        """`gradient`, one layer of ``parts`` after the other: each takes its parameters when its forward pass
+        begins, and gives its gradient when its backward pass ends.
 
-        Each part is final and may travel while the layers before it are computed. The whole batch passes
-        together, so the parts equal `gradient` up to rounding (bit for bit up to the net's chunk, 64 images
-        or more).
+        The whole batch passes together, so the gradient equals `gradient` up to rounding (bit for bit up to
+        the net's chunk, 64 images or more).
         """
+        return LayerByLayer(len(self.parts), self.layer_by_layer(images, labels, key))
+
+    def layer_by_layer(self, images: Array, labels: Array, key: int | None = None) -> Steps:
+        """The body of `layered`."""
+        if not (len(images) and reference.has_kernels()):
+            slices = [part.slice for part in self.parts]
+            yield from at_once(slices, lambda x: self.gradient(x, images, labels, key)[1])
+            return
+        x, g = np.empty(self.parameters, np.float32), np.zeros(self.parameters, np.float32)
         images, labels = self._checked(x, images, labels)
-        b, g = len(images), np.zeros(self.parameters, np.float32)
-        if b == 0:
-            parts = [self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at]
-            return 0.0, iter(parts)
-        if not reference.has_kernels():
-            loss, g = self._finite(x, images, self.reference_gradient(x, images, labels, key))
-            return loss, (self._part(leaf, g) for leaf in reversed(self.leaves) if leaf.at)
-        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
-        leaves = {min(leaf.at.values()): leaf for leaf in self.leaves if leaf.at}
-
-        def computed() -> Iterator[Any]:
-            with self._planned(keep=True) as plan:
-                plan.reserve(b)
-                for step in plan.steps:
-                    step.prepare(frame)
-                plan.forward(images, frame)
-                yield plan.loss(labels, np.float32(1 / b))[0] / b
-                for at in plan.backward_by_step(b, frame):
-                    yield self._part(leaves[min(at.values())], g)
-
-        found = computed()
-        loss = next(found)
-        self._finite(x, images, (loss, g))
-        return loss, found
-
-    def _part(self, leaf: Leaf, g: Vector) -> LayerGradient:
-        segments = [self.segments[f"{leaf.name}.{key}"].slice for key in leaf.at]
-        whole = slice(segments[0].start, segments[-1].stop)
-        return LayerGradient(leaf.name, whole, g[whole])
+        b, frame = len(images), Frame(x.ctypes.data, g.ctypes.data, key=key)
+        with self._planned(keep=True) as plan:
+            plan.reserve(b)
+            plan.read(images)
+            for part, stages in zip(self.parts, plan.pieces, strict=True):
+                x[part.slice] = yield None
+                plan.forward_piece(stages, b, frame)
+            yield None
+            self._finite(x, images, (plan.loss(labels, np.float32(1 / b))[0] / b, g))
+            for part, stages in zip(reversed(self.parts), reversed(plan.pieces)):
+                plan.backward_piece(stages, b, frame)
+                yield g[part.slice]
 
     def loss_and_accuracy(
         self, x: Array, images: Array, labels: Array, sample: Array | None = None
@@ -260,12 +243,24 @@ class Net:
             rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
         return rows
 
-    def work(self, b: int) -> int:
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The layers with parameters, in order; their work is in FLOPs of one image, those of the layers
+        without parameters that follow included (of the first also those before it)."""
+        found: list[list[Row]] = [[]]
+        for row in self.describe():
+            if row.parameters and any(before.parameters for before in found[-1]):
+                found.append([])
+            found[-1].append(row)
+        ends = list(accumulate((sum(row.parameters for row in rows) for rows in found), initial=0))
+        return tuple(Part(max(rows, key=lambda row: row.parameters).name, slice(first, end),
+                          sum(row.flops for row in rows))
+                     for rows, first, end in zip(found, ends, ends[1:], strict=False))
+
+    def work(self, b: int) -> float:
         """Floating-point operations of a gradient of b images: a backward pass is taken for two forward
         ones."""
-        if self._flops is None:
-            self._flops = sum(row.flops for row in self.describe())
-        return 3 * b * self._flops
+        return 3 * b * sum(part.work for part in self.parts)
 
     def memory(self, b: int) -> int:
         """Bytes that training takes with batches of b images: parameters, activations and their gradients.

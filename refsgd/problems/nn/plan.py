@@ -71,6 +71,12 @@ class Stage:
             self.images = max(8,
                               max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
 
+    def only(self, step: Step) -> Stage:
+        """One of the steps, for the same groups of images."""
+        found = Stage([step], grouped=False)
+        found.images = self.images
+        return found
+
     def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
         """Divide images into groups; for each, set the fields of the stage to its first image."""
         groups = b // self.images if self.images else 1
@@ -114,6 +120,7 @@ class Plan:
         # whether a step takes statistics of the batch
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
         self.stages = list(self._staged())
+        self.pieces = self._pieces()
         whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
         # Images that pass at once, None for the whole batch: chunks that stay near the cache, yet long enough
@@ -132,6 +139,19 @@ class Plan:
                 steps = []
             steps.append(step)
         yield Stage(steps, self.keep)
+
+    def _pieces(self) -> list[list[Stage]]:
+        """The steps one by one, a list for each layer with parameters: its own, and those that follow up to
+        the next such layer (for the first also those before it)."""
+        pieces: list[list[Stage]] = [[]]
+        at: At = {}
+        for stage in self.stages:
+            for step in stage.steps:
+                if at and step.at and step.at != at:
+                    pieces.append([])
+                at = step.at or at
+                pieces[-1].append(stage.only(step))
+        return pieces
 
     def _share_rooms(self) -> None:
         """Give every value a room that no other value needs at the time."""
@@ -282,17 +302,24 @@ class Plan:
 
     def forward(self, images: Array, frame: Frame) -> None:
         """Compute the scores, into the value of ``self.output``."""
-        b, first = len(images), self.input.value
+        self.read(images)
+        for stage in self.stages:
+            self._forward(stage, len(images), frame)
+
+    def read(self, images: Array) -> None:
+        """Copy the images to where the first step finds them."""
+        first = self.input.value
         rows, columns, c = first.shape
         row = 4 * columns * c
         given = images.ctypes.data, rows * row, row, 0
-        elementwise.copy(b, rows, 1, columns * c, given, first.place, False)
-        self._clear_border(b, first)
-        for stage in self.stages:
-            for count, group in stage.groups(b, frame):
-                for step in stage.steps:
-                    step.forward(count, group)
-                    self._clear_border(count, step.target.value)
+        elementwise.copy(len(images), rows, 1, columns * c, given, first.place, False)
+        self._clear_border(len(images), first)
+
+    def _forward(self, stage: Stage, b: int, frame: Frame) -> None:
+        for count, group in stage.groups(b, frame):
+            for step in stage.steps:
+                step.forward(count, group)
+                self._clear_border(count, step.target.value)
 
     def _clear_border(self, b: int, field: Field) -> None:
         if field.room is not None and field.pad:  # the previous field in this room had other borders
@@ -314,12 +341,16 @@ class Plan:
             for step in reversed(stage.steps):
                 step.backward(count, group)
 
-    def backward_by_step(self, b: int, frame: Frame) -> Iterator[At]:
-        """As `backward`, stopping wherever the gradient of a layer's parameters is complete."""
-        for stage in reversed(self.stages):
+    def forward_piece(self, stages: list[Stage], b: int, frame: Frame) -> None:
+        """Run the steps of one layer forward, with its parameters as they are now."""
+        for stage in stages:
+            for step in stage.steps:
+                step.prepare(frame)
+            self._forward(stage, b, frame)
+
+    def backward_piece(self, stages: list[Stage], b: int, frame: Frame) -> None:
+        """Run the steps of one layer backward, and complete the gradient of its parameters."""
+        for stage in reversed(stages):
             self._backward(stage, b, frame)
-            for step in reversed(stage.steps):
+            for step in stage.steps:
                 step.finish(frame)
-                at: At = getattr(step, "at", {})
-                if at:
-                    yield at

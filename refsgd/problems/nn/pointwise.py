@@ -22,7 +22,7 @@ class MomentsStep(Step):
                  relu: bool) -> None:
         super().__init__(source, source)
         c = source.shape[-1]
-        self.layer, self.norm_at, self.normed = layer, at, target
+        self.layer, self.at, self.normed = layer, at, target
         self.floor = RELU if relu else NO_FLOOR
         self.statistics = np.stack([np.zeros(c), np.ones(c)])  # mean and inverse deviation
         self.sums, self.partial = np.zeros((3, c)), zeros(3, c)
@@ -36,7 +36,7 @@ class MomentsStep(Step):
         if frame.last:
             elementwise.scale_and_shift(
                 self.numbers(b, frame), self.sums, not frame.fixed, self.layer.epsilon,
-                frame.x + self.norm_at["gain"], frame.x + self.norm_at["bias"], self.statistics, self.norm,
+                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm,
             )  # fmt: skip
 
     def numbers(self, b: int, frame: Frame) -> int:
@@ -57,7 +57,7 @@ class BatchNormStep(Step):
 
     def __init__(self, moments: MomentsStep) -> None:
         super().__init__(moments.source, moments.normed)
-        self.moments, self.at = moments, moments.norm_at
+        self.moments, self.at = moments, moments.at
 
     def forward(self, b: int, frame: Frame) -> None:
         s, m = self.source.value, self.moments

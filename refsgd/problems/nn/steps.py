@@ -23,6 +23,7 @@ class Step:
     follows."""
 
     accumulate = False  #: whether ``backward`` adds to the source's gradient, which other steps write too
+    at: dict[str, int] = {}  #: none of a step without parameters
     masks = False  #: whether ``backward`` changes or hands on the target's gradient, which then is not shared
 
     def __init__(self, source: Buffer, target: Buffer) -> None:

@@ -1,0 +1,119 @@
+"""The layers of a problem: their places in the flat vector, their shares of a gradient's time, and gradients
+computed layer by layer.
+
+The forward pass of a layer needs only the parameters of that layer, and the backward pass completes their
+gradient long before that of the first layer.  A worker that exchanges layer by layer therefore computes while
+parameters and gradients travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from refsgd.effects import Array
+
+#: The body of a pass: it is sent the parameters of each layer in turn, yields None, and then yields the
+#: gradient of each layer, the last layer's first.
+Steps = Generator[Array | None, Array, None]
+Gradient = Callable[[Array, int, int], Array]
+
+
+class Part(NamedTuple):
+    """A layer with parameters, and the layers without that follow it: its place in the flat vector, and the
+    work of its forward pass in any unit."""
+
+    name: str
+    slice: slice
+    work: float
+
+
+class Pass(Protocol):
+    """One gradient, layer by layer: forward from the first layer to the last, then backward to the first."""
+
+    def forward(self, layer: int, x: Array) -> None:
+        """Run a layer forward with its parameters."""
+
+    def backward(self, layer: int) -> Array:
+        """Run a layer backward; the gradient of its parameters, a mean over the worker's share."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a problem says of its layers, in the order of the forward pass."""
+
+    names: tuple[str, ...]  #: of layers with parameters; others count with the one before them
+    parts: tuple[slice, ...]  #: their places in the vector: contiguous, in order, together all of it
+    forward: tuple[float, ...]  #: share of a gradient's time that the forward pass of each layer takes
+    backward: tuple[float, ...]  #: likewise for the backward pass; all shares sum to 1
+    begin: Callable[[int, int], Pass]  #: ``(rank, t)``: a new pass that computes this worker's gradient
+
+
+class LayerByLayer:
+    """A pass whose `steps` compute it; checks that layers come in order."""
+
+    def __init__(self, layers: int, steps: Steps) -> None:
+        self._layers, self._steps, self._done = layers, steps, 0
+
+    def forward(self, layer: int, x: Array) -> None:
+        """Run a layer forward with its parameters."""
+        self._check("forward", layer)
+        if layer == 0:
+            next(self._steps)
+        self._steps.send(x)
+
+    def backward(self, layer: int) -> Array:
+        """Run a layer backward; the gradient of its parameters."""
+        self._check("backward", layer)
+        g = next(self._steps)
+        if layer == 0:
+            self._steps.close()
+        assert g is not None
+        return g
+
+    def _check(self, direction: str, layer: int) -> None:
+        """Count this step, and refuse it if it is not the next one."""
+        done, n = self._done, self._layers
+        way, which = ("forward", done) if done < n else ("backward", 2 * n - 1 - done)
+        if (direction, layer) != (way, which):
+            expected = f"{way} of layer {which}" if done < 2 * n else "a new pass"
+            raise ValueError(f"{direction} of layer {layer} after {done} of {2 * n} steps of a gradient; "
+                             f"expected {expected}")
+        self._done += 1
+
+
+def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps:
+    """Collects the parameters of all layers, then computes the whole gradient."""
+    x = []
+    for _ in parts:
+        x.append((yield None))
+    yield None
+    g = gradient(np.concatenate(x))
+    for part in reversed(parts):
+        yield g[part]
+
+
+def whole(parts: Sequence[slice], gradient: Gradient) -> Callable[[int, int], Pass]:
+    """Begins passes that compute the gradient `at_once`."""
+    return lambda rank, t: LayerByLayer(len(parts), at_once(parts, lambda x: gradient(x, rank, t)))
+
+
+def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
+    """Layers that take time by their work, twice as much backward as forward."""
+    total = 3 * sum(part.work for part in parts)
+    return Layers(tuple(part.name for part in parts), tuple(part.slice for part in parts),
+                  tuple(part.work / total for part in parts), tuple(2 * part.work / total for part in parts),
+                  begin)
+
+
+def equal(d: int, gradient: Gradient) -> Layers:
+    """Four equal layers, or as many as there are parameters; passes compute the gradient `at_once`."""
+    count = min(4, d)
+    edges = [d * k // count for k in range(count + 1)]
+    parts = [slice(first, end) for first, end in zip(edges, edges[1:])]
+    return by_work([Part(f"layer{k}", part, part.stop - part.start) for k, part in enumerate(parts, 1)],
+                   whole(parts, gradient))
