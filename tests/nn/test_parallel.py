@@ -9,6 +9,7 @@ from benchmarks.parallel import Parallel
 from refsgd.problems.data import Shards
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.net import Net
+from tests.problems.passes import run
 
 
 @pytest.fixture
@@ -64,17 +65,26 @@ class OnePlan(Net):
         yield plan
 
 
+def whole(net, x, images, labels):
+    return net.gradient(x, images, labels)[1]
+
+
+def by_layer(net, x, images, labels):
+    return run(net.layered(images, labels), x, [part.slice for part in net.parts])
+
+
+@pytest.mark.parametrize("gradient", [whole, by_layer])
 @pytest.mark.parametrize("kind", [Net, OnePlan])
-def test_threads_may_use_one_net_at_the_same_time(kind):
+def test_threads_may_use_one_net_at_the_same_time(kind, gradient):
     """As the nodes of one host do: each gets the bits that it gets alone."""
     net, random = nets.build("tiny"), np.random.default_rng(0)
     net.__class__ = kind
     images = random.standard_normal((4, 64, 8, 8, 1)).astype(np.float32)
     labels, x = random.integers(0, 10, (4, 64)), net.init(0)
-    alone = [net.gradient(x, images[k], labels[k])[1].tobytes() for k in range(4)]
+    alone = [whole(net, x, images[k], labels[k]).tobytes() for k in range(4)]
 
     def many(k):
-        return [net.gradient(x, images[k], labels[k])[1].tobytes() == alone[k] for _ in range(40)]
+        return [gradient(net, x, images[k], labels[k]).tobytes() == alone[k] for _ in range(40)]
 
     with ThreadPoolExecutor(4) as pool:
         same = [one for found in pool.map(many, range(4)) for one in found]

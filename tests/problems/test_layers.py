@@ -1,4 +1,5 @@
 """Layers of the shipped problems: their places, their shares, and the bits of gradients by layer."""
+from dataclasses import replace
 from math import fsum
 
 import numpy as np
@@ -6,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refsgd
+from refsgd.algorithms.server.bsp import bsp
+from refsgd.cluster.machine import Machine
 from refsgd.problems import classification, data, integer_gradients, quadratic
 from refsgd.problems.layers import LayerByLayer, at_once
 from refsgd.problems.nn import nets
@@ -137,3 +141,17 @@ def test_numbers_that_are_not_finite_are_named_as_those_of_a_whole_gradient():
     with pytest.raises(FloatingPointError) as layered:
         backward(passed, problem.layers.parts)
     assert str(layered.value) == str(whole.value) and str(whole.value).startswith("worker 2, step 4: net tiny")
+
+
+def in_layers(problem, workers, steps, sgd):
+    """BSP whose gradients are computed layer by layer."""
+    return bsp(replace(problem, gradient=lambda x, rank, t: run(problem.layers.begin(rank, t), x,
+                                                                problem.layers.parts)), workers, steps, sgd)
+
+
+@pytest.mark.parametrize("on_death", ["shrink", "restart"])
+def test_layers_keep_their_worker_and_step_when_a_run_continues_after_a_death(on_death):
+    found = [refsgd.run(algorithm, quadratic(workers=4, noise=0.2), steps=9, workers=4, on_death=on_death,
+                        machine=Machine(compute="fixed(1)", latency=0.01), faults=["kill worker 1 at step 4"])
+             for algorithm in (in_layers, "bsp")]
+    assert found[0].parameters_sha256 == found[1].parameters_sha256
