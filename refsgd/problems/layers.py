@@ -52,6 +52,23 @@ class Layers:
     backward: tuple[float, ...]  #: likewise for the backward pass; all shares sum to 1
     begin: Callable[[int, int], Pass]  #: ``(rank, t)``: a new pass that computes this worker's gradient
 
+    def check(self, d: int) -> None:
+        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time."""
+        counts = {len(self.names), len(self.parts), len(self.forward), len(self.backward)}
+        if len(counts) > 1:
+            raise ValueError(f"layers: {len(self.names)} names, {len(self.parts)} parts, {len(self.forward)} "
+                             f"forward and {len(self.backward)} backward shares; expected one of each per "
+                             "layer")
+        ends = [0, *(part.stop for part in self.parts)]
+        for name, part, end in zip(self.names, self.parts, ends):
+            if part.start != end or part.stop <= end:
+                raise ValueError(f"layer {name} is {part}; expected one number or more, from {end} on")
+        if ends[-1] != d:
+            raise ValueError(f"layers end at {ends[-1]}; expected {d}, the number of parameters")
+        total = sum(self.forward) + sum(self.backward)
+        if not abs(total - 1) < 1e-9:
+            raise ValueError(f"shares of layers sum to {total}; expected 1")
+
 
 class LayerByLayer:
     """A pass whose `steps` compute it; checks that layers come in order."""

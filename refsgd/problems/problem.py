@@ -77,6 +77,8 @@ class Problem:
     layers: Layers | None = None
 
     def __post_init__(self) -> None:
+        if self.layers is not None:
+            self.layers.check(self.x0.size)
         if self.work is not None and getattr(self.gradient, "operations", None) is not self.work:
             object.__setattr__(self, "gradient", _Priced(self.gradient, self.work))
 

@@ -143,6 +143,24 @@ def test_numbers_that_are_not_finite_are_named_as_those_of_a_whole_gradient():
     assert str(layered.value) == str(whole.value) and str(whole.value).startswith("worker 2, step 4: net tiny")
 
 
+@pytest.mark.parametrize("changed, message", [
+    ({"names": ("a", "b", "c")}, "layers: 3 names, 4 parts, 4 forward and 4 backward shares; expected one of "
+                                 "each per layer"),
+    ({"parts": (slice(0, 2), slice(3, 4), slice(4, 6), slice(6, 8))},
+     r"layer layer2 is slice\(3, 4, None\); expected one number or more, from 2 on"),
+    ({"parts": (slice(0, 2), slice(2, 2), slice(2, 6), slice(6, 8))},
+     r"layer layer2 is slice\(2, 2, None\); expected one number or more, from 2 on"),
+    ({"parts": (slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 9))},
+     "layers end at 9; expected 8, the number of parameters"),
+    ({"forward": (0.25,) * 4}, r"shares of layers sum to 1\.6+\d*; expected 1"),
+    ({"forward": (float("nan"),) * 4}, "shares of layers sum to nan; expected 1")])
+def test_layers_that_are_not_all_of_the_vector_or_of_the_time_are_refused(changed, message):
+    problem = integer_gradients(d=8)
+    with pytest.raises(ValueError, match=message) as error:
+        replace(problem, layers=replace(problem.layers, **changed))
+    assert "\n" not in str(error.value)
+
+
 def in_layers(problem, workers, steps, sgd):
     """BSP whose gradients are computed layer by layer."""
     return bsp(replace(problem, gradient=lambda x, rank, t: run(problem.layers.begin(rank, t), x,
