@@ -1,170 +1,177 @@
-"""Compressed gradients: pure functions that encode a gradient in few bytes and keep the rest in a residual.
+"""Compressed gradients: few bytes travel in place of a gradient, and the rest is kept for later.
 
-Each is ``(message, new state) = compress(state, gradient, ...)`` with a decoder.  The state is the residual:
-the part that was not sent is added to the next gradient, so it is not lost, only late.
+A codec is a rule (`codecs`, `powersgd`) with or without error feedback (Seide et al. 2014; Stich et al.
+2018)::
 
-QSGD has no residual: it rounds each |v_j| s / |v| up or down at random, without bias.
+    s = g + e                                              # what was not sent before is added
+    message = encode(s);  e = s - decode(message)          # and what is not sent now is kept
+
+Between peers, messages of a linear rule are summed by any all-reduce; those of others are gathered.
 
 Quick facts
 -----------
-bytes for d entries: top-k 8 k (value and index) | 1 bit d/8 + 8 per column | 2 bits d/4 | QSGD 1 per entry up
-to 127 levels, and 4 per norm | exact: sum of what is sent + residual = sum of what came in | unbiased: QSGD |
-deterministic: yes; QSGD's randomness is a function of its key (seed, rank, t)
+bytes for d entries, k = ceil(ratio d): topk and dgc 8 k (values and indices) | randk 4 k | onebit d/8 + 8 per
+column | twobit d/4 | qsgd 1 per entry up to 127 levels, and 4 per norm | fp16 2 d | powersgd 4 r (rows +
+columns) per matrix | linear: randk, fp16, powersgd | unbiased, without feedback: qsgd, randk | sum of what is
+sent + residual = sum of what came in | deterministic: yes; randomness is a function of (seed, rank, step)
 
-If all entries are sent, masking clears u in every step: SGD *without* momentum; without masking it is
-momentum SGD.  A lost message takes its mass with it: the residual has already been cleared.
+A lost message takes its mass with it: the residual has already been cleared.
 
 What differs from the papers
 ----------------------------
-Lin et al. estimate the threshold of the top k from a sample, clip gradients before they accumulate and raise
-the sparsity in four epochs; here k is exact, ties go to the lowest index, and clipping and warm-up are left
-to the caller.  Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs
-its codes into float32 words.
+The k largest are exact, where Lin et al. estimate a threshold from a sample; ties go to the lowest index.
+Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its codes into
+float32 words.  With feedback, the unbiased rules are shrunk to contractions: randk is not scaled by d/k, and
+what qsgd says is divided by 1 + the bound of its relative variance.
 
 References
 ----------
-Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018 (arXiv:1712.01887), sections 3.1 to 3.3
-and algorithm 4: momentum correction and momentum factor masking.
-Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback, two
-values a column.
-Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NIPS 2017 (arXiv:1610.02132), section 3.1, lemma 3.1.
-Chen et al., "MXNet", arXiv:1512.01274, 2015: the system with the 2-bit compression, which has no paper.
+Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014: error feedback.
+Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD", ICML 2019 (arXiv:1901.09847).
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from math import prod
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from refsgd.effects import Array
+from refsgd.algorithms.codecs import DGC, FP16, QSGD, Key, Message, OneBit, RandK, Rule, TopK, TwoBit
+from refsgd.algorithms.powersgd import PowerSGD
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Compute, Program
 
-SHIFTS = np.array([0, 2, 4, 6], np.uint8)  #: of the four 2-bit codes in a byte
-
-
-class Sparse(NamedTuple):
-    """The entries that are sent: 8 bytes each in float32."""
-
-    values: Array  # (k,)
-    indices: npt.NDArray[np.int32]  # (k,) ascending
-
-
-class Residual(NamedTuple):
-    """The state of deep gradient compression at a worker."""
-
-    u: Array  # (d,) velocity, filtered before entries are chosen
-    r: Array  # (d,) accumulated and not yet sent
+#: by the word before the colon of an option
+RULES: dict[str, type[Rule]] = {"topk": TopK, "randk": RandK, "dgc": DGC, "onebit": OneBit, "twobit": TwoBit,
+                                "qsgd": QSGD, "fp16": FP16, "powersgd": PowerSGD}
+EXPECTED = ("expected topk:0.01, randk:0.01, dgc:0.001, onebit, twobit:THRESHOLD, qsgd:LEVELS, fp16 or "
+            "powersgd:RANK, and options such as dgc:0.001,warmup=4")
+READ: dict[str, Callable[[str], Any]] = {"float": float, "int": int,
+                                         "bool": {"on": True, "off": False}.__getitem__}
+#: fields of rules that follow from the run
+OF_THE_RUN = ("unbiased", "momentum", "weight_decay", "ranks", "epoch", "tensors")
 
 
-class Signs(NamedTuple):
-    """1-bit message: which entries are positive, and the two values of each column."""
+@dataclass(frozen=True)
+class Codec:
+    """A rule with or without error feedback; the sender's state is that of the rule, and the residual."""
 
-    bits: npt.NDArray[np.uint8]  # (rows * columns / 8,) packed
-    low: Array  # (columns,) stands for entries <= 0
-    high: Array  # (columns,) stands for entries > 0
-    rows: int
+    rule: Rule
+    feedback: bool = True
+    seed: int = 0
+    begin: int = 0  #: where its part of the vector begins
 
+    @property
+    def linear(self) -> bool:
+        """Whether peers may sum messages, with `summed`, in place of what they say."""
+        return self.rule.linear
 
-class Codes(NamedTuple):
-    """2-bit message: four codes a byte, 0, 1 and 2 for zero, plus and minus the threshold."""
+    def start(self, d: int) -> Any:
+        """The state before the first gradient of d entries."""
+        return self.rule.start(d), np.float32(0)
 
-    codes: npt.NDArray[np.uint8]  # (d / 4,)
-    threshold: float  # known to both sides, so that it costs nothing
-    d: int
+    def part(self, at: slice) -> Codec:
+        """The codec of a part of the vector."""
+        return replace(self, rule=self.rule.part(at), begin=self.begin + at.start)
 
+    def key(self, rank: int, t: int) -> Key:
+        """What randomness is a function of, at a rank and in its step t."""
+        return self.seed, rank, t, self.begin
 
-class Levels(NamedTuple):
-    """QSGD message: signed levels in units of norm / s, and the norm of each bucket."""
+    def ready(self, g: Array, x: Array) -> Array:
+        """The gradient at x as it is to be encoded: for DGC clipped, and with weight decay."""
+        return self.rule.ready(g, x) if isinstance(g, np.ndarray) else g
 
-    levels: npt.NDArray[np.signedinteger]  # (d,)
-    norms: Array  # (d / bucket,)
-    s: int
-    bucket: int
+    def receiver(self, sgd: SGD) -> SGD:
+        """The update rule for what is decoded: plain for DGC, whose momentum has been applied before."""
+        return replace(sgd, momentum=0.0, weight_decay=0.0) if self.rule.keeps else sgd
 
+    def encode(self, state: Any, g: Array, key: Key) -> tuple[Message, Any]:
+        """The message for a gradient, (d,), and the next state."""
+        if not isinstance(g, np.ndarray):
+            return tuple(x for nbytes in self.phases(g.size, key[2]) for x in hollow(g, nbytes)), state
+        inner, rest = state
+        s = g + rest if self.feedback else g
+        message, inner = self.rule.encode(inner, s, key)
+        return message, (inner, s - self.rule.decode(message, s.size) if self.feedback else rest)
 
-def kept(d: int, ratio: float) -> int:
-    """Number of entries sent out of d: ceil(ratio d), at least one if there are any, robust to rounding.
+    def decode(self, message: Message, d: int) -> Array:
+        """What a message says of a gradient of d entries."""
+        last = message[-1]
+        if not isinstance(last, np.ndarray):
+            return np.concatenate([last] * (1 + d // max(1, last.size)))[:d]
+        return self.rule.decode(message, d)
 
-    >>> kept(100, 0.07), kept(10, 0.001), kept(0, 0.5)
-    (7, 1, 0)
-    """
-    return math.ceil(ratio * d * (1 - 1e-12))
+    def phases(self, d: int, t: int | None = None) -> tuple[int, ...]:
+        """Payload bytes of a message for d entries of float32, at step t or by default late; of a linear
+        rule those of each sum over ranks."""
+        return self.rule.phases(d, t)
 
+    def nbytes(self, d: int, t: int | None = None) -> int:
+        """All of these bytes."""
+        return sum(self.phases(d, t))
 
-def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
-    """Indices of the k largest |v_j|, ascending; of equal ones the lowest index first.
+    def project(self, state: Any, g: Array) -> Array:
+        """What ranks sum first, where the rule `projects`."""
+        if not isinstance(g, np.ndarray):
+            return hollow(g, self.phases(g.size)[0])[-1]
+        inner, rest = state
+        return self.rule.project(inner, g + rest if self.feedback else g)
 
-    >>> largest(np.float32([1, -3, 3, 3]), 2)
-    array([1, 2], dtype=int32)
-    """
-    return np.sort(np.argsort(-np.abs(v), kind="stable")[:k]).astype(np.int32)
-
-
-def deep_gradient(state: Residual, g: Array, momentum: float, ratio: float,
-                  masking: bool = True) -> tuple[Sparse, Residual]:
-    """Algorithm 4 of Lin et al.: momentum correction, accumulation, the top k, factor masking; g is (d,)."""
-    u = g.dtype.type(momentum) * state.u + g  # momentum before the choice of entries, not after the sum
-    r = state.r + u
-    sent = Sparse(r[chosen := largest(r, kept(r.size, ratio))], chosen)
-    r[chosen] = 0
-    if masking:
-        u[chosen] = 0
-    return sent, Residual(u, r)
-
-
-def sum_of_sparse(messages: list[Sparse], x: Array) -> Array:
-    """The sum of these messages as a vector like x, (d,), added in the order given."""
-    total = np.zeros_like(x)
-    for values, indices in messages:
-        total[indices] += values
-    return total
-
-
-def one_bit(e: Array, g: Array) -> tuple[Signs, Array]:
-    """Signs of g + e with two values per column, and the new error; arrays are (rows, columns)."""
-    s = g + e
-    positive = s > 0
-    high, low = (np.sum(s * side, axis=0) / np.maximum(1, np.sum(side, axis=0))
-                 for side in (positive, ~positive))
-    message = Signs(np.packbits(positive), low.astype(s.dtype), high.astype(s.dtype), len(s))
-    return message, s - one_bit_decode(message)
-
-
-def one_bit_decode(message: Signs) -> Array:
-    """The quantised gradient, (rows, columns)."""
-    shape = message.rows, message.low.size
-    positive = np.unpackbits(message.bits, count=math.prod(shape)).reshape(shape)
-    return np.where(positive, message.high, message.low)
-
-
-def two_bit(e: Array, g: Array, threshold: float) -> tuple[Codes, Array]:
-    """0 or plus or minus the threshold for each entry of g + e, and the new error; arrays are (d,)."""
-    s = g + e
-    code = np.where(s >= threshold, 1, np.where(s <= -threshold, 2, 0)).astype(np.uint8)
-    four = np.pad(code, (0, -s.size % 4)).reshape(-1, 4)
-    message = Codes(np.bitwise_or.reduce(four << SHIFTS, axis=1), threshold, s.size)
-    return message, s - two_bit_decode(message).astype(s.dtype)
+    def summed(self, state: Any, g: Array, key: Key,
+               add: Callable[[Array], Program[Array]]) -> Program[tuple[Array, Any]]:
+        """What the messages of all ranks say together, of a linear rule, and the next state; `add` is a sum
+        over ranks."""
+        if self.rule.projects:
+            p = yield from add((yield Compute(self.project, state, g, kind="codec")))
+            state = state[0]._replace(p=p), state[1]
+        message, (inner, rest) = yield Compute(self.encode, state, g, key, kind="codec")
+        last = yield from add(message[-1])
+        if self.rule.projects:
+            inner = inner._replace(q=last, p=None)
+        return (yield Compute(self.decode, (*message[:-1], last), g.size, kind="codec")), (inner, rest)
 
 
-def two_bit_decode(message: Codes) -> Array:
-    """The quantised gradient, (d,)."""
-    values = np.array([0, message.threshold, -message.threshold], np.float32)
-    return np.asarray(values[(message.codes[:, None] >> SHIFTS & 3).ravel()[: message.d]])
+def hollow(g: Array, nbytes: int) -> Message:
+    """As many bytes, from a shape-only vector, without contents."""
+    return np.zeros(nbytes % 4, np.uint8), np.concatenate([g, g, g])[: nbytes // 4]
 
 
-def qsgd(v: Array, s: int, key: tuple[int, ...], bucket: int = 512) -> Levels:
-    """Random rounding of v, (d,), to s >= 1 levels of its norm, by bucket; `key` is (seed, rank, t)."""
-    padded = np.pad(np.asarray(v, float), (0, -v.size % bucket)).reshape(-1, bucket)
-    norms = np.linalg.norm(padded, axis=1).astype(v.dtype)
-    exact = np.minimum(s, s * np.abs(padded) / np.where(norms > 0, norms, 1).astype(float)[:, None])
-    rounded = np.floor(exact) + (np.random.default_rng(key).random(exact.shape) < exact % 1)
-    return Levels((np.sign(padded) * rounded).ravel()[: v.size].astype(np.min_scalar_type(-s - 1)), norms, s,
-                  bucket)
-
-
-def qsgd_decode(message: Levels) -> Array:
-    """The rounded vector, (d,): norm sign l / s for each level."""
-    norms: Array = np.repeat(message.norms, message.bucket)[: message.levels.size]
-    return np.asarray(norms * (message.levels.astype(norms.dtype) / norms.dtype.type(message.s)))
+def codec(text: str, feedback: bool = True, *, sgd: SGD | None = None, ranks: int = 1, epoch: int = 100,
+          shapes: Sequence[tuple[int, ...]] = (), seed: int = 0) -> Codec:
+    """Read ``topk:0.01`` or ``dgc:0.001,warmup=4``: the codec for gradients of so many ranks, epochs of so
+    many steps and a vector of arrays of these shapes, by default of one."""
+    sgd = sgd or SGD(0.0)
+    name, _, rest = text.partition(":")
+    if name not in RULES:
+        raise ValueError(f"compress {text!r}; {EXPECTED}")
+    known = [field for field in fields(RULES[name]) if field.name not in OF_THE_RUN]  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for i, word in enumerate(rest.split(",") if rest else ()):
+        key, equals, value = word.partition("=")
+        if not equals and i == 0 and known:
+            key, value = known[0].name, word
+        found = [field for field in known if field.name == key]
+        try:
+            given[key] = READ[str(found[0].type)](value)
+        except (LookupError, ValueError):
+            raise ValueError(f"compress {text!r}: {word!r} is not understood; {EXPECTED}") from None
+    if known and known[0].default is MISSING and known[0].name not in given:
+        raise ValueError(f"compress {text!r} names no {known[0].name}; {EXPECTED}")
+    total = sum(map(prod, shapes))
+    tensors = tuple((prod(shape), shape[-1] if len(shape) > 1 and prod(shape) >= given.get("small", 0) * total
+                     else 1) for shape in shapes)
+    run = {"unbiased": not feedback, "momentum": sgd.momentum, "weight_decay": sgd.weight_decay,
+           "ranks": ranks, "epoch": epoch, "tensors": tensors}
+    taken = {field.name for field in fields(RULES[name])}  # type: ignore[arg-type]
+    try:
+        rule = RULES[name](**given, **{key: value for key, value in run.items() if key in taken})
+    except ValueError as error:
+        raise ValueError(f"compress {text!r}: {error}") from None
+    if rule.keeps and not feedback:
+        raise ValueError(f"compress {text!r} without feedback; its residual is a part of it: expected "
+                         "feedback, or topk")
+    return Codec(rule, feedback and not rule.keeps, seed)

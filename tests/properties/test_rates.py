@@ -212,8 +212,8 @@ def test_a_stage_counts_its_updates(deploy):
     ("downpour", "message.grad,\n                                                     shard.version", "message.grad, 0"),
     ("approximate", "push in pushes], self.own)", "push in pushes], self.version)"),
     ("dynsgd", "message.grad, share, c)", "message.grad, share, shard.version)"),
-    ("allreduce", "np.float32(whole), t)", "np.float32(whole), t + 1)"),
-    ("dgc", "sum_of_sparse(messages, replica.x), t)", "sum_of_sparse(messages, replica.x), 0)"),
+    ("allreduce", "replica.apply(g, t)", "replica.apply(g, t + 1)"),
+    ("dgc", "replica.apply(g, t)", "replica.apply(g, 0)"),
     *[("sequential", "sgd.step, x, v, g, t,", f"sgd.step, x, v, g, {t},")
       for t in ("0", "t + 1", "max(0, t - 1)")],
     ("independent", "self.v, g, t,", "self.v, g, t + 1,"),

@@ -35,29 +35,68 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.codecs import Message
+from refsgd.algorithms.compression import Codec
+from refsgd.algorithms.parts import Objective, rotate
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.collectives import ALLREDUCE, hierarchical_allreduce, torus_allreduce
-from refsgd.effects import Array, Compute, Deployment, Mark, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
                      "pscpu", "hierarchical", "torus"]
 
 
-def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
-         reduce: Callable[[int, Sequence[str], Array], Program[Array]]) -> Program[Array]:
+Reduce = Callable[[int, Sequence[str], Array], Program[Array]]  # a collective: (rank, group, x) -> the sum
+
+
+class Coded(NamedTuple):
+    """peer -> peer: a compressed gradient."""
+
+    message: Message
+
+
+def gather(rank: int, group: Sequence[str], mine: Message) -> Program[list[Message]]:
+    """Every peer's message, in rank order; each sends to its right neighbour first, to share the links."""
+    for to in rotate(group, rank + 1)[:-1]:
+        yield Send(to, Coded(mine))
+    messages = [mine] * len(group)
+    for i, src in enumerate(group):
+        if i != rank:
+            _, (messages[i],) = yield Recv(Coded, src=src)
+    return messages
+
+
+def compressed(rank: int, group: Sequence[str], g: Array, t: int, codec: Codec, state: Any,
+               reduce: Reduce) -> Program[tuple[Array, Any]]:
+    """The sum over ranks of what their messages say, the same bits on every peer, and the codec's next
+    state."""
+    if codec.linear:
+        return (yield from codec.summed(state, g, codec.key(rank, t), partial(reduce, rank, group)))
+    mine, state = yield Compute(codec.encode, state, g, codec.key(rank, t), kind="codec")
+    total = np.zeros_like(g)
+    for message in (yield from gather(rank, group, mine)):
+        total = total + (yield Compute(codec.decode, message, g.size, kind="codec"))
+    return total, state
+
+
+def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int, reduce: Reduce,
+         codec: Codec | None = None) -> Program[Array]:
     """Gradient, all-reduce, update; returns the parameters, (d,), the same on every peer."""
-    rank = replica.rank
+    rank, state = replica.rank, codec.start(replica.x.size) if codec else None
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, replica.x, rank, t)
         share, whole = weights([problem.images(i, t) for i in range(len(group))])
-        total = yield from reduce(rank, group, g * np.float32(share[rank]))
-        yield from replica.apply(total / np.float32(whole), t)
+        if codec is None:
+            g = (yield from reduce(rank, group, g * np.float32(share[rank]))) / np.float32(whole)
+        else:  # weighed first, since what is kept back will be a part of another step
+            g = codec.ready(g, replica.x) * np.float32(share[rank]) / np.float32(whole)
+            g, state = yield from compressed(rank, group, g, t, codec, state, reduce)
+        yield from replica.apply(g, t)
         yield Mark("clock", t=t)
     return replica.x
 
@@ -108,7 +147,7 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         if value is not None and (value < 1 or (owner == "torus" and workers % value)):
             raise ValueError(f"{option} {value}; expected "
                              + (f"a divisor of {workers}" if owner == "torus" else "at least 1"))
-    reduce: Callable[..., Program[Array]] = ALLREDUCE[collective]
+    reduce: Reduce = ALLREDUCE[collective]
     if collective == "torus":
         reduce = partial(torus_allreduce, columns=columns)
     elif collective == "hierarchical":
@@ -117,5 +156,6 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         def reduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
             return hierarchical_allreduce(order.index(me), [peers[rank] for rank in order], x, size)
 
+    codec = getattr(getattr(problem, "exchange", None), "codec", None)
     return deploy(problem, workers, sgd,
-                  lambda replica, peers: peer(replica, peers, problem, steps, reduce))
+                  lambda replica, peers: peer(replica, peers, problem, steps, reduce, codec))

@@ -39,42 +39,13 @@ factor masking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
-
-from refsgd.algorithms.compression import Residual, Sparse, deep_gradient, sum_of_sparse
-from refsgd.algorithms.parts import Objective, rotate
-from refsgd.algorithms.replica import Replica, deploy
-from refsgd.algorithms.sgd import SGD, weights
-from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
-
-
-def all_gather(rank: int, group: Sequence[str], mine: Sparse) -> Program[list[Sparse]]:
-    """Every peer's entries, in rank order; each sends to its right neighbour first, to share the links."""
-    for to in rotate(group, rank + 1)[:-1]:
-        yield Send(to, mine)
-    messages = [mine] * len(group)
-    for i, src in enumerate(group):
-        if i != rank:
-            _, messages[i] = yield Recv(Sparse, src=src)
-    return messages
-
-
-def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int, sgd: SGD, ratio: float,
-         masking: bool) -> Program[Array]:
-    """Gradient, compress, gather, update; returns the parameters, (d,), the same on every peer."""
-    rank, state = replica.rank, Residual(np.zeros_like(replica.x), np.zeros_like(replica.x))
-    for t in range(steps):
-        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
-        share, whole = weights([problem.images(i, t) for i in range(len(group))])
-        g = (g + np.float32(sgd.weight_decay) * replica.x) * np.float32(share[rank]) / np.float32(whole)
-        sent, state = deep_gradient(state, g, sgd.momentum, ratio, masking)
-        messages = yield from all_gather(rank, group, sent)
-        yield from replica.apply(sum_of_sparse(messages, replica.x), t)
-        yield Mark("clock", t=t)
-    return replica.x
+from refsgd.algorithms.allreduce.allreduce import peer
+from refsgd.algorithms.compression import codec
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import deploy
+from refsgd.algorithms.sgd import SGD
+from refsgd.collectives import ring_allreduce
+from refsgd.effects import Deployment
 
 
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
@@ -94,8 +65,6 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
     --------
     refsgd.algorithms.compression : the compression of a gradient.
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio {ratio}; expected a share of the entries in (0, 1]")
-    plain = replace(sgd, momentum=0.0, weight_decay=0.0)  # both act before compression
-    return deploy(problem, workers, plain,
-                  lambda replica, group: peer(replica, group, problem, steps, sgd, ratio, masking))
+    how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd, ranks=workers)
+    return deploy(problem, workers, how.receiver(sgd),
+                  lambda replica, group: peer(replica, group, problem, steps, ring_allreduce, how))

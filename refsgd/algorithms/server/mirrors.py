@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.algorithms.compression import kept
+from refsgd.algorithms.codecs import kept
 from refsgd.algorithms.parts import Push, Shard
 from refsgd.algorithms.server import bsp
 from refsgd.effects import Array, Compute, Mark, Program, Send

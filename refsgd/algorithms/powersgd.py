@@ -1,0 +1,139 @@
+"""PowerSGD: each matrix of the gradient as a product of two thin ones.
+
+A matrix M is approximated by P Q^T of some rank r with one power iteration from the last Q::
+
+    P = M Q, orthonormal;  Q = M^T P                       # r (rows + columns) numbers, not rows x columns
+
+Both steps are linear in M.  Ranks that have the same Q and sum first their P and then their Q get the
+factors of the sum of all M.
+
+What differs from the paper
+---------------------------
+At a server nobody sums: a worker's own P and Q are its message.  A column of P that depends on the others
+becomes 0, and the column of Q that would stay 0 then starts anew.  An array that a division into parts has
+cut is filled up with zeros to a matrix; a vector whose arrays are not known is taken as a square.
+
+References
+----------
+Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
+optimization", NeurIPS 2019 (arXiv:1905.13727), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms.codecs import Key, Message, Rule, Tensors, cut, places
+from refsgd.effects import Array
+
+
+class Factors(NamedTuple):
+    """The state of PowerSGD."""
+
+    q: Array  # the last Q of each matrix, and whatever follows
+    p: Array | None = None  # the sum of all ranks' P = M Q, once they have agreed on it
+
+
+def orthonormal(p: Array) -> Array:
+    """The columns, orthonormal in order (Gram-Schmidt, twice); one that depends on those before becomes 0."""
+    p = p.copy()
+    for k in range(p.shape[1]):
+        size = math.sqrt(float(np.sum(p[:, k] ** 2)))
+        for _ in range(2):
+            p[:, k] -= np.einsum("ij,j->i", p[:, :k], np.einsum("ij,i->j", p[:, :k], p[:, k]))
+        left = math.sqrt(float(np.sum(p[:, k] ** 2)))
+        p[:, k] = p[:, k] / p.dtype.type(left) if left > 1e-5 * size else 0
+    return p
+
+
+@dataclass(frozen=True)
+class PowerSGD(Rule):
+    """Each matrix M as P Q^T of some rank: one power iteration P = M Q, Q = M^T P from the last Q.
+
+    The sums over ranks of P and then of Q are those of one rank that has the sum of all M.  Vectors, and
+    matrices that are no larger than their factors, are sent whole; a vector of unknown arrays is a square.
+    """
+
+    rank: int
+    tensors: Tensors = ()
+    linear: ClassVar[bool] = True
+    projects: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank {self.rank}; expected at least 1")
+
+    def parts(self, d: int) -> tuple[list[tuple[slice, int, int]], list[slice]]:
+        """Place, rows and columns of each matrix, the last row perhaps not full; the places of the rest."""
+        side = math.isqrt(max(d - 1, 0)) + 1
+        arrays = [(at, -(-(at.stop - at.start) // columns), columns)
+                  for at, columns in (places(self.tensors, d) if self.tensors else [(slice(0, d), side)])]
+        fit = [self.rank * (rows + columns) < at.stop - at.start for at, rows, columns in arrays]
+        return ([array for array, small in zip(arrays, fit, strict=True) if small],
+                [at for (at, _, _), small in zip(arrays, fit, strict=True) if not small])
+
+    def split(self, v: Array, sizes: Sequence[int]) -> list[Array]:
+        """Factors, one for each matrix, from one vector."""
+        ends = np.cumsum([size * self.rank for size in sizes])
+        return [factor.reshape(-1, self.rank) for factor in np.split(v, ends)[: len(sizes)]]
+
+    def part(self, at: slice) -> Rule:
+        """With the pieces of arrays that are in the part."""
+        return replace(self, tensors=cut(self.tensors, at))
+
+    def start(self, d: int) -> Factors:
+        """The first Q, the same on every rank."""
+        entries = self.rank * sum(columns for _, _, columns in self.parts(d)[0])
+        return Factors(np.random.default_rng([d, self.rank]).standard_normal(entries, np.float32))
+
+    def project(self, state: Factors, s: Array) -> Array:
+        """P = M Q of each matrix; a column of Q that has become 0 starts anew."""
+        matrices, _ = self.parts(s.size)
+        sizes = [columns for _, _, columns in matrices]
+        found = [s[:0]]
+        for (at, rows, columns), q, first in zip(matrices, self.split(state.q, sizes),
+                                                 self.split(self.start(s.size).q, sizes), strict=True):
+            q = np.where(q.any(axis=0), q, first).astype(s.dtype)
+            found.append(np.einsum("ij,jr->ir", matrix(s[at], rows, columns), q).ravel())
+        return np.concatenate(found)
+
+    def encode(self, state: Factors, s: Array, key: Key) -> tuple[Message, Factors]:
+        """P, orthonormal, then Q = M^T P and what is sent whole."""
+        matrices, whole = self.parts(s.size)
+        p = self.project(state, s) if state.p is None else state.p
+        bases = [orthonormal(base) for base in self.split(p, [rows for _, rows, _ in matrices])]
+        q = [np.einsum("ij,ir->jr", matrix(s[at], rows, columns), base).ravel()
+             for (at, rows, columns), base in zip(matrices, bases, strict=True)]
+        last = np.concatenate([s[:0], *q, *(s[at] for at in whole)])
+        return (np.concatenate([s[:0], *(base.ravel() for base in bases)]), last), Factors(last)
+
+    def decode(self, message: Message, d: int) -> Array:
+        """P Q^T of each matrix, and what was sent whole."""
+        p, q = message
+        matrices, whole = self.parts(d)
+        found = np.empty(d, q.dtype)
+        left = self.split(p, [rows for _, rows, _ in matrices])
+        right = self.split(q, [columns for _, _, columns in matrices])
+        for (at, _, _), base, other in zip(matrices, left, right, strict=True):
+            found[at] = np.einsum("ir,jr->ij", base, other).ravel()[: at.stop - at.start]
+        rest = q[sum(other.size for other in right):]
+        for at in whole:
+            found[at], rest = np.split(rest, [at.stop - at.start])
+        return found
+
+    def phases(self, d: int, t: int | None) -> tuple[int, ...]:
+        """4 r rows of each matrix; 4 r columns of each, and 4 for each entry that is sent whole."""
+        matrices, whole = self.parts(d)
+        return (4 * self.rank * sum(rows for _, rows, _ in matrices),
+                4 * self.rank * sum(columns for _, _, columns in matrices)
+                + 4 * sum(at.stop - at.start for at in whole))
+
+
+def matrix(v: Array, rows: int, columns: int) -> Array:
+    """The entries row by row, with zeros where the last row is not full."""
+    return np.pad(v, (0, rows * columns - v.size)).reshape(rows, columns)
