@@ -21,7 +21,7 @@ What differs from the papers
 Nothing is broadcast at the start: every peer starts with the same x0.  Goyal et al. divide by n since their
 shares are equal; here shares may be unequal, even empty, and gradients are weighted by images.  The counts
 b_i are known to all peers.  The vector is reduced in one piece after the backward pass, not layer by layer
-during it.
+during it.  With a codec, messages of a linear one are summed by the collective, and others are gathered.
 
 References
 ----------

@@ -24,11 +24,11 @@ without momentum, since every entry of u is cleared in every step.
 
 What differs from the paper
 ---------------------------
-One vector instead of a mask per tensor; an exact k, by default of 1 % where the paper ends at 0.1 %, on
-smaller nets; no clipping, no warm-up of the sparsity, no Nesterov momentum.  Each gradient is weighed by its
-images before it is accumulated, so unequal shares add up to the mean of all images.  Weight decay is part of
-the gradient, so it is compressed too.  Choosing the k largest takes no virtual time here; the paper
-estimates their threshold from a sample, because an exact choice is slow.
+This is all-reduce with the codec ``dgc`` and one mask for the whole vector.  The codec also has the paper's
+mask for each array, gradient clipping, Nesterov momentum and warm-up of the sparsity (`codecs.DGC`).  k is
+exact, by default 1 % where the paper ends at 0.1 %, on smaller nets; the paper estimates a threshold from a
+sample.  Each gradient is weighed by its images before it is accumulated, so unequal shares add up to the mean
+of all images.  Weight decay is part of the gradient, so it is compressed too.
 
 References
 ----------
