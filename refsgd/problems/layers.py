@@ -29,6 +29,7 @@ class Part(NamedTuple):
     name: str
     slice: slice
     work: float
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its parameter arrays, in the order of the vector
 
 
 class Pass(Protocol):
@@ -51,6 +52,8 @@ class Layers:
     forward: tuple[float, ...]  #: share of a gradient's time that the forward pass of each layer takes
     backward: tuple[float, ...]  #: likewise for the backward pass; all shares sum to 1
     begin: Callable[[int, int], Pass]  #: ``(rank, t)``: a new pass that computes this worker's gradient
+    #: shapes of all parameter arrays, in the order of the vector, by which codecs know matrices; () if unknown
+    tensors: tuple[tuple[int, ...], ...] = ()
 
     def check(self, d: int) -> None:
         """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time."""
@@ -124,7 +127,7 @@ def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
     total = 3 * sum(part.work for part in parts)
     return Layers(tuple(part.name for part in parts), tuple(part.slice for part in parts),
                   tuple(part.work / total for part in parts), tuple(2 * part.work / total for part in parts),
-                  begin)
+                  begin, tuple(shape for part in parts for shape in part.shapes))
 
 
 def equal(d: int, gradient: Gradient) -> Layers:

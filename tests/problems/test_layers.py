@@ -86,6 +86,12 @@ PROBLEMS = {"quadratic": quadratic(noise=0.1), "integers": integer_gradients(), 
             "resnet18": learning("resnet18:2", batch=2)}
 
 
+@pytest.mark.parametrize("name", ["tiny", "resnet50", "inception", "vgg16"])
+def test_layers_of_a_net_know_the_shapes_of_its_arrays_in_the_order_of_the_vector(name):
+    net = nets.build(name, (32, 32, 3))
+    assert of_net(f"{name}@32", 1).layers.tensors == tuple(segment.shape for segment in net.segments.values())
+
+
 @pytest.mark.parametrize("problem", TIMED.values(), ids=TIMED)
 def test_a_shape_only_gradient_comes_in_parts_of_its_layers(problem):
     problem = problem()

@@ -254,7 +254,8 @@ class Net:
             found[-1].append(row)
         ends = list(accumulate((sum(row.parameters for row in rows) for rows in found), initial=0))
         return tuple(Part(max(rows, key=lambda row: row.parameters).name, slice(first, end),
-                          sum(row.flops for row in rows))
+                          sum(row.flops for row in rows),
+                          tuple(shape for at, shape in self.segments.values() if first <= at.start < end))
                      for rows, first, end in zip(found, ends, ends[1:], strict=False))
 
     def work(self, b: int) -> float:
