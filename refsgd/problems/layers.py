@@ -52,7 +52,7 @@ class Layers:
     forward: tuple[float, ...]  #: share of a gradient's time that the forward pass of each layer takes
     backward: tuple[float, ...]  #: likewise for the backward pass; all shares sum to 1
     begin: Callable[[int, int], Pass]  #: ``(rank, t)``: a new pass that computes this worker's gradient
-    #: shapes of all parameter arrays, in the order of the vector, by which codecs know matrices; () if unknown
+    #: shapes of all parameter arrays in the order of the vector, by which codecs know matrices; () if unknown
     tensors: tuple[tuple[int, ...], ...] = ()
 
     def check(self, d: int) -> None:
