@@ -53,6 +53,17 @@ class _Count:
 _Built = _Count()
 
 
+class Piece(NamedTuple):
+    """A piece of a gradient: layers forward in order, then backward; layer 0 backward is the last.
+
+    `share` is its part of the gradient's time; the shares of a gradient sum to 1.
+    """
+
+    direction: Literal["forward", "backward"]
+    layer: int
+    share: float
+
+
 @dataclass(slots=True, init=False)
 class Compute:
     """Answer ``fn(*args)`` as of the moment of the yield; takes time by its `kind`, priced by the machine.
@@ -64,15 +75,19 @@ class Compute:
     *args
         Its arguments; arrays among them are read-only from now on.
     kind : str
-        Decides the price: "gradient", "update" (an optimiser's step), "reduction" (by the bytes of all
-        arguments but the first, to which they are added); any other costs nothing.
+        Decides the price: "gradient", "update" (an optimiser's step), "reduction" and "codec" (by the bytes
+        of all arguments but the first); any other costs nothing.
+    piece : Piece, optional
+        Which piece of a gradient it is, where a gradient is computed layer by layer.
     """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kind: str
+    piece: Piece | None
 
-    def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient") -> None:
+    def __init__(self, fn: Callable[..., Any], *args: Any, kind: str = "gradient",
+                 piece: Piece | None = None) -> None:
         _Built.count += 1
         if not callable(fn):
             raise TypeError(f"Compute() of a value of type {type(fn).__name__}; expected a function and its "
@@ -80,6 +95,7 @@ class Compute:
         self.fn = fn
         self.args = args
         self.kind = kind
+        self.piece = piece
 
 
 @dataclass(slots=True, init=False)
@@ -288,7 +304,7 @@ class Node:
         A worker computes gradients, as a peer does; a server holds parameters or coordinates others.
     rank : int, optional
         Number among the nodes of its role, which decides its speed and where a co-located server lives;
-        by default its place among them in the deployment.
+        by default its place among them in the deployment.  Nodes of one role and rank share a host.
     host : str, optional
         The process that it shares with all nodes of this `host`; by default the machine's placement decides.
     survives : bool
@@ -296,6 +312,9 @@ class Node:
         waits.  A run survives the death of a worker if all its servers do (without servers: all workers).
     cells : sequence of Cell
         Shared vectors that `Load` and `Add` may name.
+    priority : int
+        A host's outgoing link serves waiting messages from and to nodes of a lower number first; equal
+        ones in the order in which they were sent.
     """
 
     main: Program[Any]
@@ -305,6 +324,7 @@ class Node:
     host: str | None = None
     survives: bool = False
     cells: Sequence[Cell] = ()
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

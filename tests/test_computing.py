@@ -18,12 +18,11 @@ def test_what_was_long_only_once_is_computed_on_the_spot_again():
     rung = threading.Event()
     program: Program[Any] = (effect for effect in ())
     computing, task = Computing(rung.set, False), Task("server0", 0, program, Mailbox(), 0, {})
-    job = Job(task, "update", 0.0, 0.0, True)
-    first = computing.do(job, Compute(time.sleep, 2 * LONG))
+    first = computing.do(Job(task, Compute(time.sleep, 2 * LONG, kind="update"), 0.0, 0.0, True))
     assert first is not None and first.took > LONG
     for seconds, beside in ((2 * LONG, True), (2 * LONG, True), (0, True), (0, False), (0, False)):
         rung.clear()
-        done = computing.do(job, Compute(time.sleep, seconds))
+        done = computing.do(Job(task, Compute(time.sleep, seconds, kind="update"), 0.0, 0.0, True))
         assert (done is None) == beside
         assert not beside or rung.wait(5)
     assert len(computing.finished) == 3

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from refsgd.algorithms import exchange
+from refsgd.algorithms.exchange import by_layer, section
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
 
@@ -47,14 +49,7 @@ class Fetch(NamedTuple):
     t: int  # the worker's iteration
 
 
-def equal(d: int, servers: int) -> list[slice]:
-    """Divide range(d) into contiguous parts, one per server, of equal length to within one.
-
-    >>> equal(10, 3)
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
-    """
-    edges = [d * k // servers for k in range(servers + 1)]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+Message = Callable[[str, Array], Any]  #: (server, gradient of its part) -> what is sent to it
 
 
 def rotate(items: Sequence[str], first: int) -> list[str]:
@@ -76,34 +71,81 @@ def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
 
 
 class Servers:
-    """The servers as one worker sees them: their parts of d parameters, the order in which it contacts them
-    (starting with number `first`), and the version of each part that it has read."""
+    """The servers of all parts as one worker sees them: the parts of the parameters, the order in which it
+    contacts them (starting with number `first`), and what it has read of each, with the version.
 
-    def __init__(self, servers: Sequence[str], d: int, first: int = 0) -> None:
-        self.part = dict(zip(servers, equal(d, len(servers)), strict=True))
+    `push` and `pull` are the exchange of a gradient for a new model; `gradient` computes one and exchanges it
+    as the problem's exchange says.
+    """
+
+    def __init__(self, servers: Sequence[str], problem: Objective, first: int = 0) -> None:
+        self.exchange = exchange.of(problem)
+        self.part = dict(zip(servers, self.exchange.cut(problem, len(servers)), strict=True))
         self.order = rotate(servers, first)
         self.version = dict.fromkeys(servers, 0)
+        self.x = {s: problem.x0[part] for s, part in self.part.items()}
+        self.awaited: set[str] = set()  # of which an answer is on its way
+        self._problem = problem
 
+    def gradient(self, x: Array | None, rank: int, t: int, message: Message | None,
+                 accrued: Array | None = None) -> Program[Array]:
+        """The gradient at x, (d,); each server is sent the `message` of its part, if there is one, as soon as
+        that is known.
 
-def push(servers: Servers, g: Array, examples: int) -> Program[None]:
-    """Send each server its part of a gradient."""
-    for s in servers.order:
-        yield Send(s, Push(g[servers.part[s]], examples, servers.version[s]))
+        Where `x` is None, the forward pass begins with what has arrived and waits for each layer.  `accrued`
+        is added to what is sent.
+        """
+        if message is None:
+            return (yield Compute(self._problem.gradient, x, rank, t))  # type: ignore[no-any-return]
+        tell, sent = message, set[str]()
 
+        def ready(known: Sequence[tuple[slice, Array]]) -> Program[None]:
+            for s, part in reversed(self.part.items()):
+                if part.start >= known[0][0].start and s not in sent:
+                    sent.add(s)
+                    g = section(known, part)
+                    yield from self.send(s, g if accrued is None else accrued[part] + g, tell)
 
-def pull(servers: Servers) -> Program[Array]:
-    """Wait for the part of each server; the whole model, (d,)."""
-    parts = {}
-    for s in servers.order:
-        _, (parts[s], servers.version[s]) = yield Recv(Model, src=s)
-    return np.concatenate([parts[s] for s in servers.part])
+        if self.exchange.overlap == "none":
+            g: Array = yield Compute(self._problem.gradient, x, rank, t)
+            for s in self.order:
+                part = self.part[s]
+                yield from self.send(s, g[part] if accrued is None else accrued[part] + g[part], tell)
+            return g
+        return (yield from by_layer(self._problem, rank, t, x, ready, self._parameters))
 
+    def pushes(self, examples: int) -> Message:
+        """Messages with gradients that are means of so many examples."""
+        return lambda s, g: Push(g, examples, self.version[s])
 
-def fetch(servers: Servers, t: int) -> Program[Array]:
-    """Ask each server for its part in iteration t; the whole model, (d,)."""
-    for s in servers.order:
-        yield Send(s, Fetch(t))
-    return (yield from pull(servers))
+    def send(self, s: str, g: Array, message: Message) -> Program[None]:
+        """Send a server the gradient of its part."""
+        self.awaited.add(s)
+        yield Send(s, message(s, g))
+
+    def _receive(self, s: str) -> Program[None]:
+        """Wait for the part of one server."""
+        _, (self.x[s], self.version[s]) = yield Recv(Model, src=s)
+        self.awaited.discard(s)
+
+    def _parameters(self, layer: slice) -> Program[Array]:
+        """The newest parameters of a layer, (layer,), once every part of it has been answered."""
+        for s, part in self.part.items():
+            if s in self.awaited and part.start < layer.stop and layer.start < part.stop:
+                yield from self._receive(s)
+        return section([(part, self.x[s]) for s, part in self.part.items()], layer)
+
+    def pull(self) -> Program[Array]:
+        """Wait for the part of each server; the whole model, (d,)."""
+        for s in self.order:
+            yield from self._receive(s)
+        return np.concatenate(list(self.x.values()))
+
+    def fetch(self, t: int) -> Program[Array]:
+        """Ask each server for its part in iteration t; the whole model, (d,)."""
+        for s in self.order:
+            yield Send(s, Fetch(t))
+        return (yield from self.pull())
 
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
@@ -112,14 +154,16 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 
     It is the worker of Li et al., algorithm 1.  A `rotated` worker begins with the server of its own number.
     """
-    x = problem.x0
-    there = Servers(servers, x.size, rank if rotated else 0)
+    x: Array | None = problem.x0
+    there = Servers(servers, problem, rank if rotated else 0)
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        yield from push(there, g, problem.images(rank, t))
-        x = yield from pull(there)
+        yield from there.gradient(x, rank, t, there.pushes(problem.images(rank, t)))
+        if there.exchange.overlap == "both" and t < steps - 1:
+            x = None  # the next forward pass receives it, layer by layer
+        else:
+            x = yield from there.pull()
         yield Mark("clock", t=t)
-    return x
+    return problem.x0 if x is None else x
 
 
 # -- the server's side ---------------------------------------------------------------------------------------
@@ -180,9 +224,15 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
         Whether the servers handle the death of a worker.
     """
     ws, ss = names(workers, servers)
+    how = exchange.of(problem)
+    parts = how.cut(problem, servers)
+    home = how.deal(parts, servers)
+    if how.layout != "equal":
+        ss = [f"{ss[k]}.part{j}" for j, k in enumerate(home)]
     nodes = {w: Node(client(i, ss) if client else worker(i, ss, problem, steps, rotated), rank=i)
              for i, w in enumerate(ws)}
-    for k, (s, part) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
-        shard = Shard(k, problem.x0[part], sgd)
-        nodes[s] = Node(server(shard, ws), role="server", rank=k, survives=survives)
+    for j, (s, part) in enumerate(zip(ss, parts, strict=True)):
+        shard = Shard(j, problem.x0[part], sgd)
+        nodes[s] = Node(server(shard, ws), role="server", rank=home[j], survives=survives,
+                        priority=j if how.priority else 0)
     return nodes

@@ -11,7 +11,7 @@ import numpy as np
 from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution, Samples
 from refsgd.cluster.prices import Prices
-from refsgd.effects import Compute, payload_bytes
+from refsgd.effects import Compute, Piece, payload_bytes
 
 
 class Draws:
@@ -31,6 +31,8 @@ class Draws:
         self._streams: dict[str, np.random.Generator] = {}
         # probabilities of the last choice, and their cumulated sums
         self._last: tuple[Any, Samples] | None = None
+        # what was drawn for the gradient that is computed piece by piece, and the share of it that is left
+        self._gradient, self._left = 0.0, 0.0
 
     def _stream(self, purpose: str) -> np.random.Generator:
         if purpose not in self._streams:
@@ -39,16 +41,34 @@ class Draws:
         return self._streams[purpose]
 
     def duration(self, kind: str, effect: Compute | None = None) -> float:
-        """Seconds of the next `Compute` of this kind; of a reduction and on a device also by the effect."""
+        """Seconds of the next `Compute` of this kind; of a piece, a reduction, on a device also by the
+        effect."""
+        if effect is not None and effect.piece is not None:
+            device = self.prices.of(kind)
+            mean = device.seconds(*work_of(effect)) if isinstance(device, Device) else 1.0
+            return mean * effect.piece.share * self.draw(kind, effect.piece)
+        return self._whole(kind, effect)
+
+    def draw(self, kind: str, piece: Piece | None = None) -> float:
+        """What is drawn next for a kind: seconds, or on a device the noise; once for all pieces of a
+        gradient."""
+        if piece is None:
+            return self._whole(kind)
+        if self._left < 1e-9:
+            self._gradient, self._left = self._whole(kind), 1.0
+        self._left -= piece.share
+        return self._gradient
+
+    def _whole(self, kind: str, effect: Compute | None = None) -> float:
         if pending := self._pending.get(kind):
             return pending.pop()
         if (seconds := self._constant.get(kind)) is not None:
             return seconds
-        if kind == "reduction":
-            return self.prices.reduction * payload_bytes(effect.args[1:]) if effect is not None else 0.0
+        if (price := self.prices.per_byte(kind)) is not None:
+            return price * payload_bytes(effect.args[1:]) if effect is not None else 0.0
         found = self.prices.of(kind)
         if isinstance(found, Device):
-            mean = found.seconds(*work_of(effect)) if effect is not None else 0.0
+            mean = found.seconds(*work_of(effect)) if effect is not None else 1.0
             return mean * self._next("noise", kind, found.noise)
         if found is None or found.family == "fixed":
             self._constant[kind] = found.parameters[0] if found is not None else 0.0

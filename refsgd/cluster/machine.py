@@ -37,7 +37,7 @@ from refsgd.cluster.placement import Groups, Hosts
 from refsgd.effects import Deployment
 
 #: fields that a file need not have
-LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads")
+LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Machine:
         Seconds of one update at a server (or of a worker's own), >= 0.
     reduction : float
         Seconds per byte that is reduced in a collective (gamma), >= 0.
+    codec : float
+        Seconds per byte of a gradient that is encoded or decoded, >= 0.
     speeds : tuple of float or str
         Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
     colocated : bool
@@ -116,6 +118,7 @@ class Machine:
     uplink: Link | None = None
     server_speeds: tuple[float, ...] = ()
     loads: tuple[Load, ...] = ()
+    codec: float = 0.0
     source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,10 +133,12 @@ class Machine:
         self._check_levels()
         for name in ("speeds", "server_speeds"):
             object.__setattr__(self, name, _speeds(name, getattr(self, name)))
-        if not is_number(self.reduction):
-            raise wrong_type("reduction", self.reduction, "a number of s/byte >= 0")
-        if not self.reduction >= 0:
-            raise ValueError(f"reduction {self.reduction} s/byte; expected a number of s/byte >= 0")
+        for name in ("reduction", "codec"):
+            price = getattr(self, name)
+            if not is_number(price):
+                raise wrong_type(name, price, "a number of s/byte >= 0")
+            if not price >= 0:
+                raise ValueError(f"{name} {price} s/byte; expected a number of s/byte >= 0")
         if not isinstance(self.colocated, bool):
             raise wrong_type("colocated", self.colocated, "True or False")
         if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):
@@ -257,7 +262,7 @@ class Machine:
                        update=self.update and self.update.scaled(factor),
                        loads=tuple(load.scaled(factor) for load in self.loads),
                        latency=self.latency * factor, bandwidth=self.bandwidth / factor,
-                       reduction=self.reduction * factor,
+                       reduction=self.reduction * factor, codec=self.codec * factor,
                        inside=self.inside and self.inside.slower(factor),
                        uplink=self.uplink and self.uplink.slower(factor))
 
@@ -341,6 +346,8 @@ class Machine:
             parts.append(f"update {self.update} s")
         if self.reduction:
             parts.append(f"reduction {self.reduction:g} s/byte")
+        if self.codec:
+            parts.append(f"codec {self.codec:g} s/byte")
         if self.speeds:
             parts.append(f"speeds {units.written(self.speeds)}")
         if self.server_speeds:

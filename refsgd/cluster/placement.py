@@ -113,19 +113,21 @@ def _spans(numbers: Sequence[int]) -> Iterable[str]:
 def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, str]:
     """The host of each node: the one that its `Node` names, else that of the placement, else its own.
 
-    Co-located servers that no placement names are dealt in turn to the hosts of workers.
+    Co-located servers that no placement names are dealt in turn to the hosts of workers.  Nodes of one role
+    and rank share a host.
     """
     rank = ranks(deployment)
     found = {name: node.host for name, node in deployment.items() if node.host}
     found |= {name: f"host{number}" for name, number in _numbers(hosts, deployment, rank).items()
               if name not in found}
     workers = sorted((n for n, node in deployment.items() if node.role == "worker"), key=rank.__getitem__)
+    first: dict[tuple[str, int], str] = {}
     for name, node in deployment.items():
         if name not in found and not (colocated and workers and node.role == "server"):
             if not isinstance(hosts, str):
                 raise ValueError(f"hosts: {name} is on none of them; expected every node of the run, as "
                                  f"{node.role}{rank[name]} or by its own name")
-            found[name] = name
+            found[name] = first.setdefault((node.role, rank[name]), name)
     homes = list(dict.fromkeys(found[name] for name in workers))
     return {name: found.get(name) or homes[rank[name] % len(homes)] for name in deployment}
 

@@ -13,15 +13,21 @@ from refsgd.effects import Deployment, ranks
 
 
 class Prices(NamedTuple):
-    """The time of a gradient and of an update, None if it is free, and seconds per byte of a reduction."""
+    """The time of a gradient and of an update, None if it is free; seconds per byte of a reduction, and of
+    what a codec encodes or decodes."""
 
     gradient: Time | None
     update: Distribution | None
     reduction: float
+    codec: float = 0.0
 
     def of(self, kind: str) -> Time | None:
-        """What says how long a `Compute` of a kind takes, but for a reduction."""
+        """What says how long a `Compute` of a kind takes, if not its bytes do."""
         return self.gradient if kind == "gradient" else self.update if kind == "update" else None
+
+    def per_byte(self, kind: str) -> float | None:
+        """Seconds per byte of a kind that is priced so."""
+        return self.reduction if kind == "reduction" else self.codec if kind == "codec" else None
 
 
 def each(machine: Machine) -> tuple[Time, ...]:
@@ -43,7 +49,8 @@ def at(machine: Machine, role: str, rank: int) -> Prices:
     else:
         compute = None if isinstance(machine.compute, tuple) else machine.compute
         speed = machine.server_speeds[rank] if rank < len(machine.server_speeds) else 1.0
-    return Prices(compute, machine.update and machine.update.scaled(1 / speed), machine.reduction)
+    return Prices(compute, machine.update and machine.update.scaled(1 / speed), machine.reduction,
+                  machine.codec)
 
 
 def of_nodes(machine: Machine, deployment: Deployment) -> dict[str, Prices]:

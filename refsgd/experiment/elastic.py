@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import equal
+from refsgd.algorithms.exchange import equal
 from refsgd.cluster import prices
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine

@@ -235,7 +235,7 @@ class Records:
             nonlocal done
             for journal in self.journals:
                 journal(event)
-            done += event.node == first and event.kind == "compute" and event.work == "gradient"
+            done += event.node == first and isinstance(event, Computed) and event.gradient_ended
             if self.every and self.folder is not None and done >= self.every:
                 done = 0
                 self.journals[0].sync()

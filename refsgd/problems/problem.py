@@ -54,6 +54,8 @@ class Problem:
         prices it; None: not known.
     layers : Layers or None
         Gradients layer by layer, as `refsgd.problems.layers` describes them; None: as a whole only.
+    exchange : Exchange or None
+        How gradients travel, see `refsgd.algorithms.exchange`; None: whole, in equal parts.
     describe : dict
         What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
         figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
@@ -75,6 +77,7 @@ class Problem:
     describe: dict[str, Any] = field(default_factory=dict)
     work: Callable[[int, int], float] | None = None
     layers: Layers | None = None
+    exchange: Any = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:

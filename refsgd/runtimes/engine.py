@@ -239,9 +239,9 @@ class Engine:
             error.add_note(f"in {programs.describe(effect)} of {task.node}, yielded at {line}")
             raise
 
-    def computed(self, task: Task, start: float, work: str, value: Any, late: float = 0.0) -> None:
+    def computed(self, task: Task, start: float, effect: Compute, value: Any, late: float = 0.0) -> None:
         """A Compute has ended."""
-        self.record(_new(Computed, (self.now, task.node, task.index, start, work, late)))
+        self.record(_new(Computed, (self.now, task.node, task.index, start, effect.kind, late, effect.piece)))
         self.ready = task, value
 
     def added(self, task: Task, effect: Add, seen: Any, since: int | None = None) -> None:

@@ -83,7 +83,7 @@ class Faulty(Simulator):
     def compute(self, task: Task, effect: Compute) -> None:
         """As in a simulator, unless a fault happens to the node now or its host is paused."""
         host = self.host[task.node]
-        for fault in self._faults.begins(task.node, effect.kind):
+        for fault in self._faults.begins(task.node, effect.kind, effect.piece):
             if fault.kind != "pause":
                 self._die(fault)
                 return
@@ -100,11 +100,11 @@ class Faulty(Simulator):
     def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
         return super()._duration(task, kind, effect) * self._faults.slower(task.node)
 
-    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Send a message on its way, later where a fault delays it; none on a way through memory."""
         if self._ways[task.node, to]:
             start += self._faults.later(task.node, to)
-        super().post(task, to, body, number, nbytes, start)
+        super()._post(task, to, body, number, nbytes, start)
 
     # -- the dead do nothing, and the paused do it later ---------------------------------------------------
 

@@ -60,10 +60,6 @@ def unordered() -> ReplayError:
         "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
 
 
-def _draw(kind: str, draws: Draws) -> None:
-    draws.duration(kind)
-
-
 class Replayer(Engine):
     """An engine that does what a record says: each program's next step as soon as what it took is there."""
 
@@ -120,8 +116,8 @@ class Replayer(Engine):
 
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute again, in the recorded time."""
-        self.drawn[task.node, task.index].append(partial(_draw, effect.kind))
-        self.computed(task, self._step.start, effect.kind, self.result(task, effect))
+        self.drawn[task.node, task.index].append(partial(Draws.draw, kind=effect.kind, piece=effect.piece))
+        self.computed(task, self._step.start, effect, self.result(task, effect))
 
     def choose(self, task: Task, effect: Choose) -> Any:
         """The recorded option."""
@@ -143,7 +139,7 @@ class Replayer(Engine):
     def add(self, task: Task, effect: Add) -> None:
         """Write; one that is not atomic has read when it began."""
         seen = self._seen.pop((task.node, self.at[task.node]), None)
-        self.drawn[task.node, task.index].append(partial(_draw, "update"))
+        self.drawn[task.node, task.index].append(partial(Draws.draw, kind="update"))
         self.added(task, effect, programs.read(effect) if seen is None else seen, self._step.since)
 
     # -- steps ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.runtimes.engine import Deadlock as Deadlock
+from refsgd.runtimes.priority import Outgoing, of_nodes
 from refsgd.runtimes.programs import line_of, read, share_of
 from refsgd.trace import Event, Marked, Polled, Run, Trace, Use
 
@@ -82,6 +83,7 @@ class Simulator(Engine):
         self._free = [0.0] * len(self.network.links)
         self._ways = self.network.ways
         self._uses: list[Use] | None = [] if self.network.described else None
+        self._outgoing = Outgoing(self, of_nodes(deployment), self._free, self._departs, self._post)
         self._read = 0
         # programs that are still to be told that the run has ended
         self._told: Iterator[Task] | None = None
@@ -152,15 +154,15 @@ class Simulator(Engine):
 
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute now, and continue the program after the time that it takes."""
-        result, kind = self.result(task, effect), effect.kind
-        seconds = self._duration(task, kind, effect)
+        result = self.result(task, effect)
+        seconds = self._duration(task, effect.kind, effect)
         if task.host in self._shared:
-            self._occupy(task, seconds, self.computed, self.now, kind, result)
+            self._occupy(task, seconds, self.computed, self.now, effect, result)
         else:
             now = self.now
             self._sequence += 1  # as in `_at`, where to pack *args takes as long as the heap
             heappush(self._agenda, (now + seconds, RESUME, task.rank, self._sequence, self.computed,
-                                    (task, now, kind, result)))
+                                    (task, now, effect, result)))
 
     def add(self, task: Task, effect: Add) -> None:
         """Read now, and write after the time that it takes."""
@@ -195,6 +197,10 @@ class Simulator(Engine):
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
+        """When the transmission of a message begins; with priorities, now and until the link has decided."""
+        return self.now if self._outgoing else self._departs(task, to, nbytes)
+
+    def _departs(self, task: Task, to: str, nbytes: int) -> float:
         """When the first link of its way is free for a message; a message within memory needs none."""
         start, way = self.now, self._ways[task.node, to]
         if way:
@@ -208,6 +214,14 @@ class Simulator(Engine):
         return start
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Send a message on its way; with priorities it waits for its turn first."""
+        way = self._ways[task.node, to]
+        if self._outgoing and way:
+            self._outgoing.wait(way[0].link, task, to, body, number, nbytes)
+        else:
+            self._post(task, to, body, number, nbytes, start)
+
+    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Put the arrival of the message's head at the next link, or where there is none its own, on the
         agenda."""
         way = self._ways[task.node, to]

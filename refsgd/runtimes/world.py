@@ -121,7 +121,7 @@ class World(Engine):
 
     def compute(self, task: Task, effect: Compute) -> None:
         """Compute in one step."""
-        self.computed(task, task.since, effect.kind, self.result(task, effect))
+        self.computed(task, task.since, effect, self.result(task, effect))
 
     def add(self, task: Task, effect: Add) -> None:
         """Write; one that is not atomic has read in a step before."""

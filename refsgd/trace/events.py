@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from refsgd.effects import Piece
+
 UNORDERED = -1  #: the ticket of an access without a number
 
 
 class Computed(NamedTuple):
     """The end of a computation that began at `start`.
 
-    `work` is the kind of the `Compute`; `late` is the delay of a paced process beyond the planned end [s].
+    `work` and `piece` are those of the `Compute`; `late` is the delay of a paced process beyond the planned
+    end [s].
     """
 
     time: float
@@ -28,11 +31,17 @@ class Computed(NamedTuple):
     start: float
     work: str
     late: float = 0.0
+    piece: Piece | None = None
 
     @property
     def kind(self) -> Literal["compute"]:
         """The word for this class."""
         return "compute"
+
+    @property
+    def gradient_ended(self) -> bool:
+        """Whether a whole gradient was there, or the last piece of one."""
+        return self.work == "gradient" and (self.piece is None or self.piece[:2] == ("backward", 0))
 
 
 class Sent(NamedTuple):

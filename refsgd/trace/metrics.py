@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from refsgd.trace.events import Crashed, Marked, Returned, Sent
+from refsgd.trace.events import Computed, Crashed, Marked, Returned, Sent
 
 if TYPE_CHECKING:
     from refsgd.trace.run import Trace
@@ -215,7 +215,8 @@ def replica_spread(trace: Trace) -> list[tuple[float, float]]:
 def busy(trace: Trace) -> dict[str, float]:
     """Seconds of gradient computing of each worker until the end of the run; overlapping ones count once."""
     total, until = dict.fromkeys(trace.workers, 0.0), dict.fromkeys(trace.workers, 0.0)
-    for e in sorted(trace.gradients, key=lambda e: (e.start, e.time)):
+    computing = [e for e in trace.of(Computed) if e.work == "gradient"]
+    for e in sorted(computing, key=lambda e: (e.start, e.time)):
         if e.node in total:
             total[e.node] += max(0.0, min(e.time, trace.seconds) - max(until[e.node], e.start))
             until[e.node] = max(until[e.node], e.time)

@@ -156,8 +156,17 @@ class Trace:
 
     @property
     def gradients(self) -> list[Computed]:
-        """Gradients computed, in order of time."""
-        return [e for e in self.of(Computed) if e.work == "gradient"]
+        """Gradients computed, in order of time; one that was computed in pieces began with the first."""
+        found, began = [], dict[tuple[str, int], float]()
+        for e in self.of(Computed):
+            if e.piece is not None:
+                start = began.setdefault((e.node, e.program), e.start)
+                if e.gradient_ended:
+                    del began[e.node, e.program]
+                    found.append(e._replace(start=start, piece=None))
+            elif e.work == "gradient":
+                found.append(e)
+        return found
 
     @property
     def workers(self) -> list[str]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from refsgd.algorithms.parts import Model, Push, Shard, equal, worker
+from refsgd.algorithms.exchange import equal
+from refsgd.algorithms.parts import Model, Push, Shard, worker
 from refsgd.algorithms.server import asp, bsp, ssp_gate
 from refsgd.algorithms.sgd import SGD, StepDecay, mean_gradient, parse_schedule
 from refsgd.effects import Compute, Mark, Recv, Send, payload_bytes

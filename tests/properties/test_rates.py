@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.parts import equal
+from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.pipeline import pipeline
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.runtimes.simulator import simulate

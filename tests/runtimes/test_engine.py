@@ -186,4 +186,4 @@ def test_polls_and_reductions_are_the_same_in_a_replay():
     replayer = Replayer(factory, steps)
     replayer.run()
     (draw,) = replayer.drawn["peer0", 0]
-    assert draw.args == ("reduction",)  # type: ignore[attr-defined]
+    assert draw.keywords["kind"] == "reduction"  # type: ignore[attr-defined]

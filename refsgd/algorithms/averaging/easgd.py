@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy, fetch
+from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import add
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
@@ -66,11 +66,11 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sg
            alpha: float, rotated: bool) -> Program[Array]:
     """Algorithm 2, which is algorithm 1 if there is no momentum; returns the replica, (d,)."""
     x, v = problem.x0, sgd.start(problem.x0)
-    center = Servers(servers, x.size, rank if rotated else 0)
+    center = Servers(servers, problem, rank if rotated else 0)
     for t in range(steps):
         z = x + np.float32(sgd.momentum) * v  # from before the exchange
         if t % period == 0:
-            e = np.float32(alpha) * (x - (yield from fetch(center, t)))
+            e = np.float32(alpha) * (x - (yield from center.fetch(t)))
             for s in center.order:
                 yield Send(s, Elastic(e[center.part[s]], center.version[s]))  # b) center = center + e
             x = x - e  # a)

@@ -42,7 +42,8 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.parts import Model, Objective, Push, equal, names, worker
+from refsgd.algorithms.exchange import equal
+from refsgd.algorithms.parts import Model, Objective, Push, names, worker
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
 from refsgd.algorithms.sgd import SGD

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy, fetch
+from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
@@ -54,18 +54,22 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
            push_every: int, fetch_every: int, rotated: bool) -> Program[Array]:
     """The client of the appendix: accumulate gradients and step locally; returns the local copy, (d,)."""
     x = problem.x0
-    there = Servers(servers, x.size, rank if rotated else 0)
+    there = Servers(servers, problem, rank if rotated else 0)
     accrued, reads = np.zeros_like(x), list[dict[str, int]]()
+
+    def window(s: str, g: Array) -> Accrued:
+        return Accrued(g, tuple(read[s] for read in reads))
+
     for t in range(steps):
         if t % fetch_every == 0:  # step mod n_fetch = 0
-            x = yield from fetch(there, t)
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        accrued, reads = accrued + g, [*reads, dict(there.version)]
+            x = yield from there.fetch(t)
+        reads.append(dict(there.version))
+        ends = pushes_at(t, steps, push_every)  # step mod n_push = 0
+        g = yield from there.gradient(x, rank, t, window if ends else None, accrued)
         # g is in push ceil(t / push_every); all workers' earlier pushes are updates
         x = x - sgd.rate(workers * -(-t // push_every)) * g
-        if pushes_at(t, steps, push_every):  # step mod n_push = 0
-            for s in there.order:
-                yield Send(s, Accrued(accrued[there.part[s]], tuple(read[s] for read in reads)))
+        accrued = accrued + g
+        if ends:
             accrued, reads = np.zeros_like(x), []
         yield Mark("clock", t=t)
     return x

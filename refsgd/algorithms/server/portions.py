@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from refsgd.algorithms.parts import Objective, Servers, fetch
+from refsgd.algorithms.parts import Objective, Servers
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
@@ -74,14 +74,14 @@ def dismiss(workers: Sequence[str], idle: list[str], evaluations: int) -> Progra
 
 def worker(coordinator: str, shards: Sequence[str], problem: Objective) -> Program[None]:
     """Compute the gradient of each assigned portion, at an x fetched once per evaluation."""
-    fetched, there = -1, Servers(shards, problem.x0.size)
+    fetched, there = -1, Servers(shards, problem)
     while True:
         _, message = yield Recv(Portion, Stop)
         if isinstance(message, Stop):
             break
         if message.evaluation != fetched:
             fetched = message.evaluation
-            x = yield from fetch(there, fetched)
+            x = yield from there.fetch(fetched)
         g: Array = yield Compute(problem.gradient, x, message.portion, 0)
         for shard in shards:
             yield Send(shard, Piece(g[there.part[shard]], message.portion, fetched))

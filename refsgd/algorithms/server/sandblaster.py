@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refsgd.algorithms.parts import Objective, equal, names
+from refsgd.algorithms.exchange import equal
+from refsgd.algorithms.parts import Objective, names
 from refsgd.algorithms.server.portions import dismiss, evaluate, worker
 from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
 from refsgd.effects import Deployment, Node, Program

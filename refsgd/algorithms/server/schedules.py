@@ -37,7 +37,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.algorithms.parts import equal, names
+from refsgd.algorithms.exchange import equal
+from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.blocks import Matrix, Policy, check, schedule
 from refsgd.effects import Compute, Deployment, Mark, Node, Program, Recv, Send
 

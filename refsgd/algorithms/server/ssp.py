@@ -41,10 +41,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Objective, Push, Servers, Shard, deploy, push
+from refsgd.algorithms.parts import Objective, Push, Servers, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Died, Mark, Poll, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Poll, Program, Recv, Send
 
 Refresh = Literal["fresh", "lazy", "eager"]
 
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD,
                  staleness: float, workers: int, eager: bool) -> Program[Array]:
     """Compute on a cached model plus own updates; refresh it when it is older than c - staleness."""
-    x, there = problem.x0, Servers(servers, problem.x0.size)
+    x, there = problem.x0, Servers(servers, problem)
     row = {s: Row(x[part], 0, 0, 0) for s, part in there.part.items()}
     mine: dict[int, Array] = {}  # own steps that some row does not contain yet
     for c in range(steps):
@@ -87,10 +87,9 @@ def cache_worker(rank: int, servers: Sequence[str], problem: Objective, steps: i
         read = [sum((mine[t][there.part[s]] for t in range(row[s].own, c)), start=row[s].x) for s in servers]
         x = np.concatenate(read)
         there.version = {s: row[s].version + c - row[s].own for s in servers}  # updates that x contains
-        g: Array = yield Compute(problem.gradient, x, rank, c)
-        # inc, with the rate that the server has when all workers have completed c clocks
+        g = yield from there.gradient(x, rank, c, there.pushes(problem.images(rank, c)))
+        # inc, whose rate is the server's when all workers have completed c clocks
         mine[c] = -sgd.rate(c * workers) * g
-        yield from push(there, g, problem.images(rank, c))
         yield Mark("clock", t=c)
     return x
 

@@ -235,7 +235,7 @@ class Tape:
         """Counters: [position, value] of the gradients of each worker and the updates of each node."""
         found: dict[str, dict[int, dict[int, int]]] = {"gradients": {}, "updates": {}}
         for i, e in enumerate(self.trace.events[:self.last]):
-            gradient = isinstance(e, Computed) and e.work == "gradient" and self.trace.is_worker(e.node)
+            gradient = isinstance(e, Computed) and e.gradient_ended and self.trace.is_worker(e.node)
             if gradient or kind_of(e) == "update":
                 column = found["gradients" if gradient else "updates"].setdefault(self.node[e.node], {0: 0})
                 column[self._k(i + 1)] = next(reversed(column.values())) + 1

@@ -24,7 +24,7 @@ class Job(NamedTuple):
     price for it."""
 
     task: Task
-    kind: str
+    effect: Compute
     start: float
     due: float
     priced: bool
@@ -68,18 +68,18 @@ class Computing:
         """From now on this thread works for a program."""
         self._local.task = task
 
-    def do(self, job: Job, effect: Compute) -> Done | None:
+    def do(self, job: Job) -> Done | None:
         """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`."""
         task = job.task
-        if job.priced and (self._threaded or (task.node, job.kind) in self._long):
+        if job.priced and (self._threaded or (task.node, job.effect.kind) in self._long):
             if task not in self._helpers:
                 self._helpers[task] = self._start_helper(task)
             self.running += 1
-            self._helpers[task].put((job, effect))
+            self._helpers[task].put(job)
             return None
-        done = _done(job, effect)
+        done = _done(job)
         if job.priced and done.took > LONG:
-            self._long.add((task.node, job.kind))
+            self._long.add((task.node, job.effect.kind))
         return done
 
     def _start_helper(self, task: Task) -> queue.SimpleQueue[Any]:
@@ -90,10 +90,10 @@ class Computing:
         def loop() -> None:
             self.works_for(task)
             while True:
-                done = _done(*work.get())
+                done = _done(work.get())
                 # the first one was long because it compiled, or touched fresh memory
                 if done.took < LONG / 2:
-                    self._long.discard((task.node, done.job.kind))
+                    self._long.discard((task.node, done.job.effect.kind))
                 self.finished.append(done)
                 self._knock()
 
@@ -101,11 +101,11 @@ class Computing:
         return work
 
 
-def _done(job: Job, effect: Compute) -> Done:
+def _done(job: Job) -> Done:
     began = time.monotonic()
     value, error = None, None
     try:
-        value = effect.fn(*effect.args)
+        value = job.effect.fn(*job.effect.args)
     except BaseException as raised:  # on its way to the driver, which raises it
         error = raised
     ended = time.monotonic()

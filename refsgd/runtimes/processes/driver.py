@@ -28,6 +28,7 @@ from refsgd.effects import Add, Compute, Deployment, Died, Load, payload_bytes
 from refsgd.runtimes.engine import HEAD, RESUME, Engine, Task
 from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
 from refsgd.runtimes.mailbox import Envelope, tag_of
+from refsgd.runtimes.priority import Outgoing, of_nodes
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.computing import Computing, Done, Job
@@ -82,6 +83,7 @@ class Driver(Engine):
         self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
         self._emulated = machine.linked or machine.paced
         self.links = Links(network, self.rank, groups, self._at, self.deliver)
+        self._outgoing = Outgoing(self, of_nodes(deployment), self.links.free, self._departs, self._post)
         shared = of_hosts(machine.cores, [(process, task, loads[task.node]) for task in self.all_tasks])
         self._processors = shared.get(process) if self.paced else None
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
@@ -102,7 +104,7 @@ class Driver(Engine):
         self._words.noticed = len(self._dead)
         for event in beginning.events:
             if isinstance(event, Computed):
-                self._faults.begins(event.node, event.work)
+                self._faults.begins(event.node, event.work, event.piece)
         for (src, to), count in beginning.numbers.items():
             self._next[src, to] = count
             if src in self.numbers:
@@ -291,7 +293,7 @@ class Driver(Engine):
         """Compute here or in a helper thread; the program continues when it is due."""
         freeze(effect.args)
         self.waits(task)
-        for fault in self._faults.begins(task.node, effect.kind):
+        for fault in self._faults.begins(task.node, effect.kind, effect.piece):
             self._suffer(fault)
         start, due, priced = self.now, self.now, True
         if self.paced:
@@ -299,7 +301,7 @@ class Driver(Engine):
             priced = duration > 0 or task.draws.prices.of(effect.kind) is not None
             due = self._occupy(task, duration)
             self.lateness[task.node].drawn += duration
-        done = self._computing.do(Job(task, effect.kind, start, due, priced), effect)
+        done = self._computing.do(Job(task, effect, start, due, priced))
         if done is not None:
             self._finish(done)
 
@@ -336,9 +338,10 @@ class Driver(Engine):
 
     def _finish(self, done: Done) -> None:
         """A Compute has really ended; its program continues at its due time."""
-        task, kind, start, due, priced = done.job
+        task, effect, start, due, priced = done.job
         if done.error is not None:
-            done.error.add_note(f"in Compute({kind}) of {task.node}, yielded at {line_of(task.program)}")
+            where = f"{task.node}, yielded at {line_of(task.program)}"
+            done.error.add_note(f"in Compute({effect.kind}) of {where}")
             raise done.error
         record = self.lateness[task.node]
         record.computed(done.took)
@@ -350,22 +353,34 @@ class Driver(Engine):
         self._at(due, RESUME, task.rank, self._served, task, due, partial(self._resume_compute, done))
 
     def _resume_compute(self, done: Done, due: float) -> None:
-        (task, kind, start, _, priced), late = done.job, 0.0
+        (task, effect, start, _, priced), late = done.job, 0.0
         if self.paced:
             late = max(0.0, self.clock() - due)
             self.lateness[task.node].seen(late)
             if priced and late > SLACK:
                 self.lateness[task.node].slip(late)
                 self.now = max(self.now, due + late)
-        self.computed(task, start, kind, done.value, late)
+        self.computed(task, start, effect, done.value, late)
 
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
+        """When the transmission of a message begins; with priorities, now and until the link has decided."""
+        return self.now if self._outgoing else self._departs(task, to, nbytes)
+
+    def _departs(self, task: Task, to: str, nbytes: int) -> float:
         """When the first link of its way is free for a message; at once where nothing is emulated."""
         return self.links.departs(task.node, to, self.now, nbytes) if self._emulated else self.now
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Send a message on its way; with priorities it waits for its turn first."""
+        way = self.links.ways[task.node, to]
+        if self._outgoing and self._emulated and way:
+            self._outgoing.wait(way[0].link, task, to, body, number, nbytes)
+        else:
+            self._post(task, to, body, number, nbytes, start)
+
+    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
         src, there = task.node, self.process_of[to]
         if there != self.here or self.links.ways[src, to]:  # else through memory, where nothing is late

@@ -79,7 +79,7 @@ class Links:
     def __init__(self, network: Network, rank: Mapping[str, int], groups: GroupLinks | None,
                  put: Callable[..., None], deliver: Callable[..., None]) -> None:
         self.ways, self._rank, self._put, self._deliver = network.ways, rank, put, deliver
-        self._free, self._groups = [0.0] * len(network.links), groups
+        self.free, self._groups = [0.0] * len(network.links), groups
         self.uses: list[Use] | None = [] if network.described else None
         #: when the last message of each node had left it
         self.left: dict[str, float] = {}
@@ -124,8 +124,8 @@ class Links:
         if self._groups is not None and link in self._groups:
             start = self._groups.serve(link, head, seconds)
         else:
-            start = max(head, self._free[link])
-            self._free[link] = start + seconds
+            start = max(head, self.free[link])
+            self.free[link] = start + seconds
         if self.uses is not None:
             self.uses.append(Use(link, start, start + seconds, src, to))
         return start

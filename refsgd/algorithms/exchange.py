@@ -1,0 +1,177 @@
+"""How a gradient travels: the parts it is cut into, when each leaves, and in what form.
+
+An exchange is orthogonal to an algorithm's rule.  The programs that algorithms share read it from the
+problem: `parts` for those with servers, `allreduce` for those without.
+
+* **Layout**: `equal` parts, one per server; one part per layer; or `chunks` of a layer of at most so many
+  bytes.  Each part is a server program of its own, with its own version, and is dealt to one of the servers.
+* **Overlap**: `backward`, a part leaves as soon as the backward pass has computed it (wait-free
+  backpropagation); `both`, the next forward pass starts as well, layer by layer as parameters arrive.
+* **Priority**: outgoing links serve the parts of the lowest layers first, which the next forward pass needs
+  first.
+
+References
+----------
+Zhang et al., "Poseidon: an efficient communication architecture for distributed deep learning on GPU
+clusters", USENIX ATC 2017, section 3: wait-free backpropagation.
+Jayarajan et al., "Priority-based parameter propagation for distributed DNN training", MLSys 2019: P3, chunks
+and priorities.
+Sergeev and Del Balso, "Horovod", arXiv:1802.05799, section 4: tensor fusion.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from refsgd.effects import Array, Compute, Piece, Program
+
+Overlap = Literal["none", "backward", "both"]
+CHUNKS = re.compile(r"chunks:([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The options of an exchange.
+
+    Parameters
+    ----------
+    layout : str
+        ``"equal"``, ``"layers"`` or ``"chunks:BYTES"``.
+    balance : {"robin", "size", "hash"}
+        How parts are dealt to servers: in turn; the largest first, each to the server with the fewest bytes;
+        by a hash of their number.
+    overlap : {"none", "backward", "both"}
+    priority : bool
+        Whether links serve the lowest layers first.
+    bucket : int
+        Bytes that an all-reduce with overlap waits for before it sums them; 0: each layer by itself.
+    """
+
+    layout: str = "equal"
+    balance: str = "robin"
+    overlap: Overlap = "none"
+    priority: bool = False
+    bucket: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("equal", "layers") and not CHUNKS.fullmatch(self.layout):
+            raise ValueError(f"layout {self.layout!r}; expected equal, layers or chunks:BYTES, such as "
+                             "chunks:200000")
+        for name, known in (("balance", ("robin", "size", "hash")),
+                            ("overlap", ("none", "backward", "both"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.bucket < 0:
+            raise ValueError(f"bucket {self.bucket}; expected a number of bytes >= 0")
+
+    @property
+    def layered(self) -> bool:
+        """Whether the problem's layers matter."""
+        return self.layout != "equal" or self.overlap != "none" or self.priority
+
+    def cut(self, problem: Any, servers: int) -> list[slice]:
+        """The parts of the parameters in order, of which there are `servers` equal ones."""
+        if self.layout == "equal":
+            return equal(problem.x0.size, servers)
+        found = list(problem.layers.parts)
+        if self.layout == "layers":
+            return found
+        most = max(1, int(self.layout.partition(":")[2]) // 4)
+        return [slice(a, min(a + most, part.stop)) for part in found
+                for a in range(part.start, part.stop, most)]
+
+    def deal(self, parts: Sequence[slice], servers: int) -> list[int]:
+        """The server of each part.
+
+        >>> parts = [slice(0, 1), slice(1, 2), slice(2, 9)]
+        >>> Exchange().deal(parts, 2), Exchange(balance="size").deal(parts, 2)
+        ([0, 1, 0], [1, 1, 0])
+        """
+        if self.balance == "robin":
+            return [j % servers for j in range(len(parts))]
+        if self.balance == "hash":
+            return [zlib.crc32(b"%d" % j) % servers for j in range(len(parts))]
+        held, home = [0] * servers, [0] * len(parts)
+        for j in sorted(range(len(parts)), key=lambda j: (parts[j].start - parts[j].stop, j)):
+            home[j] = held.index(min(held))
+            held[home[j]] += parts[j].stop - parts[j].start
+        return home
+
+
+PLAIN = Exchange()  #: the whole gradient at once, in equal parts
+
+
+def of(problem: Any) -> Exchange:
+    """The exchange of a problem, which a reader's own need not have."""
+    return getattr(problem, "exchange", None) or PLAIN
+
+
+def equal(d: int, servers: int) -> list[slice]:
+    """Divide range(d) into contiguous parts, one per server, of equal length to within one.
+
+    >>> equal(10, 3)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    edges = [d * k // servers for k in range(servers + 1)]
+    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def section(pieces: Sequence[tuple[slice, Array]], part: slice) -> Array:
+    """The entries of a part, of a vector of which consecutive pieces are known."""
+    found = [x[max(0, part.start - at.start): part.stop - at.start] for at, x in pieces
+             if at.start < part.stop and part.start < at.stop]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class _Of:
+    """A pass through a layer, which on a device costs its share of the whole gradient's work."""
+
+    function: Callable[..., Any]
+    gradient: Callable[..., Any]
+    whole: tuple[Any, ...]  # arguments of the gradient
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def work(self, *args: Any) -> tuple[float, float]:
+        found: tuple[float, float] = self.gradient.work(*self.whole)  # type: ignore[attr-defined]
+        return found
+
+
+def by_layer(problem: Any, rank: int, t: int, x: Array | None,
+             ready: Callable[[Sequence[tuple[slice, Array]]], Program[None]],
+             parameters: Callable[[slice], Program[Array]]) -> Program[Array]:
+    """The gradient of step t, (d,), computed layer by layer; `ready` runs after each with what is known.
+
+    It is at `x`; where that is None, `parameters` waits for those of each layer before its forward pass.
+    """
+    layers, known = problem.layers, list[tuple[slice, Array]]()
+    begun = layers.begin(rank, t)
+
+    def compute(function: Callable[..., Any], *args: Any, piece: Piece) -> Compute:
+        return Compute(_Of(function, problem.gradient, (problem.x0, rank, t)), *args, piece=piece)
+
+    if x is not None:
+        yield compute(_through, begun, layers.parts, x, piece=Piece("forward", 0, sum(layers.forward)))
+    else:
+        for k, part in enumerate(layers.parts):
+            given = yield from parameters(part)
+            yield compute(begun.forward, k, given, piece=Piece("forward", k, layers.forward[k]))
+    for k in reversed(range(len(layers.parts))):
+        g: Array = yield compute(begun.backward, k, piece=Piece("backward", k, layers.backward[k]))
+        known.insert(0, (layers.parts[k], g))
+        yield from ready(known)
+    return section(known, slice(0, problem.x0.size))
+
+
+def _through(begun: Any, parts: Sequence[slice], x: Array) -> None:
+    """The forward pass through all layers."""
+    for k, part in enumerate(parts):
+        begun.forward(k, x[part])
