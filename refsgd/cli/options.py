@@ -108,10 +108,27 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                        help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
                             "below change it")
     of_machine(where)
+    of_exchange(parser.add_argument_group("how gradients travel"))
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     files(out)
     out.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def of_exchange(how: argparse._ArgumentGroup) -> None:
+    """The options of an exchange."""
+    how.add_argument("--layout", metavar="PARTS",
+                     help="how the parameters are cut into parts: equal (default), layers, or chunks:BYTES "
+                          "of layers")
+    how.add_argument("--balance", choices=("robin", "size", "hash"),
+                     help="how parts are dealt to servers (default robin)")
+    how.add_argument("--overlap", choices=("none", "backward", "both"),
+                     help="backward: a layer's gradient leaves as soon as it is known; both: the next "
+                          "forward pass starts layer by layer as parameters arrive (default none)")
+    how.add_argument("--priority", action="store_true", default=None,
+                     help="links serve the lowest layers first")
+    how.add_argument("--bucket", type=int, metavar="BYTES",
+                     help="what an all-reduce with overlap sums at once (default 0: each layer)")
 
 
 def files(out: argparse._ActionsContainer) -> None:

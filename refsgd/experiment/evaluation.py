@@ -40,6 +40,8 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     staleness."""
     problem, trace = experiment.problem, run.trace
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
+    rank = ranks(experiment.deploy())
+    servers_of_run = {rank[node] for node in trace.nodes if not trace.is_worker(node)}
     if not problem.describe.get("shape_only"):
         x = final_parameters(run)
         servers, workers = replicas(run)
@@ -49,7 +51,6 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         if workers and not servers:
             mean = average(workers)
             distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
-        rank = ranks(experiment.deploy())
         rows = history(trace, problem, rank, evaluations_of(problem, evaluations)) if evaluations else []
         if not evaluations or (rows and trace.seconds > rows[-1][0]):
             updates = trace.updates.values()
@@ -58,7 +59,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
                          accuracy.get("test", nan)])
     return Result(
         experiment.name, experiment.options, problem.describe, experiment.machine, runtime,
-        experiment.workers, sum(not trace.is_worker(node) for node in trace.nodes), experiment.steps,
+        experiment.workers, len(servers_of_run), experiment.steps,
         experiment.seed, measure(trace, experiment.by_worker), predicted_to_json(experiment.predictions()),
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
         trace, x, experiment.deploy)

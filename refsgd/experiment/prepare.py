@@ -11,6 +11,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.exchange import PLAIN, Exchange
+from refsgd.algorithms.exchange import of as exchange_of
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
@@ -19,6 +21,7 @@ from refsgd.cluster.placement import grouped
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
+from refsgd.experiment import exchanges
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
@@ -256,6 +259,9 @@ class Experiment:
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; say one: --compute 20ms",
                                             *theory.FIGURES)
+        if said := exchanges.asked(exchange_of(self.problem)):
+            return theory.Figures().without(
+                f"no formula knows {', '.join(said)}; simulate it: --kind simulated", *theory.FIGURES)
         found = theory.predict(
             self.name, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
@@ -289,6 +295,11 @@ class Training:
     shards: str = "iid"
     machine: Machine | None = None
     seed: int = 0
+    layout: str = PLAIN.layout
+    balance: str = PLAIN.balance
+    overlap: str = PLAIN.overlap
+    priority: bool = PLAIN.priority
+    bucket: int = PLAIN.bucket
 
     def check(self) -> None:
         """Refuse what is no number or no text, or out of range."""
@@ -297,7 +308,9 @@ class Training:
         check_length(self.steps, self.epochs)
         check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
-                   net=self.net or "")
+                   net=self.net or "", layout=self.layout)
+        check_kind(bool, "True or False", priority=self.priority)
+        check_whole(0, bucket=self.bucket)
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
         """How many workers an algorithm has here, and the machine with a speed for each."""
@@ -318,6 +331,13 @@ class Training:
             raise Usage(f"batch {text_of(batch)} with a problem of your own; expected its images(rank, t) to "
                         "say how many images a gradient has")
         return own_problem(own, name, workers)
+
+    def exchange(self) -> Exchange:
+        """How gradients travel."""
+        try:
+            return Exchange(*(getattr(self, f.name) for f in fields(Exchange)))
+        except ValueError as error:
+            raise Usage(str(error)) from None
 
     def length(self, problem: Problem) -> int:
         """Iterations of each worker."""
@@ -347,12 +367,17 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     batch = batches_of(training.batch, workers, machine, together=name == "sequential")
     own = problem is not None
     problem = training.problem(problem, name, workers, batch)
+    exchange = training.exchange()
+    exchanges.check(name, options, exchange, problem, own=callable(algorithm))
+    if said := exchanges.asked(exchange):
+        problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
     steps = training.length(problem)
     recorded = None
     if not callable(algorithm) and not own:
-        said = {key: getattr(training, key) for key in known if key != "epochs"}
-        recorded = said | {"workers": workers, "batch": batch, "steps": steps,
-                           "machine": machine.to_json()} | options
+        kept = [key for key in known if key != "epochs" and (key in said or not hasattr(PLAIN, key))]
+        recorded = {key: getattr(training, key) for key in kept} | {
+            "workers": workers, "batch": batch, "steps": steps,
+            "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
                             training.seed, training.rule(), recorded)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs

@@ -141,7 +141,7 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
 def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
     """A problem of the same size, work and layers, without contents."""
     found, layers = shape_only(problem.x0.size, batches), problem.layers
-    return replace(found, work=problem.work,
+    return replace(found, work=problem.work, exchange=problem.exchange,
                    layers=layers and replace(layers, begin=whole(layers.parts, found.gradient)))
 
 

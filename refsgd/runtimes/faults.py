@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from refsgd.effects import Array, Deployment, Piece, ranks, roles
+from refsgd.effects import Array, Deployment, ranks, roles
 from refsgd.trace import Crashed, Run
 
 #: what can happen to a node
@@ -236,7 +236,7 @@ class Plan:
         self._slower: dict[str, float] = {}
         self._later: dict[tuple[str, str], float] = {}
 
-    def begins(self, node: str, kind: str, piece: Piece | None) -> list[Fault]:
+    def begins(self, node: str, kind: str, piece: tuple[str, int, float] | None) -> list[Fault]:
         """A node begins a Compute of this kind: the faults that happen to it now."""
         if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from refsgd.effects import Piece
-
 UNORDERED = -1  #: the ticket of an access without a number
 
 
@@ -31,7 +29,7 @@ class Computed(NamedTuple):
     start: float
     work: str
     late: float = 0.0
-    piece: Piece | None = None
+    piece: tuple[str, int, float] | None = None  #: direction, layer, share
 
     @property
     def kind(self) -> Literal["compute"]:

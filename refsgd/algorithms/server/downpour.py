@@ -63,7 +63,7 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
     for t in range(steps):
         if t % fetch_every == 0:  # step mod n_fetch = 0
             x = yield from there.fetch(t)
-        reads.append(dict(there.version))
+        reads = [*reads, dict(there.version)]
         ends = pushes_at(t, steps, push_every)  # step mod n_push = 0
         g = yield from there.gradient(x, rank, t, window if ends else None, accrued)
         # g is in push ceil(t / push_every); all workers' earlier pushes are updates

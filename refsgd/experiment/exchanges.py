@@ -1,0 +1,73 @@
+"""Which algorithm takes which option of an exchange, and why others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from refsgd.algorithms.exchange import PLAIN, Exchange
+from refsgd.experiment.arguments import Usage
+from refsgd.problems import Problem
+
+#: servers whose workers wait for an answer to each push, see `refsgd.algorithms.parts.worker`
+ANSWERED = ("bsp", "asp", "ssp", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "dssp")
+SERVERS = (*ANSWERED, "downpour")
+REDUCED = ("allreduce", "dgc")
+
+#: who takes an option, by its name
+TAKES: dict[str, tuple[str, ...]] = {
+    "layout": (*SERVERS, "easgd"), "balance": (*SERVERS, "easgd"), "priority": (*SERVERS, "easgd"),
+    "overlap": (*SERVERS, *REDUCED), "bucket": REDUCED}
+_OWN = "its programs do not use the exchange that others share"
+_REPLICAS = "it exchanges parameters, which are whole only after the update"
+_REDUCED = "it has no servers: its buckets are parts, in the order in which they are ready"
+#: why an algorithm does not take an option, where the reason is not `_OWN`
+BECAUSE: dict[tuple[str, str], str] = {
+    ("easgd", "overlap"): "it exchanges parameters before it computes the gradient",
+    ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
+    ("hogwild", ""): "it shares memory and sends nothing",
+    ("backup-workers", ""): "its server drops whole gradients, and parts would drop different ones",
+    ("approximate", ""): "its servers pick the significant entries themselves",
+    **{(name, ""): _REPLICAS for name in ("gosgd", "adpsgd", "pair-averaging", "local-sgd", "post-local",
+                                          "diloco", "dpsgd", "sgp")},
+    **{(name, option): _REDUCED for name in REDUCED for option in ("layout", "balance", "priority")},
+    **{(name, "bucket"): "it has servers, and sends each part by itself" for name in (*SERVERS, "easgd")}}
+
+
+def refusal(name: str, option: str) -> str:
+    """Why an algorithm of the catalogue does not take an option; empty if it does."""
+    if name in TAKES[option]:
+        return ""
+    return BECAUSE.get((name, option)) or BECAUSE.get((name, "")) or _OWN
+
+
+def asked(exchange: Exchange) -> dict[str, Any]:
+    """The options of an exchange that differ from those of the plain one."""
+    return {option: value for option in TAKES
+            if (value := getattr(exchange, option)) != getattr(PLAIN, option)}
+
+
+def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Problem, own: bool) -> None:
+    """Refuse an exchange that an algorithm does not have, or that says nothing; of the reader's `own` nothing
+    is known."""
+    said = asked(exchange)
+    for option, value in said.items() if not own else ():
+        if reason := refusal(name, option):
+            raise Usage(f"{option} {value} with {name}: {reason}; expected one of {', '.join(TAKES[option])}")
+    if exchange.overlap == "both" and not own:
+        if name in REDUCED:
+            raise Usage(f"overlap both with {name}: the next forward pass begins with the first layer, whose "
+                        "bucket is the last; expected overlap backward")
+        if name == "downpour" or options.get("refresh", "fresh") != "fresh":
+            raise Usage(f"overlap both with {name}: its workers do not wait for the answer to a push; "
+                        "expected overlap backward" + ", or refresh fresh" * (name == "ssp"))
+    if said and problem.layers is None:
+        raise Usage(f"{', '.join(said)} with a problem that says nothing of its layers; expected one with "
+                    "layers=..., see refsgd.problems.layers")
+    if exchange.layout == "equal":
+        for option in ("balance", "priority"):
+            if option in said:
+                raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
+                            "chunks:BYTES")
+    if exchange.bucket and exchange.overlap == "none":
+        raise Usage(f"bucket {exchange.bucket} without overlap; expected overlap backward")

@@ -1,0 +1,173 @@
+"""An exchange changes when and in what parts a gradient travels, never what is computed."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refsgd
+from refsgd.algorithms.exchange import Exchange, section
+from refsgd.experiment.exchanges import ANSWERED, SERVERS, TAKES, refusal
+from refsgd.runtimes import priority, simulator
+from refsgd.trace import Computed, Sent
+from tests.wrong import changed
+
+FIXED = refsgd.Machine(compute="fixed(0.03)", latency=0.001, bandwidth=2e6)
+EXCHANGES = [{"overlap": "backward"}, {"overlap": "both"}, {"layout": "layers"},
+             {"layout": "layers", "overlap": "backward", "servers": 2, "balance": "size"},
+             {"layout": "layers", "overlap": "both", "priority": True},
+             {"layout": "chunks:3000", "overlap": "both", "priority": True, "servers": 2, "balance": "hash"}]
+
+
+def run(name, machine=FIXED, **options):
+    options = {"data": "digits", "steps": 4, "workers": 2, "machine": machine, "evaluations": 0, **options}
+    return refsgd.run(name, **options)
+
+
+@pytest.mark.parametrize("how", EXCHANGES)
+def test_bsp_keeps_the_bits_of_the_whole_gradient(how):
+    whole, parts = run("bsp", workers=3), run("bsp", workers=3, **how)
+    assert parts.parameters_sha256 == whole.parameters_sha256
+    assert sum(parts.measured["bytes_sent"].values()) == sum(whole.measured["bytes_sent"].values())
+    assert parts.servers == how.get("servers", 1)
+
+
+@pytest.mark.parametrize("how", [EXCHANGES[0], EXCHANGES[4]])
+@pytest.mark.parametrize("name", ["ssp", "downpour"])
+def test_one_worker_keeps_the_bits_under_every_rule(name, how):
+    """Alone, a worker meets no other's updates: staleness is 0 whatever overlaps."""
+    if name == "downpour":
+        how = {**how, "overlap": "backward"}
+    assert run(name, workers=1, **how).parameters_sha256 == run(name, workers=1).parameters_sha256
+
+
+@pytest.mark.parametrize("how", [EXCHANGES[1], EXCHANGES[4], EXCHANGES[5]])
+@pytest.mark.parametrize("runtime", ["processes", "tcp"])
+def test_processes_send_the_same_parts(how, runtime):
+    """Real backward passes, layer by layer, in real processes."""
+    there, here = run("bsp", runtime=runtime, **how), run("bsp", **how)
+    assert there.parameters_sha256 == here.parameters_sha256
+    assert there.measured["messages"] == here.measured["messages"]
+    assert there.measured["bytes_sent"] == here.measured["bytes_sent"]
+
+
+def test_the_pieces_of_a_gradient_share_its_draw():
+    """So a gradient takes as long in pieces as whole, whatever its distribution."""
+    machine = refsgd.Machine(compute="exponential(0.02)")
+    whole, parts = run("asp", machine), run("asp", machine, overlap="both", layout="layers")
+    took = [[e.time - e.start for e in r.trace.gradients if e.node == "worker1"] for r in (whole, parts)]
+    assert took[0] == pytest.approx(took[1], rel=1e-12)
+    pieces = [e.piece for e in parts.trace.of(Computed) if e.node == "worker1" and e.piece][4:10]
+    assert [p[:2] for p in pieces] == [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 2),
+                                       ("backward", 1), ("backward", 0)]
+    assert math.fsum(p.share for p in pieces) == pytest.approx(1, abs=1e-12)
+
+
+def exchanged(layers, compute, byte_time, urgent):
+    """Seconds of each iteration of one worker with one server and overlap `both`, by hand: a link there, a
+    link back, an update that takes no time; a message that waits goes by priority or in turn."""
+    forward, backward = ([compute * share for share in shares] for shares in (layers.forward, layers.backward))
+    cost = [4 * byte_time * (part.stop - part.start) for part in layers.parts]
+    here, ends = dict.fromkeys(range(len(cost)), 0.0), []
+    now = 0.0
+    for _ in range(4):
+        for k, f in enumerate(forward):
+            now = max(now, here[k]) + f
+        ready = {}
+        for k in reversed(range(len(cost))):
+            now += backward[k]
+            ready[k] = now
+        here = served(served(ready, cost, urgent), cost, urgent)
+        ends.append(max(here.values()))
+    return ends
+
+
+def served(ready, cost, urgent):
+    """When a link has passed each message on."""
+    left, free, out = dict(ready), 0.0, {}
+    while left:
+        free = max(free, min(left.values()))
+        waiting = [k for k in left if left[k] <= free]
+        k = min(waiting) if urgent else min(waiting, key=lambda k: (left[k], -k))
+        out[k] = free = max(free, left.pop(k)) + cost[k]
+    return out
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+@pytest.mark.parametrize("bandwidth", [1e5, 1e6, 1e7])
+def test_the_time_of_an_iteration_is_that_computed_by_hand(urgent, bandwidth):
+    """To the last digits, over links that hide everything, something or nothing; the answer follows the push
+    as a whole, since a server updates with all of a part."""
+    machine = refsgd.Machine(compute="fixed(0.03)", bandwidth=bandwidth)
+    found = run("asp", machine, workers=1, layout="layers", overlap="both", priority=urgent)
+    layers = found.deploy and refsgd.experiment.prepare.prepare(
+        "asp", data="digits", workers=1, steps=4).problem.layers
+    by_hand = exchanged(layers, 0.03, 1 / bandwidth, urgent)
+    assert found.measured["seconds"] == pytest.approx(by_hand[-1], rel=1e-9)
+    assert 4 * 0.03 <= found.measured["seconds"] <= run("asp", machine, workers=1).measured["seconds"] + 1e-12
+
+
+def test_a_starved_layer_is_noticed(monkeypatch):
+    """A link that serves the highest layer first takes longer by hand than P3's."""
+    machine = refsgd.Machine(compute="fixed(0.03)", bandwidth=1e6)
+    right = run("asp", machine, workers=1, layout="layers", overlap="both", priority=True)
+    backwards = changed(priority, "urgency = max(", "urgency = -max(")
+    monkeypatch.setattr(simulator, "Outgoing", backwards.Outgoing)
+    starved = run("asp", machine, workers=1, layout="layers", overlap="both", priority=True)
+    assert starved.measured["seconds"] > right.measured["seconds"]
+
+
+def test_with_priority_a_message_waits_for_at_most_one_of_a_lower_one():
+    found = run("bsp", refsgd.Machine(compute="fixed(0.03)", bandwidth=3e5), workers=2, layout="chunks:4000",
+                overlap="both", priority=True)
+    for node in ("worker0", "server0.part0"):
+        sent = sorted((e for e in found.trace.of(Sent) if e.node.split(".")[0] == node.split(".")[0]),
+                      key=lambda e: e.start)
+        for k, e in enumerate(sent):
+            part = [int((f.to if "part" in f.to else f.node).partition("part")[2]) for f in sent]
+            before = [j for j in range(k) if sent[j].start > e.time and part[j] > part[k]]
+            assert not before
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.sampled_from(["robin", "size", "hash"]), st.data())
+@settings(max_examples=50)
+def test_parts_cover_the_vector_once_and_every_one_has_a_server(d, servers, balance, data):
+    edges = sorted({0, d, *data.draw(st.lists(st.integers(0, d), max_size=5))})
+    layers = type("Layers", (), {"parts": [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]})
+    problem = type("Problem", (), {"x0": np.arange(d, dtype=np.float32), "layers": layers})
+    exchange = Exchange(data.draw(st.sampled_from(["layers", "chunks:8", "chunks:400"])), balance)
+    parts = exchange.cut(problem, servers)
+    assert np.array_equal(np.concatenate([problem.x0[part] for part in parts]), problem.x0)
+    assert [section([(part, problem.x0[part]) for part in parts], layer).tolist() for layer in layers.parts] == [
+        problem.x0[layer].tolist() for layer in layers.parts]
+    home = exchange.deal(parts, servers)
+    assert len(home) == len(parts) and all(0 <= k < servers for k in home)
+    if balance == "size":
+        held = [sum(p.stop - p.start for p, k in zip(parts, home, strict=True) if k == s) for s in range(servers)]
+        assert max(held) <= min(held) + max(p.stop - p.start for p in parts)
+
+
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("gosgd", {"overlap": "backward"}, "overlap backward with gosgd: it exchanges parameters"),
+    ("allreduce", {"overlap": "both"}, "overlap both with allreduce: the next forward pass begins"),
+    ("allreduce", {"layout": "layers"}, "layout layers with allreduce: it has no servers"),
+    ("downpour", {"overlap": "both"}, "overlap both with downpour: its workers do not wait"),
+    ("ssp", {"overlap": "both", "refresh": "lazy"}, "expected overlap backward, or refresh fresh"),
+    ("bsp", {"priority": True}, "priority True with layout equal; expected layout layers"),
+    ("bsp", {"bucket": 4}, "bucket 4 with bsp: it has servers"),
+    ("allreduce", {"bucket": 4}, "bucket 4 without overlap; expected overlap backward"),
+    ("bsp", {"layout": "chunks:0"}, "layout 'chunks:0'; expected equal, layers or chunks:BYTES"),
+    ("bsp", {"overlap": "all"}, "overlap 'all'; expected one of none, backward, both")])
+def test_what_an_exchange_cannot_do_is_refused_in_a_line(name, options, says):
+    with pytest.raises(ValueError, match=says) as error:
+        run(name, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_every_algorithm_takes_an_option_or_says_why_not():
+    for name in refsgd.algorithms.CATALOGUE:
+        for option in TAKES:
+            assert bool(refusal(name, option)) == (name not in TAKES[option])
+    assert set(ANSWERED) < set(SERVERS)
