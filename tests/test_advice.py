@@ -224,7 +224,7 @@ def test_a_faster_variant_that_is_not_recommended_is_named_with_the_reason():
                    candidates=[Candidate("allreduce", {"collective": "ring"})])
     assert found.recommendation.startswith(
         "Start with allreduce ring on 15 nodes, leaving out the slow worker15: 13.33 s a pass instead of 25. "
-        "Batches in proportion to speed, 15x33,17, take 13.28 s; PyTorch needs a sampler of your own for them. "
+        "Batches in proportion to speed, 15x33,17, take 13.28 s; in PyTorch they need a custom sampler. "
         "No strategy of another kind")
     two = advise(Machine(compute="fixed(0.2)", speeds=(1,) * 60 + (0.5, 0.5)), parameters=1000, workers=62,
                  candidates=FAST[3:4])
@@ -312,9 +312,9 @@ def test_the_recommendation_is_two_sentences(everything):
     assert first.startswith(f"Start with {everything.baseline.name}: ") and first.endswith(
         "newest parameters")
     assert second.startswith(
-        fastest.name) and "may teach less, as ko2021 table3 found" in second and second.count(". ") == 0
+        fastest.name) and "may improve accuracy less, as ko2021 table3 found" in second and second.count(". ") == 0
     alone = advise(Machine(compute="fixed(0.2)"), parameters=1000, workers=4, candidates=FAST)
-    assert alone.recommendation.endswith("nothing to gain for a loss of accuracy.")
+    assert alone.recommendation.endswith("so a loss of accuracy would buy nothing.")
 
 
 def test_a_backup_is_not_recommended_where_it_would_drop_the_same_worker():

@@ -28,13 +28,13 @@ def test_batches_are_read(batch, workers, found):
 
 
 @pytest.mark.parametrize("batch, says", [
-    ("20;1", "batch '20;1'; expected images of each worker, such as 20,1 or 15x20,1, or auto:21"),
+    ("20;1", "batch '20;1'; expected images for each worker, such as 20,1 or 15x20,1, or auto:21"),
     ("auto:x", "batch 'auto:x'; expected images"), ("auto", "batch 'auto'; expected images"),
     ("2.5,1", "batch '2.5,1'; expected images"), ("20,0", "batch 0; expected at least 1"),
     ("auto:0", "batch 0; expected at least 1"), (0, "batch 0; expected at least 1"),
     ((20, 1.5), "batch 1.5 of type float; expected a whole number"),
-    ("20,1,1", "batch 20,1,1 is of 3 workers, and there are 2; expected one for each, or auto:22, which shares"),
-    ("auto:9", "leaves no image to worker 1, whose speed is 1 of 21 in all; expected at least auto:21, or a machine")])
+    ("20,1,1", "batch 20,1,1 for 3 workers in a run with 2; expected one for each, or auto:22, which divides"),
+    ("auto:9", "leaves no image for worker 1, whose speed is 1 of 21 in total; expected at least auto:21, or a machine")])
 def test_what_is_no_batch_is_refused(batch, says):
     with pytest.raises(Usage, match=says):
         batches_of(batch, 2, PANI)
@@ -130,7 +130,7 @@ def test_a_problem_of_ones_own_says_its_batches_itself():
     own = replace(quadratic(d=4, workers=2), images=lambda rank, t: (20, 1)[rank], describe={})
     found = refsgd.run("bsp", own, workers=2, steps=10, machine=FIXED)
     assert found.problem["batches"] == [20, 1] and found.measured["images_per_second"] == pytest.approx(2100)
-    with pytest.raises(Usage, match=r"batch 20,1 with a problem of your own; expected its images\(rank, t\)"):
+    with pytest.raises(Usage, match=r"batch 20,1 with your own problem; expected its images\(rank, t\)"):
         refsgd.run("bsp", own, workers=2, steps=10, batch="20,1")
     with pytest.raises(Usage, match=r'describe\["batches"\] has 3 numbers; expected one for each of 2 workers'):
         refsgd.run("bsp", replace(own, describe={"batches": [1, 2, 3]}), workers=2, steps=1)
@@ -151,7 +151,7 @@ def test_a_resumed_run_keeps_the_batches(tmp_path):
     record.write_bytes(b"".join(lines[: len(lines) // 2]))
     assert refsgd.run("asp", resume=tmp_path).parameters_sha256 == whole.parameters_sha256
     record.write_bytes(b"".join(lines[: len(lines) // 2]))
-    with pytest.raises(Usage, match=r"was made with batch \[20, 1\], and \[19, 2\] is asked for"):
+    with pytest.raises(Usage, match=r"was made with batch \[20, 1\], not \[19, 2\]"):
         refsgd.run("asp", resume=tmp_path, batch="19,2")
 
 
@@ -190,7 +190,7 @@ def test_the_command_line_takes_batches_everywhere(capsys, tmp_path):
     assert main(["explore", "bsp", "--workers", "2", "--batch", "3,1"]) == 0
     assert "different results: 1" in capsys.readouterr().out
     assert main(["run", "bsp", "--batch", "20,1,1", "--workers", "2"]) == 2
-    assert "is of 3 workers, and there are 2" in capsys.readouterr().err
+    assert "for 3 workers in a run with 2" in capsys.readouterr().err
 
 
 def test_the_hard_panel_has_a_batch_for_each_of_its_own_workers():

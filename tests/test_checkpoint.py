@@ -166,7 +166,7 @@ def test_other_faults_are_refused(tmp_path):
     assert refsgd.run("asp", resume=tmp_path, **fault).measured["updates"] == 90
     with pytest.raises(Usage, match="was made with slow worker 1 at step 3 by 2; expected the same faults"):
         refsgd.run("asp", resume=tmp_path, faults=["kill worker 1 at step 3"])
-    with pytest.raises(Usage, match="was made with on_death continue, and restart is asked for"):
+    with pytest.raises(Usage, match="was made with on_death continue, not restart"):
         refsgd.run("asp", resume=tmp_path, on_death="restart")
 
 
@@ -208,7 +208,7 @@ def test_programs_that_do_not_repeat_the_record_are_refused(folder, monkeypatch)
     value[3] += 1.0
     rows[at] = line(value).rstrip()
     path.write_bytes(b"\n".join(rows))
-    with pytest.raises(ReplayError, match=rf"{path}: worker1, step 0: recorded .* and the program gives .*; "
+    with pytest.raises(ReplayError, match=rf"{path}: worker1, step 0: recorded .* but the program gives .*; "
                                           "expected the same library version"):
         refsgd.run("bsp", resume=folder)
 
@@ -246,14 +246,14 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(place, tmp
     monkeypatch.setattr("refsgd.experiment.run.perform", lambda *rest: pytest.fail("it ran"))
     assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--checkpoint", place]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"refsgd: checkpoint {place}: nothing can be written there (") and said.count(
+    assert said.startswith(f"refsgd: checkpoint {place} is not writable (") and said.count(
         "\n") == 1 and "expected a folder" in said
 
 
 def test_another_run_is_not_overwritten(folder):
     """A folder that holds a run takes another one only if that continues it."""
     before = (folder / "record").read_bytes()
-    with pytest.raises(Usage, match="holds the record of a run; expected --resume"):
+    with pytest.raises(Usage, match="holds the record of a run; expected also --resume"):
         refsgd.run("bsp", checkpoint=folder, **arguments("bsp"))
     assert (folder / "record").read_bytes() == before
 
@@ -264,16 +264,16 @@ def test_a_record_that_cannot_be_written_is_one_line(capsys):
 
     command = ["run", "bsp", "--data", "quadratic", "--steps", "5", "--quiet", "--record"]
     assert main([*command, "/proc/nope"]) == 2
-    assert capsys.readouterr().err == "refsgd: the record /proc/nope cannot be written (No such file or directory); expected a place for a file\n"
+    assert capsys.readouterr().err == "refsgd: the record /proc/nope cannot be written (No such file or directory); expected the name of a file that you may write\n"
     assert main([*command, "/dev/full"]) == 1
     assert capsys.readouterr().err == "refsgd: the record /dev/full could not be written (No space left on device); expected more free space\n"
 
 
 def test_only_the_same_run_continues(folder):
     """Another algorithm, runtime or argument is refused; the same one said again is not."""
-    with pytest.raises(Usage, match="is of bsp; expected one of asp"):
+    with pytest.raises(Usage, match="is of bsp; expected a record of asp"):
         refsgd.run("asp", resume=folder)
-    with pytest.raises(Usage, match="made with lr 0.05, and 0.1 is asked for"):
+    with pytest.raises(Usage, match="made with lr 0.05, not 0.1"):
         refsgd.run("bsp", resume=folder, lr=0.1)
     with pytest.raises(Usage, match="by the runtime simulator"):
         refsgd.run("bsp", resume=folder, runtime="processes")

@@ -68,16 +68,16 @@ def refuse(capsys, *arguments):
     (["run", "bsp", *SMALL, "--slow", "3=0"],
      "worker 3 at speed 0; expected a finite speed > 0, such as 3=0.5 for half speed"),
     (["advise", "--parameters", "1000", "--compute", "1", "--workers", "16", "--speeds", "0.5"],
-     "speeds 0.5 name 1 worker, and there are 16"),
+     "speeds 0.5 for 1 worker in a run with 16"),
     (["run", "bsp", *SMALL, "--bandwidth", "0"], "bandwidth 0.0 bytes/s; expected"),
     (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "distribution 'exponental' is unknown"),
     (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, else there is no mean"),
     (["run", "bsp", *SMALL, "--speeds", "1,x"],
      "speeds '1,x'; expected numbers separated by commas, e.g. 1,1,4 or 15x1,0.5"),
     (["run", "bsp", *SMALL, "--speeds", "1,2"],
-     "speeds 1,2 name 2 workers, and there are 4; expected a speed for each, such as 1,2,1,1, or workers 2"),
-    (["compare", "--speeds", "1,2,3,4,5"], "name 5 workers, and there are 4"),
-    (["predict", "sequential", "--speeds", "1,2"], "name 2 workers, and there are 4"),
+     "speeds 1,2 for 2 workers in a run with 4; expected a speed for each, such as 1,2,1,1, or workers 2"),
+    (["compare", "--speeds", "1,2,3,4,5"], "for 5 workers in a run with 4"),
+    (["predict", "sequential", "--speeds", "1,2"], "for 2 workers in a run with 4"),
     (["run", "bsp", "--data", "digitz"], "data 'digitz' is unknown; expected one of digits"),
     (["run", "bsp", "--data", "none"], "none with --net shapes:P"),
     (["data", "digits"], "data 'digits' cannot be fetched; expected one of mnist"),
@@ -114,7 +114,7 @@ def refuse(capsys, *arguments):
     (["compare", "--algoritms", "bsp"], "compare has no option --algoritms; did you mean --algorithms?"),
     (["run", "bsp", "-x"], "run bsp has no option -x; see refsgd run bsp --help"),
     (["run", "bsp", "--net", "resnet-50"],
-     "or shapes:P for a net of P parameters in shape only; did you mean resnet50?"),
+     "or shapes:P for a shape-only net of P parameters; did you mean resnet50?"),
     (["advise", "--net", "bert", "--rate", "1e12"], "vgg16, or --parameters and --flops"),
     (["run", "bsp", "--data", "Fashion_MNIST"], "did you mean fashion-mnist?"),
     (["run", "bsp", "--epochs", "0"], "epochs 0.0; expected a number > 0 (steps may be 0)"),
@@ -398,8 +398,8 @@ def test_what_is_no_record_cannot_be_replayed(capsys, tmp_path, text):
 
 @pytest.mark.parametrize(("others", "excess", "said"), [
     (0.0, 0.02, []), (1.5, 0.02, ["other processes used 1.5 of 2 cores"]),
-    (0.0, 1.1, ["110% longer in the mean than in the median"]),
-    (1.5, 1.1, ["1.5 of 2 cores and equal gradients"])])
+    (0.0, 1.1, ["the mean time of equal gradients exceeded their median by 110%"]),
+    (1.5, 1.1, ["1.5 of 2 cores and the mean time of equal gradients"])])
 def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypatch, others, excess, said):
     describe = {"nets": ["tiny", "mlp"], "processor": "x", "cores": 2}
     found = Calibration(Machine(compute="device(1e9)"), (), {}, 0.001, describe, others, excess)
@@ -407,7 +407,7 @@ def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypa
     assert main(["calibrate", "--output", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["measured"] == describe and err.count("\n") == len(said)
-    assert all(text in err and "expected a quiet one: end other work, then calibrate again" in err
+    assert all(text in err and "expected an idle one: end other work, then calibrate again" in err
                for text in said)
 
 

@@ -101,7 +101,7 @@ def test_own_problems_and_their_copies_say_their_work():
 def test_a_gradient_of_unknown_work_is_refused_on_a_device(name, capsys):
     assert main(["predict", "bsp", "--data", name, "--compute", FIXED]) == 2
     line = capsys.readouterr().err
-    assert f"with net {name}, whose work is not known" in line and line.count("\n") == 1
+    assert f"with net {name}, whose work is unknown" in line and line.count("\n") == 1
     with pytest.raises(Usage, match="expected a net such as tiny"):
         refsgd.run("bsp", data=name, machine=Machine(compute=f"3x 20ms; {FIXED}"))
 
@@ -110,7 +110,7 @@ def test_a_program_of_ones_own_that_hides_its_work_is_told():
     def work():
         yield Compute(np.matmul, np.eye(2), np.eye(2))
 
-    with pytest.raises(ValueError, match="prices a gradient by its work, and matmul does not say how much"):
+    with pytest.raises(ValueError, match="prices a gradient by its work, which matmul does not state"):
         simulate({"worker0": Node(work())}, Machine(compute=FIXED))
 
 
@@ -220,7 +220,7 @@ def test_pieces_of_a_computation_take_as_long_as_the_whole(load, start, first, s
     ("worker0", "expected a node and factors from seconds on, such as worker2: 1@0, 3@30, 1@60"),
     ("worker0: 2", "expected a node"), ("worker0: 2@-1", "expected finite factors > 0 and rising seconds"),
     ("worker0: 0@1", "factor 0.0 from 1.0 s"), ("worker0: 2@5, 3@5", "rising seconds"),
-    ("worker0: nan@5", "expected finite factors"), ("worker0: 2@1; worker0: 3@2", "they name worker0 twice"),
+    ("worker0: nan@5", "expected finite factors"), ("worker0: 2@1; worker0: 3@2", "worker0 is named twice"),
     ("worker7: 2@1", "there is no worker7; expected one of worker0 to worker3"),
     ("server1: 2@1", "there is no server1; expected one of server0 to server0"), ("disk0: 2@1", "expected a node")])
 def test_what_is_no_load_is_refused_in_one_line(text, expected, capsys):
@@ -360,9 +360,9 @@ def test_times_that_differ_by_worker_are_predicted(name):
 
 def test_times_of_too_many_workers_are_refused(capsys):
     assert main(["run", "bsp", "--data", "quadratic", "--compute", "3x 20ms; 40ms", "--workers", "3"]) == 2
-    assert "is of 4 workers, and there are 3; expected one for each, or one for all" in capsys.readouterr().err
+    assert "for 4 workers in a run with 3; expected one for each, or one for all" in capsys.readouterr().err
     assert main(["run", "bsp", "--data", "quadratic", "--server-speeds", "1,2"]) == 2
-    assert "server_speeds 1,2 of 1 server; expected a speed for each" in capsys.readouterr().err
+    assert "server_speeds 1,2 for 1 server; expected a speed for each" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -379,7 +379,7 @@ def test_advice_prices_a_device_by_the_model(capsys, monkeypatch):
     assert main(["advise", "--parameters", "1000", "--compute", FIXED]) == 2
     assert "without the model's work; expected --flops, or --net" in capsys.readouterr().err
     assert main([*model, "--compute", "20ms", "--load", "worker0: 2@1"]) == 2
-    assert "and loads have none; expected a machine without loads" in capsys.readouterr().err
+    assert "do not cover loads; expected a machine without loads" in capsys.readouterr().err
 
 
 # -- files, slow motion, deaths ----------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_it_writes_a_file_that_can_be_read_and_changed(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, says", [
     (["nowhere"], "machine 'nowhere' is neither a file nor a preset; expected a file or one of das5-ethernet"),
-    (["sites-2x8", "--hosts", "2x2", "--workers", "5"], "hosts 2x2 have room for 4 workers, and worker4 is number 5"),
+    (["sites-2x8", "--hosts", "2x2", "--workers", "5"], "hosts 2x2 have room for 4 workers, but worker4 is number 5"),
     (["--workers", "0"], "workers 0; expected at least 1"), (["--servers", "-1"], "servers -1; expected at least 0"),
     (["--plot", "x.txt"], "cannot draw x.txt"), (["--output", "/nowhere/x.toml"], "cannot write /nowhere/x.toml")])
 def test_what_is_refused(arguments, says, capsys):

@@ -65,8 +65,8 @@ def test_a_file_says_only_what_differs_from_the_one_that_it_includes(file, tmp_p
 
 WRONG = [  # file a, file b, the file that is named, and what is said of it
     ('include = "b.toml"', 'include = "a.toml"', "b.toml",
-     "include 'a.toml' closes the circle a.toml -> b.toml -> a.toml; expected files that do not include each other"),
-    ('include = "a.toml"', "", "a.toml", "include 'a.toml' closes the circle a.toml -> a.toml"),
+     "include 'a.toml' forms the cycle a.toml -> b.toml -> a.toml; expected files that do not include each other"),
+    ('include = "a.toml"', "", "a.toml", "include 'a.toml' forms the cycle a.toml -> a.toml"),
     ('include = "c.toml"', "", "a.toml", "include 'c.toml': No such file or directory; expected the name of another"),
     ("include = 3", "", "a.toml", "include 3; expected the name of another machine file"),
     ('include = "b.toml"', "latency = -1", "b.toml", "latency -1 s; expected a finite number of seconds >= 0"),
@@ -79,13 +79,13 @@ WRONG = [  # file a, file b, the file that is named, and what is said of it
     ('uplink = "1ms,-1Gbps"\ngroups = "2x2"', "", "a.toml", "uplink: bandwidth -125000000.0 bytes/s; expected"),
     ('groups = "2x2"', "", "a.toml", "groups 2x2 without an uplink; expected latency and bandwidth of each group's link"),
     ('groups = [[0, 1], [1, 2]]\nuplink = "1ms,1Gbps"', "", "a.toml",
-     "groups: host 1 is on groups 0 and 1; expected each host once"),
-    ('hosts = [["worker0"], ["worker0"]]', "", "a.toml", "hosts: node worker0 is on hosts 0 and 1; expected each node once"),
+     "groups: host 1 appears in groups 0 and 1; expected each host once"),
+    ('hosts = [["worker0"], ["worker0"]]', "", "a.toml", "hosts: node worker0 appears in hosts 0 and 1; expected each node once"),
     ('latency = "1ms"\nlatency = "2ms"\n', "", "a.toml", "Cannot overwrite a value (at line 2, column 16); expected TOML"),
     ('hosts = [["worker0"], ["worker1", "server0", "worker9"]]', "", "a.toml",
-     "hosts: worker9 on host 1 is no node of this run; expected some of worker0, worker1, server0"),
-    ('hosts = "1x1"', "", "a.toml", "hosts 1x1 have room for 1 workers, and worker1 is number 2; expected hosts for all"),
-    ('groups = "2x1"\nuplink = "1ms,1Gbps"', "", "a.toml", "groups 2x1: host 2, where server0 lives, is in none; expected"),
+     "hosts: worker9 on host 1 is not a node of this run; expected some of worker0, worker1, server0"),
+    ('hosts = "1x1"', "", "a.toml", "hosts 1x1 have room for 1 workers, but worker1 is number 2; expected hosts for all"),
+    ('groups = "2x1"\nuplink = "1ms,1Gbps"', "", "a.toml", "groups 2x1: host 2, where server0 lives, is in no group; expected"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_one_line_names_file_key_and_what_is_expected(file, tmp_path, capsys, a,
 
 
 def test_json_with_a_key_twice(file):
-    with pytest.raises(ValueError, match="key 'latency' stands there twice; expected JSON"):
+    with pytest.raises(ValueError, match="key 'latency' appears twice; expected JSON"):
         load_machine(file("m.json", '{"latency": 1, "latency": 2}'))
 
 

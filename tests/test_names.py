@@ -126,7 +126,7 @@ def test_a_run_whose_server_does_not_survive_is_refused():
         nodes["hub"].survives = False
         return nodes
 
-    with pytest.raises(ValueError, match="on_death continue with fragile, of which no Node says survives=True"):
+    with pytest.raises(ValueError, match="on_death continue with fragile, whose programs wait for every worker"):
         refsgd.run(fragile, on_death="continue", **PACED)
     with pytest.raises(ValueError, match="role 'peer' of a Node; expected worker or server"):
         Node(iter(()), role="peer")

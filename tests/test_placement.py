@@ -67,14 +67,14 @@ def test_a_machine_for_fewer_workers_has_no_places_for_the_others():
 
 
 @pytest.mark.parametrize("machine, workers, servers, says", [
-    (Machine(hosts="2x2"), 5, 1, "hosts 2x2 have room for 4 workers, and worker4 is number 5; expected hosts for all, "
+    (Machine(hosts="2x2"), 5, 1, "hosts 2x2 have room for 4 workers, but worker4 is number 5; expected hosts for all, "
                                  "such as 3x2"),
-    (LISTED, 3, 1, "hosts: worker3 on host 1 is no node of this run; expected some of worker0, worker1, worker2, server0"),
-    (LISTED, 5, 1, "hosts: worker4 is on none of them; expected every node of the run, as worker4 or by its own name"),
-    (LISTED, 4, 2, "hosts: server1 is on none of them"),
-    (Machine(hosts="wroker0; worker1"), 2, 0, "hosts: wroker0 on host 0 is no node of this run"),
+    (LISTED, 3, 1, "hosts: worker3 on host 1 is not a node of this run; expected some of worker0, worker1, worker2, server0"),
+    (LISTED, 5, 1, "hosts: worker4 is on no host; expected every node of the run, as worker4 or by its own name"),
+    (LISTED, 4, 2, "hosts: server1 is on no host"),
+    (Machine(hosts="wroker0; worker1"), 2, 0, "hosts: wroker0 on host 0 is not a node of this run"),
     (Machine(groups="2x2", uplink="1ms,1Gbps"), 4, 1,
-     "groups 2x2: host 4, where server0 lives, is in none; expected a group for each host"),
+     "groups 2x2: host 4, where server0 lives, is in no group; expected a group for each host"),
 ])
 def test_what_does_not_fit_a_run(machine, workers, servers, says):
     with pytest.raises(ValueError, match="^" + says.replace("(", r"\(")):
@@ -91,13 +91,13 @@ def test_one_node_under_two_names():
     ({"hosts": "0x2"}, "hosts '0x2'; expected 4x2"),
     ({"hosts": [["worker0"], "worker1"]}, "hosts [['worker0'], 'worker1']; expected 4x2"),
     ({"hosts": 4}, "hosts 4; expected 4x2"),
-    ({"hosts": "worker0,worker1;worker0"}, "hosts: node worker0 is on hosts 0 and 1; expected each node once"),
-    ({"hosts": [["worker0", "worker0"]]}, "hosts: node worker0 is on host 0 twice; expected each node once"),
+    ({"hosts": "worker0,worker1;worker0"}, "hosts: node worker0 appears in hosts 0 and 1; expected each node once"),
+    ({"hosts": [["worker0", "worker0"]]}, "hosts: node worker0 appears in host 0 twice; expected each node once"),
     ({"groups": "2x"}, "groups '2x'; expected 2x8 (two groups of eight hosts) or the hosts of each group"),
     ({"groups": [[0], [-1]]}, "groups [[0], [-1]]; expected 2x8"),
     ({"groups": [[0], []]}, "groups [[0], []]; expected 2x8"),
     ({"groups": [[0, True]]}, "groups [[0, True]]; expected 2x8"),
-    ({"groups": "0-3;3-5"}, "groups: host 3 is on groups 0 and 1; expected each host once"),
+    ({"groups": "0-3;3-5"}, "groups: host 3 appears in groups 0 and 1; expected each host once"),
     ({"groups": "2x2"}, "groups 2x2 without an uplink; expected latency and bandwidth of each group's link, such as "
                         "uplink 1ms,1Gbps"),
     ({"uplink": "1ms,1Gbps"}, "uplink 1 ms, 1 Gbps without groups; expected 2x8"),

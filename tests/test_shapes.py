@@ -49,7 +49,7 @@ def test_a_thousand_workers_are_simulated_in_seconds(name):
 @pytest.mark.parametrize(("name", "options"), [("approximate", {}), ("downpour", {"adagrad": True})])
 def test_an_algorithm_that_decides_by_entries_is_refused_in_one_line(name, options):
     with pytest.raises(ValueError,
-                       match=f"{name} decides by the entries of its vectors, and net shapes:1000 has none; "
+                       match=f"{name} reads the entries of its vectors, and net shapes:1000 has none; "
                              "expected another net"):
         refsgd.run(name, net="shapes:1000", data="none", steps=2, **options)
 
@@ -69,7 +69,7 @@ def test_a_shape_only_net_does_not_run_as_processes():
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("--net shapes:1000 --data foo",
-     "data 'foo' with net shapes:1000, which learns nothing; expected none"),
+     "data 'foo' with net shapes:1000, which cannot learn; expected none"),
     ("--net shapes:1000 --data mnist", "data 'mnist' with net shapes:1000"),
     ("--net shapes:1000 --data quadratic", "data 'quadratic' with net"),
     ("--net shapes:0 --data none",

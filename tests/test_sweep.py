@@ -67,7 +67,7 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
 
 
 def test_the_old_name_of_the_metric_warns_for_one_release(capsys):
-    with pytest.warns(FutureWarning, match="figure is now called metric; the old name goes"):
+    with pytest.warns(FutureWarning, match="figure is now called metric; the old name will be removed"):
         found = sweep("bsp", "workers", (2, 4), figure="idle_ratio", machine=FAST)
     assert found.metric == "idle_ratio" and found.to_dict()["figure"] == found.to_dict()["metric"]
     with pytest.warns(FutureWarning, match="--figure is now called --metric"):
@@ -165,5 +165,5 @@ def test_options_of_an_unknown_algorithm_are_refused():
 
 def test_the_harder_case_needs_data_that_can_be_dealt_out_anew():
     with pytest.raises(refsgd.experiment.prepare.Usage,
-                       match="hard with a problem of your own; expected data and net"):
+                       match="hard with your own problem; expected data and net"):
         refsgd.compare(["bsp"], problem=quadratic(), runtime="simulator", steps=2, machine=FAST, hard=True)

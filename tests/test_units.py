@@ -151,7 +151,7 @@ def test_speeds_of_another_number_of_workers_are_refused_in_python_and_on_the_co
         lines = capsys.readouterr().err.strip().splitlines()  # the first may say that kernels are compiled
         said.add(lines[-1].removeprefix("refsgd: "))
     assert len(
-        said) == 1 and f"name {len(speeds)} workers, and there are 4; expected a speed for each" in said.pop()
+        said) == 1 and f"for {len(speeds)} workers in a run with 4; expected a speed for each" in said.pop()
 
 
 def test_speeds_fit_one_worker_alone_and_the_other_workers_of_a_comparison():

@@ -68,4 +68,4 @@ def test_check_leaves_processes_out_with_a_note(capsys):
 def test_calibrate_is_refused_with_what_it_can_do_instead(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["calibrate"]) == 1
-    assert "use WSL, or give the machine as --compute, --latency and --bandwidth" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "use WSL, or describe the machine by --compute, --latency and --bandwidth" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_keys(given: Iterable[Any], known: list[str], what: str) -> None:
-    """Refuse unknown keys; names the one that was perhaps meant by the first."""
+    """Refuse unknown keys; suggest a known key that resembles the first of them."""
     if unknown := sorted({str(key) for key in given} - set(known)):
         near = difflib.get_close_matches(unknown[0], known, 1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -16,5 +16,5 @@ def check_keys(given: Iterable[Any], known: list[str], what: str) -> None:
 
 
 def wrong_type(name: str, value: Any, expected: str) -> ValueError:
-    """The error of a value of another type."""
+    """The error for a value of the wrong type."""
     return ValueError(f"{name} {value!r} of type {type(value).__name__}; expected {expected}")

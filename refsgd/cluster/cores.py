@@ -1,5 +1,4 @@
-"""Processors that the programs of one host share: of k that compute on c cores each proceeds at rate
-min(1, c / k)."""
+"""Processors shared by the programs of one host: k programs on c cores each run at rate min(1, c / k)."""
 
 from __future__ import annotations
 
@@ -15,31 +14,18 @@ Left = dict[Hashable, tuple[float, float]]
 
 
 class _Share(NamedTuple):
-    """Who computes, and how much service each program here will have had when this one ends [s]."""
+    """A program that computes, and the service that each program will have had when this one ends [s]."""
 
     until: float
     program: Hashable
 
 
 class Processors:
-    """Egalitarian processor sharing: what an operating system's time slices come to as they get short.
+    """Egalitarian processor sharing, the limit of short time slices (Kleinrock, JACM 14(2), 1967).
 
-    All who compute are served alike.  So whoever begins with w seconds of work, after each has been served
-    for `level` seconds, ends at level + w: nobody overtakes, and one who begins moves *when* the others end,
-    not in which order.
-
-    Parameters
-    ----------
-    cores : int
-        c, at least 1.
-
-    References
-    ----------
-    Kleinrock, "Time-shared systems: a theoretical treatment", JACM 14(2), 1967.
-
-    Examples
-    --------
-    Half a second of work takes a whole one beside another program, which loses as much:
+    All programs receive service at the same rate.  A program that begins with w seconds of work when each
+    has received `level` seconds ends at level + w.  So a new program changes *when* the others end, but not
+    their order.  Half a second of work takes a second beside another program, which is delayed as much:
 
     >>> host = Processors(cores=1)
     >>> host.begin("worker0", now=0.0, work=3.0)
@@ -52,13 +38,13 @@ class Processors:
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
-        # until when service is counted, and how much each who is here has had since the host was idle
+        # service has been counted up to `_now`; each program here has had `_level` since the host was idle
         self._now = self._level = 0.0
-        self._here: list[_Share] = []  # who ends first comes first; of equals who began first
+        self._here: list[_Share] = []  # by end, then by start
         self._ended: dict[Hashable, float] = {}
 
     def begin(self, program: Hashable, now: float, work: float) -> float:
-        """A program begins to compute; others who do are slower from now on."""
+        """Begin to compute, which slows the others down; returns when the program ends."""
         for end, (until, other) in list(self._ends()):
             if end > now:
                 break
@@ -72,7 +58,7 @@ class Processors:
         return self.due(program)
 
     def due(self, program: Hashable) -> float:
-        """When a program ends what it began last, or has ended it."""
+        """When the program's latest work ends or has ended, unless others begin."""
         if program in self._ended:
             return self._ended[program]
         return next(end for end, share in self._ends() if share.program == program)
@@ -81,7 +67,7 @@ class Processors:
         return max(1.0, programs / self.cores)
 
     def _ends(self) -> Iterator[tuple[float, _Share]]:
-        """Who ends when, if nobody else begins."""
+        """The end of each program, unless others begin."""
         now, level = self._now, self._level
         for k, share in enumerate(self._here):
             now += max(0.0, share.until - level) * self._slowness(len(self._here) - k)
@@ -90,25 +76,17 @@ class Processors:
 
 
 class Loaded(Processors):
-    """The same where nodes have loads: a program with the share s of a core does s / f of its work a second
-    while its load is f.
-
-    Parameters
-    ----------
-    cores : float
-        Infinite where every program has one of its own.
-    loads : mapping
-        The load of each program here.
-    """
+    """Processors of nodes with loads: with the share s of a core and the load f, a program does s / f seconds
+    of work per second; `cores` is infinite if every program has its own."""
 
     def __init__(self, cores: float, loads: Mapping[Hashable, Load]) -> None:
         super().__init__(1)
         self._most, self._loads = cores, loads
-        # since when the share of each program has not changed, and what was left of its work then
+        # when the share of each program last changed, and the work that was left then
         self._left: Left = {}
 
     def begin(self, program: Hashable, now: float, work: float) -> float:
-        """A program begins to compute; others who do are slower from now on."""
+        """Begin to compute, which slows the others down; returns when the program ends."""
         self._ended.update((who, end) for end, who in self._until(now, self._left))
         self._ended.pop(program, None)
         self._cut(now, self._left, len(self._left), len(self._left) + 1)
@@ -116,7 +94,7 @@ class Loaded(Processors):
         return self.due(program)
 
     def due(self, program: Hashable) -> float:
-        """When a program ends what it began last, or has ended it."""
+        """When the program's latest work ends or has ended, unless others begin."""
         if program in self._ended:
             return self._ended[program]
         return next(end for end, who in self._until(math.inf, dict(self._left)) if who == program)
@@ -125,11 +103,11 @@ class Loaded(Processors):
         return min(1.0, self._most / programs)
 
     def _until(self, now: float, left: Left) -> Iterator[tuple[float, Hashable]]:
-        """Who ends until then and when, if nobody else begins; takes them out of `left`."""
+        """The programs that end by then, and when, unless others begin; removes them from `left`."""
         while left:
             share = self._share(len(left))
             ends = {who: self._loads[who].end(since, work / share) for who, (since, work) in left.items()}
-            first = min(ends, key=ends.__getitem__)  # of equals who began first
+            first = min(ends, key=ends.__getitem__)  # of equal ends, the one that began first
             if ends[first] > now:
                 return
             del left[first]
@@ -137,7 +115,7 @@ class Loaded(Processors):
             yield ends[first], first
 
     def _cut(self, now: float, left: Left, was: int, programs: int) -> None:
-        """From now on another number of programs computes: what is left of each."""
+        """Update what is left of each program's work, now that the number of programs changes."""
         if left and (share := self._share(was)) != self._share(programs):
             for who, (since, work) in left.items():
                 left[who] = now, max(0.0, work - share * self._loads[who].done(since, now))
@@ -145,8 +123,8 @@ class Loaded(Processors):
 
 def of_hosts(cores: int | None,
              programs: Iterable[tuple[str, Hashable, Load | None]]) -> dict[str, Processors]:
-    """The processors of hosts whose programs share them or have a load: each program's host, itself, and the
-    load of its node."""
+    """The processors of hosts whose programs share cores or have loads; `programs` are (host, program, load
+    of its node)."""
     hosts: dict[str, dict[Hashable, Load | None]] = {}
     for host, program, load in programs:
         hosts.setdefault(host, {})[program] = load

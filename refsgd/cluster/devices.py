@@ -1,4 +1,4 @@
-"""Devices, which price a gradient by its work, and loads, which slow a node down for some time."""
+"""Devices, which price a gradient by its work, and loads, which slow a node down for a while."""
 
 from __future__ import annotations
 
@@ -19,32 +19,19 @@ LOAD = "a node and factors from seconds on, such as worker2: 1@0, 3@30, 1@60"
 
 @dataclass(frozen=True)
 class Device:
-    """A processor: a gradient takes (overhead + M / memory + work / rate) x noise seconds, where M are the
-    bytes of the model.
+    """A processor: a gradient takes (overhead + M / memory + work / rate) x noise seconds for a model of M
+    bytes.
 
-    Parameters
-    ----------
-    rate : float
-        Floating-point operations per second of forward and backward pass, > 0.
-    overhead : float
-        Seconds of a gradient that do not depend on the net or the batch, >= 0.
-    memory : float
-        Bytes of the model per second, > 0: a gradient of any batch reads all parameters and writes as many
-        numbers.  Infinite: this takes no time.
-    noise : Distribution
-        A factor of mean 1, drawn for each gradient.
-
-    Examples
-    --------
     >>> device = Device.parse("device(5TFLOPS, 2ms, lognormal(1,0.1))")
     >>> print(device, device.time(work=5e10))
     device(5TFLOPS,0.002,lognormal(1,0.1)) lognormal(0.012,0.1)
     """
 
-    rate: float
-    overhead: float = 0.0
+    rate: float  #: floating-point operations per second of forward and backward pass, > 0
+    overhead: float = 0.0  #: seconds of a gradient that depend on neither net nor batch, >= 0
+    #: bytes of the model per second, > 0: every gradient reads all parameters and writes as many numbers
     memory: float = math.inf
-    noise: Distribution = ALWAYS
+    noise: Distribution = ALWAYS  #: a factor of mean 1, drawn for each gradient
 
     def __post_init__(self) -> None:
         for name, least, most in (("rate", "> 0", "finite"), ("overhead", ">= 0", "finite"),
@@ -62,16 +49,7 @@ class Device:
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Read ``device(5TFLOPS, 2ms, 4GB/s, lognormal(1,0.1))``, of which only the rate must be there.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        Device
-        """
+        """Read ``device(5TFLOPS, 2ms, 4GB/s, lognormal(1,0.1))``; only the rate is required."""
         inside = re.fullmatch(r"\s*device\s*\((.*)\)\s*", text, re.IGNORECASE)
         parts = re.split(r",(?![^()]*\))", inside[1]) if inside else []
         given: dict[str, Any] = {}
@@ -94,70 +72,34 @@ class Device:
         return f"device({','.join(parts)})"
 
     def seconds(self, work: float, nbytes: float = 0.0) -> float:
-        """Mean seconds of a gradient.
-
-        Parameters
-        ----------
-        work : float
-            Floating-point operations of the net on the examples of the step.
-        nbytes : float
-            M: bytes of the model.
-
-        Returns
-        -------
-        float
-        """
+        """Mean seconds of a gradient of `work` floating-point operations for a model of `nbytes`."""
         return self.overhead + nbytes / self.memory + work / self.rate
 
     def time(self, work: float, nbytes: float = 0.0) -> Distribution:
-        """The distribution of the seconds of a gradient; arguments as of `seconds`.
-
-        Parameters
-        ----------
-        work, nbytes : float
-
-        Returns
-        -------
-        Distribution
-        """
+        """The distribution of the seconds of a gradient; arguments as in `seconds`."""
         return self.noise.scaled(self.seconds(work, nbytes))
 
     def scaled(self, factor: float) -> Device:
-        """The device that takes `factor` times as long.
-
-        Parameters
-        ----------
-        factor : float
-            > 0.
-
-        Returns
-        -------
-        Device
-        """
+        """The device that takes `factor` > 0 times as long."""
         return replace(self, rate=self.rate / factor, overhead=self.overhead * factor,
                        memory=self.memory / factor) if factor != 1 else self
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values, which the constructor takes.
-
-        Returns
-        -------
-        dict
-        """
+        """The constructor's arguments as JSON values."""
         out: dict[str, Any] = {"rate": self.rate, "overhead": self.overhead}
         if self.memory < math.inf:
             out["memory"] = self.memory
         return out | {"noise": time_json(self.noise)}
 
 
-Time = Distribution | Device  #: what says how long a gradient takes
-Times = Time | tuple[Time, ...] | None  #: of all workers alike, of each of them, or of none: unpaced
+Time = Distribution | Device  #: how long a gradient takes
+Times = Time | tuple[Time, ...] | None  #: for all workers, for each, or none: unpaced
 
 
 def as_times(name: str, value: Any) -> Times:
-    """What `value` says of the time of a gradient: a distribution, a device, or one of them for each worker.
+    """The time of a gradient: a distribution, a device, or one of them for each worker.
 
-    Text separates workers by semicolons and may repeat one: ``"3x 20ms; exponential(40ms)"``.
+    In text, workers are separated by semicolons and may be repeated: ``"3x 20ms; exponential(40ms)"``.
     """
     if value is None:
         return None
@@ -171,7 +113,7 @@ def as_times(name: str, value: Any) -> Times:
 
 
 def as_time(name: str, value: Any) -> Time:
-    """A distribution or a device from text, a number of seconds, or what `time_json` gave."""
+    """A distribution or a device from text, a number of seconds, or the JSON values of `time_json`."""
     try:
         if isinstance(value, Mapping) and "rate" in value:
             known = [field.name for field in fields(Device)]
@@ -212,26 +154,17 @@ def written(times: Times) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """Factors by which all that a node computes takes longer, each from a moment on, and 1 before the first.
+    """Factors by which everything that a node computes takes longer, each from a given time on; 1 before the
+    first.
 
-    Parameters
-    ----------
-    role : {"worker", "server"}
-    rank : int
-        The node's number among those of its role.
-    factors : tuple of (float, float)
-        Seconds and factor, in the order of time.
-
-    Examples
-    --------
     >>> busy = Load.parse("worker2: 3@30, 1@60")
     >>> busy.end(20, 15), busy.done(20, 45)
     (45.0, 15.0)
     """
 
-    role: str
-    rank: int
-    factors: tuple[tuple[float, float], ...]
+    role: str  #: "worker" or "server"
+    rank: int  #: the node's number within its role
+    factors: tuple[tuple[float, float], ...]  #: (seconds, factor), by time
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server") or isinstance(self.rank, bool) or self.rank < 0:
@@ -246,16 +179,7 @@ class Load:
 
     @classmethod
     def parse(cls, text: str) -> Load:
-        """Read ``worker2: 1@0, 3@30, 1@60``; peers are workers.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        Load
-        """
+        """Read ``worker2: 1@0, 3@30, 1@60``; peers are workers."""
         found = re.fullmatch(r"\s*(worker|peer|server)?(\d{1,6})\s*:(.*)", text)
         try:
             if not found:
@@ -280,14 +204,14 @@ class Load:
         return f"{self.node}: " + ", ".join(f"{factor:g}@{second:g}" for second, factor in self.factors)
 
     def pieces(self, start: float) -> Iterator[tuple[float, float]]:
-        """From `start` on: the factor, and until when."""
+        """The factors from `start` on, each with its end: (end, factor)."""
         ends = [*(second for second, _ in self.factors), math.inf]
         for until, factor in zip(ends, [1.0, *(factor for _, factor in self.factors)]):
             if until > start:
                 yield until, factor
 
     def end(self, start: float, seconds: float) -> float:
-        """When `seconds` of unloaded computing end that begin at `start`."""
+        """When a computation that begins at `start` and takes `seconds` without load ends."""
         for until, factor in self.pieces(start):
             room = (until - start) / factor
             if seconds <= room:
@@ -296,7 +220,7 @@ class Load:
         return start + seconds * factor
 
     def done(self, start: float, end: float) -> float:
-        """How many seconds of unloaded computing are done from `start` to `end`."""
+        """Seconds of unloaded computing done from `start` to `end`."""
         total = 0.0
         for until, factor in self.pieces(start):
             total += (min(until, end) - start) / factor
@@ -306,13 +230,13 @@ class Load:
         return total
 
     def later(self, seconds: float) -> Load:
-        """The load as a run sees it that begins so many seconds later."""
+        """The load as seen by a run that begins `seconds` later."""
         now = [factor for second, factor in self.factors if second <= seconds][-1:]
         return replace(self, factors=(*((0.0, factor) for factor in now), *(
             (second - seconds, factor) for second, factor in self.factors if second > seconds)))
 
     def scaled(self, factor: float) -> Load:
-        """The load in slow motion."""
+        """The load with all times multiplied by a factor."""
         return replace(self, factors=tuple((second * factor, each) for second, each in self.factors))
 
 
@@ -340,5 +264,5 @@ def _loads(value: Any) -> tuple[Load, ...]:
         raise ValueError(f"{wrong[0]!r}; expected {LOAD}")
     nodes = [load.node for load in found]
     if twice := next((node for node in nodes if nodes.count(node) > 1), None):
-        raise ValueError(f"they name {twice} twice; expected each node once, as in {LOAD}")
+        raise ValueError(f"{twice} is named twice; expected each node once, as in {LOAD}")
     return tuple(sorted(found, key=lambda load: (load.role != "worker", load.rank)))

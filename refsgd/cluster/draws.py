@@ -17,11 +17,11 @@ from refsgd.effects import Compute, Piece, payload_bytes
 class Draws:
     """The random streams of one program: the same seed gives the same draws in every runtime.
 
-    A drawn duration is a pure function of (seed, node, program, kind, index), and on a device of the work;
-    choices have a stream of their own.  `prices` are those of the node.
+    A duration is a pure function of (seed, node, program, kind, index), and on a device also of the work;
+    choices have their own stream.  `prices` are those of the node.
     """
 
-    BLOCK = 256  # durations are drawn in blocks of fixed length: the index alone decides which one is next
+    BLOCK = 256  # durations are drawn in blocks of fixed length, so each depends on its index alone
 
     def __init__(self, prices: Prices, seed: int, node: str, program: int = 0) -> None:
         self.prices = prices
@@ -29,9 +29,8 @@ class Draws:
         self._pending: dict[str, list[float]] = {}
         self._constant: dict[str, float] = {}  # kinds whose durations are not drawn
         self._streams: dict[str, np.random.Generator] = {}
-        # probabilities of the last choice, and their cumulated sums
-        self._last: tuple[Any, Samples] | None = None
-        # what was drawn for the gradient that is computed piece by piece, and the share of it that is left
+        self._last: tuple[Any, Samples] | None = None  # probabilities of the last choice, and their sums
+        # the draw for a gradient that is computed in pieces, and the share of it that is left
         self._gradient, self._left = 0.0, 0.0
 
     def _stream(self, purpose: str) -> np.random.Generator:
@@ -41,7 +40,7 @@ class Draws:
         return self._streams[purpose]
 
     def duration(self, kind: str, effect: Compute | None = None) -> float:
-        """Seconds of the next `Compute` of this kind; of a piece, a reduction, on a device also by the
+        """Seconds of the next `Compute` of this kind; a piece, a reduction and a device also need the
         effect."""
         if effect is not None and effect.piece is not None:
             device = self.prices.of(kind)
@@ -50,7 +49,7 @@ class Draws:
         return self._whole(kind, effect)
 
     def draw(self, kind: str, piece: Piece | None = None) -> float:
-        """What is drawn next for a kind: seconds, or on a device the noise; once for all pieces of a
+        """The next draw of a kind: seconds, or on a device the noise; one draw for all pieces of a
         gradient."""
         if piece is None:
             return self._whole(kind)
@@ -76,7 +75,7 @@ class Draws:
         return self._next(kind, kind, found)
 
     def _next(self, name: str, purpose: str, drawn: Distribution) -> float:
-        """The next draw that is kept under a name, of the stream of a purpose."""
+        """The next draw stored under `name`, from the stream of a purpose."""
         if drawn.family == "fixed":
             return drawn.parameters[0]
         if not self._pending.get(name):
@@ -84,7 +83,7 @@ class Draws:
         return self._pending[name].pop()
 
     def durations(self, kind: str, count: int) -> Samples:
-        """The first durations of a kind that is drawn, as `duration` gives them to a fresh program."""
+        """The first durations of a kind, as a fresh program draws them."""
         return np.array([self.duration(kind) for _ in range(count)])
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
@@ -104,11 +103,11 @@ class Draws:
 
 
 def work_of(effect: Compute) -> tuple[float, float]:
-    """Floating-point operations and bytes of parameters of a gradient, as its function says."""
+    """Floating-point operations and bytes of parameters of a gradient, which its function knows."""
     known: Callable[..., tuple[float, float]] | None = getattr(effect.fn, "work", None)
     if known is None:
         name = getattr(effect.fn, "__qualname__", type(effect.fn).__name__)
-        raise ValueError(f"a device prices a gradient by its work, and {name} does not say how much it is; "
-                         "expected the gradient of a Problem with work=..., or a distribution of seconds in "
-                         "place of the device")
+        raise ValueError(f"a device prices a gradient by its work, which {name} does not state; expected the "
+                         "gradient of a Problem with work=..., or a distribution of seconds in place of the "
+                         "device")
     return known(*effect.args)

@@ -1,4 +1,4 @@
-"""Machine files: TOML or JSON with the fields of a `Machine`, perhaps on top of another file."""
+"""Machine files: TOML or JSON with the fields of a `Machine`, optionally on top of another file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from refsgd.cluster.checks import check_keys
 from refsgd.cluster.machine import Machine
 
-Timed = tuple[str, int] | None  #: net and batch whose gradients a machine's compute times are
+Timed = tuple[str, int] | None  #: the net and batch for which compute times were measured
 
 
 def read(name: str) -> tuple[Machine, Timed]:
-    """The machine of a file, or of the file that it includes where it says nothing else, and what its
-    gradients were timed for; OSError if there is none, ValueError in one line that names file and key."""
+    """The machine that a file describes, together with the files it includes, and the net and batch that its
+    compute times are for; raises OSError, or ValueError in one line that names file and key."""
     values, origin, timed = _merged(Path(name), ())
     try:
         machine = Machine.from_json(values)
@@ -27,11 +27,11 @@ def read(name: str) -> tuple[Machine, Timed]:
 
 
 def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, Path], Timed]:
-    """The values of a file over those that it includes, the file of each, and the net and batch."""
+    """The values of a file and of those it includes, the file of each value, and the net and batch."""
     data = _parsed(path)
     values = data.get("machine", data)
     if not isinstance(values, Mapping):
-        raise ValueError(f"machine file {path}: a machine is {values!r} of type {type(values).__name__}; "
+        raise ValueError(f"machine file {path}: machine {values!r} of type {type(values).__name__}; "
                          f"expected an object with some of {Machine.keys()}")
     values = {"include": data["include"], **values} if "include" in data else dict(values)
     try:
@@ -49,7 +49,7 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
     further, chain = path.parent / include, (*outer, path)
     if further.resolve() in [p.resolve() for p in chain]:
         circle = " -> ".join(p.name for p in (*chain, further))
-        raise ValueError(f"machine file {path}: include {include!r} closes the circle {circle}; expected "
+        raise ValueError(f"machine file {path}: include {include!r} forms the cycle {circle}; expected "
                          "files that do not include each other")
     try:
         below, origin, below_timed = _merged(further, chain)
@@ -60,7 +60,7 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """The contents of a file: TOML if it is called so, else JSON."""
+    """The contents of a file: TOML if its name ends in .toml, else JSON."""
     text = path.read_bytes()
     toml = path.suffix == ".toml"
     try:
@@ -74,16 +74,16 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; a key that stands in it twice is refused, as in TOML."""
+    """A JSON object; a duplicate key is refused, as in TOML."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands there twice")
+        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} appears twice")
     return found
 
 
 def written(machine: Machine, toml: bool) -> str:
-    """The text of a machine file, without fields that are as in every machine."""
+    """The text of a machine file, without fields that have their default."""
     usual = Machine().to_json()
     fields = {name: value for name, value in machine.to_json().items()
               if name not in usual or value != usual[name]}

@@ -1,16 +1,16 @@
-"""Links inside a host, between hosts and between groups of hosts, and the ways of messages over them.
+"""Links inside a host, between hosts and between groups of hosts, and the paths of messages over them.
 
-A message of m bytes occupies the links of its way in turn, cut-through: each link passes the head on as soon
-as it begins to serve the message.  With h the arrival of the head at a link, b the link's seconds per byte,
-and `lag` how much later than its head the tail of the message arrives (0 at the first link)::
+A message of m bytes occupies the links of its path in turn, cut-through: each link passes the head on as soon
+as it begins to serve the message.  Let h be the arrival of the head at a link, b the link's seconds per byte,
+and `lag` the time from the arrival of the head to that of the tail (0 at the first link)::
 
     start = max(h, free);   free = start + m b
     lag   = max(m b, lag + h - start)
     next link: h = start + latency;   after the last link: arrival = start + lag + latency
 
-So a link serves one message at a time, in the order in which heads arrive, and is busy for m b with each.  A
-tail that comes over a slow link is late however fast the next link is.  Half duplex: both directions of a
-link are one.
+So a link serves one message at a time, in the order in which heads arrive, and is busy for m b with each.
+The tail of a message from a slow link is late even if the next link is fast.  Half duplex: both directions
+are one link.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Link:
     bandwidth : float or str
         Bytes per second in each direction; > 0, may be infinite; or text such as ``"10Gbps"``.
     duplex : {"full", "half"}
-        Whether the two directions are two links, or one that serves both ways first come first served.
+        Whether the two directions are two links, or one that serves both first come, first served.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Link:
 
     @classmethod
     def of(cls, given: Any) -> Link:
-        """A link from what describes one.
+        """A link from text or from its fields.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class Link:
                          "25us,10Gbps,half")
 
     def slower(self, factor: float) -> Link:
-        """The same link, this many times as slow.
+        """The link, slower by a factor.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Link:
 
 
 class Hop(NamedTuple):
-    """One link of a way: its index, its seconds per byte, and the seconds from it to the next link."""
+    """One link of a path: its index, its seconds per byte, and the seconds from it to the next link."""
 
     link: int
     byte_time: float
@@ -135,7 +135,7 @@ class Hop(NamedTuple):
 
 
 class _Ways(dict[tuple[str, str], tuple[Hop, ...]]):
-    """Ways by sender and receiver, each found once."""
+    """Paths by sender and receiver, each found once."""
 
     def __init__(self, find: Callable[[str, str], tuple[Hop, ...]]) -> None:
         self._find = find
@@ -146,20 +146,20 @@ class _Ways(dict[tuple[str, str], tuple[Hop, ...]]):
 
 
 class Network:
-    """The links of a machine as a deployment uses them, and the way of each message.
+    """The links that a deployment uses on a machine, and the path of each message.
 
     Attributes
     ----------
     host : dict of str to str
-        Where each node lives.
+        The host of each node.
     hosts : list of str
-        All hosts by number, also those without a node.
+        All hosts by number, including those without a node.
     links : list of str
-        What each link is called, by index; a half-duplex link stands there once.
+        The name of each link, by index; a half-duplex link is listed once.
     shared : frozenset of int
         Links of groups, which several hosts use.
     ways : dict of (str, str) to tuple of Hop
-        What `way` answers, for those who ask it for every message.
+        The answers of `way`, for callers that need one for every message.
     """
 
     def __init__(self, machine: Machine, deployment: Deployment) -> None:
@@ -189,7 +189,7 @@ class Network:
 
     @classmethod
     def of(cls, machine: Machine, workers: int, servers: int = 0) -> Network:
-        """The links between so many workers and servers, whatever they run.
+        """The links between some workers and servers, whatever they run.
 
         Parameters
         ----------
@@ -206,13 +206,13 @@ class Network:
 
     @property
     def flat(self) -> bool:
-        """Whether a way is at most the outgoing link of one host and the incoming one of another."""
+        """Whether each path is at most the outgoing link of one host and the incoming link of another."""
         return not self._inside and not self._group
 
     @property
     def described(self) -> bool:
-        """Whether the machine places its nodes or has more links than its hosts', so that a trace tells which
-        link served which message."""
+        """Whether the machine places its nodes, or has links other than those of its hosts; a trace then
+        records which link served which message."""
         return bool(self._machine.hosts) or not self.flat
 
     def shared_links(self) -> dict[int, str]:
@@ -227,10 +227,10 @@ class Network:
         return {link: self.links[link] for link in sorted(of_hosts | self.shared) if self.described}
 
     def way(self, src: str, to: str) -> tuple[Hop, ...]:
-        """The links that a message passes, in order; none between programs that share memory for free.
+        """The links that a message passes, in order; none between programs that share memory.
 
-        An unlimited link that no message waits for is left out, unless it is the first, which carries the
-        latency.
+        A link of unlimited bandwidth is left out, because no message waits for it, unless it is the first,
+        which carries the latency.
 
         Parameters
         ----------
@@ -244,7 +244,7 @@ class Network:
         return self.ways[src, to]
 
     def wires(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[float, float]]:
-        """Latency and least bandwidth of the ways between some nodes; empty for a flat machine.
+        """Latency and lowest bandwidth of the paths between some nodes; empty for a flat machine.
 
         Parameters
         ----------
@@ -301,12 +301,12 @@ class Network:
 
 
 def _nothing() -> Program[None]:
-    """The program of a node of which only the place is asked."""
+    """The program of a node that is only placed."""
     yield from ()
 
 
 def _without_unlimited(way: list[Hop]) -> tuple[Hop, ...]:
-    """A way in which an unlimited link adds its latency to that of the link before it."""
+    """A path in which each unlimited link adds its latency to that of the link before it."""
     found = way[:1]
     for hop in way[1:]:
         if hop.byte_time:

@@ -1,18 +1,18 @@
-"""The machine: durations of computing and of messages, read by formulas, simulator and paced processes alike.
+"""The machine: durations of computations and messages, for formulas, simulator and paced processes alike.
 
 A `Machine` has a `Distribution` of the time of a gradient and of an update, and links with a latency and a
 bandwidth.  It knows no algorithm.
 
-Links meet in a switch that never blocks.  A host's outgoing and its incoming link each serve one message
-at a time, first come first served, cut-through.  A message of m bytes::
+Links meet in a switch that never blocks.  A host's outgoing link and its incoming link each serve one message
+at a time, first come, first served, cut-through.  A message of m bytes::
 
     start   = max(now, out_free);   out_free = start + m / bandwidth
     arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
 
-and an incoming link serves in the order in which heads (start + latency) arrive.  Half duplex: one link both
-ways, ``out_free`` and ``in_free`` are the same time.  Nodes of one host exchange messages for free, unless
-the machine has links `inside` its hosts; `groups` of hosts have an `uplink` each.  `refsgd.cluster.links` has
-the rule for any number of links on the way.
+and an incoming link serves messages in the order in which their heads arrive (start + latency).  Half duplex:
+one link serves both directions, so ``out_free`` and ``in_free`` are the same time.  Nodes of one host
+exchange messages for free, unless the machine has links `inside` its hosts; each of its `groups` of hosts has
+an `uplink`.  `refsgd.cluster.links` has the rule for any number of links.
 
 Each program that computes has a processor of its own, unless `cores` limits those of a host: then each of k
 programs that compute proceeds at rate min(1, cores / k) (see `refsgd.cluster.cores`).
@@ -36,7 +36,7 @@ from refsgd.cluster.links import Link
 from refsgd.cluster.placement import Groups, Hosts
 from refsgd.effects import Deployment
 
-#: fields that a file need not have
+#: fields that a file may leave out
 LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
 
 
@@ -48,7 +48,7 @@ class Machine:
     ----------
     compute : Distribution, Device, str, tuple or None
         Seconds of one gradient: a distribution, or a device that prices it by its work, such as
-        ``"device(5TFLOPS,2ms,lognormal(1,0.1))"``; or a tuple with one of them for each worker, as text
+        ``"device(5TFLOPS,2ms,lognormal(1,0.1))"``; or one of them for each worker, as a tuple or as text,
         ``"3x 20ms; exponential(40ms)"``.  None: nothing is paced, real processes run as fast as they can.
     latency : float or str
         Seconds until the first byte of a message arrives, >= 0; or text such as ``"25us"``.
@@ -56,29 +56,29 @@ class Machine:
         Bytes per second of each node's link, each direction; > 0, may be infinite; or text such as
         ``"10Gbps"`` or ``"1.25GB/s"``.
     update : float or Distribution or str
-        Seconds of one update at a server (or of a worker's own), >= 0.
+        Seconds of one update at a server, or at a worker that updates its own replica, >= 0.
     reduction : float
-        Seconds per byte that is reduced in a collective (gamma), >= 0.
+        Seconds per byte reduced in a collective (gamma), >= 0.
     codec : float
         Seconds per byte of a gradient that is encoded or decoded, >= 0.
     speeds : tuple of float or str
         Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
     colocated : bool
-        Servers are dealt in turn to the hosts of workers: server k shares that of worker k mod n where each
-        has its own.  Messages between them do not use the network.
+        Servers are dealt in turn to the hosts of workers: server k lives on the host of worker k mod n if
+        each worker has its own.  Messages between them do not use the network.
     cores : int or None
-        Programs of one host that can compute at full speed at the same time: of k that compute each proceeds
-        at rate min(1, cores / k). None: processors are no limit.  A gradient whose threads take all
+        Number of programs on one host that can compute at full speed at the same time: each of k programs
+        runs at rate min(1, cores / k).  None: processors are no limit.  A gradient whose threads use all
         processors of its host counts as one program on one core.
     duplex : {"full", "half"}
-        Whether a host's outgoing and incoming link are two, or one that serves both ways first come first
-        served.
+        Whether a host's outgoing and incoming link are two links, or one that serves both directions first
+        come, first served.
     hosts : str or tuple of tuple of str
-        Where nodes live, on hosts numbered from 0: ``"4x2"``, four hosts of two workers each, with a host of
-        its own for each server unless they are `colocated`; ``"cyclic:4"``, workers and servers each dealt in
-        turn to four hosts; or the nodes of each host, such as ``(("worker0", "worker1", "server0"),
-        ("worker2", "worker3"))``.  Empty: a host for each node.  Latency, bandwidth and duplex are those of
-        the links between hosts, which the nodes of a host share.
+        The placement of nodes on hosts, which are numbered from 0: ``"4x2"``, four hosts of two workers each,
+        and one more host for each server unless they are `colocated`; ``"cyclic:4"``, workers and servers
+        each dealt in turn to four hosts; or the nodes of each host, such as ``(("worker0", "worker1",
+        "server0"), ("worker2", "worker3"))``.  Empty: a host for each node.  Latency, bandwidth and duplex
+        describe the links between hosts, which the nodes of a host share.
     inside : Link or str or None
         Link of each node to the others on its host, such as ``"10us,32GB/s"``; None: messages within a host
         are free.
@@ -89,10 +89,10 @@ class Machine:
     server_speeds : tuple of float or str
         Speed of each server relative to `update`; empty: all are 1.
     loads : tuple of Load or str
-        Factors by which all that a node computes takes longer, each from a second on:
+        Factors by which everything that a node computes takes longer, each from a given second on:
         ``"worker2: 1@0, 3@30, 1@60; server0: 2@10"``.
     source : str
-        How errors about `hosts` and `groups` begin that only a run can find: the file they are from.
+        The file that describes `hosts` and `groups`, for errors that only a run can find.
 
     Examples
     --------
@@ -164,12 +164,12 @@ class Machine:
 
     @classmethod
     def this(cls) -> Machine:
-        """The machine as it is: no pacing, no emulated link."""
+        """This computer as it is: no pacing, no emulated links."""
         return cls()
 
     @property
     def paced(self) -> bool:
-        """Whether compute times are drawn (and real processes sleep until a drawn time is over)."""
+        """Whether compute times are drawn, so that real processes sleep until the drawn time is over."""
         return self.compute is not None
 
     @property
@@ -201,8 +201,8 @@ class Machine:
     def place(self, deployment: Deployment) -> dict[str, str]:
         """The host of each node, by name: "host0" and so on where `hosts` places it, else its own name.
 
-        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own;
-        co-located servers that neither places are dealt in turn to the hosts of workers.
+        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own host;
+        co-located servers that neither of them places are dealt in turn to the hosts of workers.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class Machine:
         Raises
         ------
         ValueError
-            Where `hosts` names nodes that are not there, or has no host for one.
+            If `hosts` names nodes that do not exist, or has no host for some node.
         """
         return placement.place(self.hosts, self.colocated, deployment)
 
@@ -236,8 +236,8 @@ class Machine:
         return replace(self, **changes)
 
     def slow_motion(self, factor: float) -> Machine:
-        """The same machine, slower by a factor in everything: shares of time, staleness and orders of events
-        do not change.
+        """The machine with everything slower by the same factor: shares of time, staleness and the order of
+        events do not change.
 
         Parameters
         ----------
@@ -267,8 +267,8 @@ class Machine:
                        uplink=self.uplink and self.uplink.slower(factor))
 
     def for_workers(self, workers: int) -> Machine:
-        """The same machine for this many workers: without listed nodes of further ones, and with a speed for
-        each, if it has any; further ones have 1.
+        """The machine for another number of workers: entries for missing workers are removed, and if workers
+        have speeds, new ones get 1.
 
         Parameters
         ----------
@@ -310,20 +310,20 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Build a machine from `to_json`'s dictionary; raises ValueError on an unknown key or a value of
-        another kind.
+        """A machine from the dictionary of `to_json`; raises ValueError for an unknown key or a value of the
+        wrong type.
 
         Parameters
         ----------
         data : mapping
-            What `to_json` gave.
+            The result of `to_json`.
 
         Returns
         -------
         Machine
         """
         if not isinstance(data, Mapping):
-            raise wrong_type("a machine is", data, f"an object with some of {cls.keys()}")
+            raise wrong_type("machine", data, f"an object with some of {cls.keys()}")
         values = _current_names(data)
         check_keys(values, cls.keys(), "a machine")
         if isinstance(values.get("update"), Mapping):
@@ -334,7 +334,7 @@ class Machine:
 
     @property
     def collocated(self) -> bool:
-        """The old name of `colocated`, for one release."""
+        """The old name of `colocated`, kept for one release."""
         return bool(_current_names({"collocated": self.colocated})["colocated"])
 
     def __str__(self) -> str:
@@ -351,7 +351,7 @@ class Machine:
         if self.speeds:
             parts.append(f"speeds {units.written(self.speeds)}")
         if self.server_speeds:
-            parts.append(f"speeds of servers {units.written(self.server_speeds)}")
+            parts.append(f"server speeds {units.written(self.server_speeds)}")
         parts += [f"load of {load}" for load in self.loads]
         if self.colocated:
             parts.append("servers co-located")
@@ -381,7 +381,7 @@ def _speeds(name: str, given: Any) -> tuple[float, ...]:
 
 
 def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with `collocated`, the name of `colocated` until the last release, under its new name."""
+    """The values with `collocated`, the old name of `colocated`, replaced by the new name."""
     found = dict(values)
     if "collocated" in found:
         warnings.warn("collocated is now called colocated; the old name will be removed in the next release",

@@ -1,8 +1,8 @@
-"""Placement: which host each node lives on, and which group each host belongs to.
+"""Placement: the host of each node, and the group of each host.
 
-Hosts and groups are numbered from 0.  A machine describes them in text or as lists: ``4x2`` (four hosts of
-two workers each), ``cyclic:4`` (workers and servers each dealt in turn to four hosts), or each host's nodes
-by name; ``2x8`` (two groups of eight hosts), or each group's hosts by number.
+Hosts and groups are numbered from 0 and described in text or as lists.  Hosts: ``4x2`` (four hosts of two
+workers each), ``cyclic:4`` (workers and servers each dealt in turn to four hosts), or the names of each
+host's nodes.  Groups: ``2x8`` (two groups of eight hosts), or the numbers of each group's hosts.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def _lists_of(given: Any, kind: type) -> bool:
 
 
 def _each_once(what: str, given: Sequence[Sequence[Any]], key: str) -> None:
-    """Refuse what stands in two lists, or twice in one."""
+    """Refuse duplicates, in one list or in two."""
     one, before = key[:-1], dict[Any, int]()
     for number, part in enumerate(given):
         for item in part:
             if item in before:
                 where = (f"{one}s {before[item]} and {number}" if before[item] != number
                          else f"{one} {number} twice")
-                raise ValueError(f"{key}: {what} {item} is on {where}; expected each {what} once")
+                raise ValueError(f"{key}: {what} {item} appears in {where}; expected each {what} once")
             before[item] = number
 
 
@@ -111,11 +111,9 @@ def _spans(numbers: Sequence[int]) -> Iterable[str]:
 
 
 def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, str]:
-    """The host of each node: the one that its `Node` names, else that of the placement, else its own.
-
-    Co-located servers that no placement names are dealt in turn to the hosts of workers.  Nodes of one role
-    and rank share a host.
-    """
+    """The host of each node: the one that its `Node` names, else that of the placement, else its own;
+    co-located servers without a placement are dealt in turn to the hosts of workers, and nodes of one role
+    and rank share a host."""
     rank = ranks(deployment)
     found = {name: node.host for name, node in deployment.items() if node.host}
     found |= {name: f"host{number}" for name, number in _numbers(hosts, deployment, rank).items()
@@ -125,7 +123,7 @@ def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, st
     for name, node in deployment.items():
         if name not in found and not (colocated and workers and node.role == "server"):
             if not isinstance(hosts, str):
-                raise ValueError(f"hosts: {name} is on none of them; expected every node of the run, as "
+                raise ValueError(f"hosts: {name} is on no host; expected every node of the run, as "
                                  f"{node.role}{rank[name]} or by its own name")
             found[name] = first.setdefault((node.role, rank[name]), name)
     homes = list(dict.fromkeys(found[name] for name in workers))
@@ -133,7 +131,7 @@ def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, st
 
 
 def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> dict[str, int]:
-    """The host's number of each node that a placement covers."""
+    """The number of the host of each node that a placement covers."""
     if not isinstance(hosts, str):
         return _listed(hosts, deployment, rank)
     if hosts.startswith("cyclic:"):
@@ -144,7 +142,7 @@ def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> d
     count, size = map(int, hosts.split("x"))
     workers = [name for name, node in deployment.items() if node.role == "worker"]
     if beyond := [name for name in workers if rank[name] >= count * size]:
-        raise ValueError(f"hosts {hosts} have room for {count * size} workers, and {beyond[0]} is number "
+        raise ValueError(f"hosts {hosts} have room for {count * size} workers, but {beyond[0]} is number "
                          f"{rank[beyond[0]] + 1}; expected hosts for all, such as "
                          f"{-(-len(workers) // size)}x{size}")
     return {name: rank[name] // size for name in workers}
@@ -152,10 +150,10 @@ def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> d
 
 def _listed(hosts: Sequence[Sequence[str]], deployment: Deployment,
             rank: Mapping[str, int]) -> dict[str, int]:
-    """The host's number of each listed node.
+    """The number of the host of each listed node.
 
-    A node goes by its own name, or by its role and rank: an algorithm may call its workers peers.  The
-    servers of a list are no error where an algorithm has none.
+    A node is listed by its own name, or by role and rank, since an algorithm may call its workers peers.
+    Listed servers are ignored if the algorithm has none.
     """
     known = {f"{node.role}{rank[name]}": name for name, node in deployment.items()}
     known |= {name: name for name in deployment}
@@ -166,8 +164,8 @@ def _listed(hosts: Sequence[Sequence[str]], deployment: Deployment,
             if (name := known.get(listed)) is None:
                 if listed.rstrip("0123456789") in {"worker", "server"} - roles:
                     continue
-                raise ValueError(f"hosts: {listed} on host {number} is no node of this run; expected some of "
-                                 f"{_some(known)}")
+                raise ValueError(f"hosts: {listed} on host {number} is not a node of this run; expected some "
+                                 f"of {_some(known)}")
             if found.setdefault(name, number) != number:
                 raise ValueError(f"hosts: node {name} is on hosts {found[name]} and {number}; expected each "
                                  "node once")
@@ -181,7 +179,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def of_workers(hosts: Hosts, workers: int) -> Hosts:
-    """The same hosts, without listed workers of a higher rank."""
+    """The hosts without listed workers whose rank is too high."""
     if isinstance(hosts, str):
         return hosts
     gone = {name for host in hosts for name in host if (found := re.fullmatch(r"worker(\d+)", name))
@@ -190,7 +188,7 @@ def of_workers(hosts: Hosts, workers: int) -> Hosts:
 
 
 def usual(hosts: Hosts, groups: Groups) -> tuple[int, int] | None:
-    """Workers and servers that fill the hosts; None where a machine does not say how many there are."""
+    """The numbers of workers and servers that fill the hosts; None if the machine does not say."""
     if not isinstance(hosts, str):
         servers = sum(name.startswith("server") for names in hosts for name in names)
         return sum(map(len, hosts)) - servers, servers
@@ -203,7 +201,7 @@ def usual(hosts: Hosts, groups: Groups) -> tuple[int, int] | None:
 
 
 def devices(hosts: Hosts, workers: int) -> list[int]:
-    """How many of so many workers live on each host that has any.
+    """The number of workers on each host that has any.
 
     >>> devices("4x2", 7), devices("cyclic:3", 6), devices("", 2)
     ([2, 2, 2, 1], [2, 2, 2], [1, 1])
@@ -217,7 +215,7 @@ def devices(hosts: Hosts, workers: int) -> list[int]:
 
 
 def numbered(hosts: Hosts, placed: Mapping[str, str]) -> list[str]:
-    """All hosts by number: those that a placement names, then those of other nodes as they come."""
+    """All hosts by number: first those of the placement, then those of other nodes."""
     if not isinstance(hosts, str):
         count = len(hosts)
     else:
@@ -234,6 +232,6 @@ def grouped(groups: Groups, hosts: Sequence[str], placed: Mapping[str, str]) -> 
     for node, host in placed.items():
         if host not in group:
             raise ValueError(f"groups {written_groups(groups)}: host {hosts.index(host)}, where {node} "
-                             "lives, is in none; expected a group for each host (a server has its own, "
-                             "unless colocated or hosts such as cyclic:4 place it beside workers)")
+                             "lives, is in no group; expected a group for each host (a server has its own "
+                             "host, unless colocated or hosts such as cyclic:4 place it beside workers)")
     return group

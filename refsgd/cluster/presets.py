@@ -10,7 +10,7 @@ from refsgd.cluster.machine import Machine
 
 
 class Preset(NamedTuple):
-    """A named machine, the source of its numbers, and the net and batch that its gradients were timed for."""
+    """A named machine, the source of its figures, and the net and batch of its compute times."""
 
     machine: Machine
     says: str
@@ -26,11 +26,11 @@ GRAUR = "Graur 2019: DAS-5, {}; ResNet-50, batch 32, 8.8 s a step on one node; l
 KO = f"Ko et al. 2021: 24 Titan V, {{}}; latency assumed {{}}; {UNTIMED}"
 KO_HOSTS = ("Ko et al. 2021, as deployed: {} machines, assumed four of the 24 Titan V in each, on PCIe 3.0 "
             f"x16 (16 GB/s, latency assumed 10 us); {{}}, latency assumed {{}}; {UNTIMED}")
-JIA = ("Jia et al. 2020: virtual machines of one host, servers beside workers whose gradients use all their "
-       "processors; 10 ms is the first point of their latency sweep, the bandwidth is assumed; " + UNTIMED)
+JIA = ("Jia et al. 2020: virtual machines on one host, each with a server beside workers whose gradients use "
+       "all its processors; 10 ms is the first point of their latency sweep, bandwidth assumed; " + UNTIMED)
 PCIE, NVLINK3, NVLINK4 = "10us,16GB/s", "5us,300GB/s", "5us,450GB/s"
 
-#: the clusters of the studies that this library redoes, and usual ones of today; `--machine NAME`
+#: the clusters of the studies that this library reproduces, and typical current ones; `--machine NAME`
 PRESETS = {
     "das5-ethernet": Preset(_machine("8.8s", "0.1ms", "1Gbps"), GRAUR.format("1 Gbps Ethernet", "0.1 ms"),
                             ("resnet50", 32)),
@@ -91,7 +91,7 @@ def load_machine(name: str) -> Machine:
 
 
 def load_timed(name: str) -> tuple[Machine, tuple[str, int] | None]:
-    """A machine, with the net and the batch whose gradient its compute times are, where that is known."""
+    """A machine, with the net and batch of its compute times if known."""
     if name in PRESETS:
         return PRESETS[name].machine, PRESETS[name].timed
     try:

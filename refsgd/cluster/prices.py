@@ -1,4 +1,4 @@
-"""What computing costs each node of a machine: its own distribution or device, its speed, its load."""
+"""Prices of computing on each node of a machine: its distribution or device, its speed, its load."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from refsgd.effects import Deployment, ranks
 
 
 class Prices(NamedTuple):
-    """The time of a gradient and of an update, None if it is free; seconds per byte of a reduction, and of
-    what a codec encodes or decodes."""
+    """The times of a gradient and of an update (None: free), and the seconds per byte of a reduction and of
+    encoding or decoding."""
 
     gradient: Time | None
     update: Distribution | None
@@ -22,7 +22,7 @@ class Prices(NamedTuple):
     codec: float = 0.0
 
     def of(self, kind: str) -> Time | None:
-        """What says how long a `Compute` of a kind takes, if not its bytes do."""
+        """The time of a `Compute` of a kind that is not priced by its bytes."""
         return self.gradient if kind == "gradient" else self.update if kind == "update" else None
 
     def per_byte(self, kind: str) -> float | None:
@@ -31,13 +31,13 @@ class Prices(NamedTuple):
 
 
 def each(machine: Machine) -> tuple[Time, ...]:
-    """What says how long gradients take at speed 1: for each worker, or once for all; empty if unpaced."""
+    """Times of gradients at speed 1: one for each worker, or one for all; empty if unpaced."""
     return machine.compute if isinstance(machine.compute, tuple) else (
         machine.compute,) if machine.compute is not None else ()
 
 
 def own(machine: Machine, worker: int) -> Time | None:
-    """What says how long a worker's gradients take, at its speed."""
+    """The time of a worker's gradients at its speed."""
     mine = machine.compute[worker] if isinstance(machine.compute, tuple) else machine.compute
     return mine and mine.scaled(1 / machine.speed(worker))
 
@@ -60,7 +60,7 @@ def of_nodes(machine: Machine, deployment: Deployment) -> dict[str, Prices]:
 
 
 def loads(machine: Machine, deployment: Deployment) -> dict[str, Load | None]:
-    """The load of each node, None where it has none."""
+    """The load of each node, or None."""
     rank, found = ranks(deployment), {(load.role, load.rank): load for load in machine.loads}
     return {name: found.get((node.role, rank[name])) for name, node in deployment.items()}
 
@@ -71,17 +71,17 @@ def on_devices(machine: Machine) -> bool:
 
 
 def paces(machine: Machine, workers: int) -> list[float]:
-    """How fast each worker is in proportion to the others: by its speed and its rate or its mean time."""
+    """Relative speeds of the workers, from `speeds` and from rates or mean times."""
     times = each(machine)
     if len({type(time) for time in times}) > 1:
-        raise ValueError(f"compute {written(machine.compute)} compares devices with times; expected one kind")
+        raise ValueError(f"compute {written(machine.compute)} mixes devices and times; expected one kind")
     known = [time.rate if isinstance(time, Device) else 1 / time.mean for time in times]
     return [machine.speed(i) * (known[i] if len(times) > 1 else 1.0) for i in range(workers)]
 
 
 def priced(machine: Machine, work: Sequence[float], nbytes: float) -> Machine:
-    """The machine with distributions in place of devices, for gradients of so much work of each worker and
-    for so many bytes of parameters."""
+    """The machine with distributions in place of devices, for the work of each worker's gradients and
+    `nbytes` of parameters."""
     times = each(machine)
     if not on_devices(machine):
         return machine
@@ -92,13 +92,13 @@ def priced(machine: Machine, work: Sequence[float], nbytes: float) -> Machine:
 
 
 def mean_gradient(machine: Machine) -> float:
-    """Mean seconds of a gradient at speed 1, over workers; 0 on an unpaced machine and on devices."""
+    """Mean seconds of a gradient at speed 1, over workers; 0 if unpaced or on devices."""
     known = [time.mean for time in each(machine) if isinstance(time, Distribution)]
     return 0.0 if on_devices(machine) or not known else sum(known) / len(known)
 
 
 def left(machine: Machine, workers: Sequence[int], seconds: float) -> Machine:
-    """The machine of the workers that are left after so many seconds; their ranks are new."""
+    """The machine of the remaining workers, `seconds` later; their ranks are new."""
     now = {old: new for new, old in enumerate(workers)}
     loads = tuple(replace(load.later(seconds), rank=load.rank if load.role == "server" else now[load.rank])
                   for load in machine.loads if load.role == "server" or load.rank in now)

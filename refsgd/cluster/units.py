@@ -1,7 +1,6 @@
-"""Quantities as people write them: ``25us``, ``10Gbps``, ``16GB``; speeds of workers: ``15x1,0.5``,
-``15=0.5``.
+"""Quantities with units (``25us``, ``10Gbps``, ``16GB``) and speeds of workers (``15x1,0.5``, ``15=0.5``).
 
-The command line and the Python API read them here.  1 GB is 10**9 bytes; bps, bit/s and b/s are bits.
+1 GB is 10**9 bytes; bps, bit/s and b/s are bits per second.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _MOST = 100_000  #: speeds in one text
 
 
 def _read(text: str, units: Mapping[str, Decimal], expected: str) -> float:
-    """A number, or a number with one of the units, the first letter or all of it in small letters; the
-    float nearest to what is written."""
+    """The float nearest to a number with or without a unit; the unit's first letter or all letters may be
+    lower case."""
     try:
         return float(text)
     except ValueError:
@@ -39,22 +38,22 @@ def _read(text: str, units: Mapping[str, Decimal], expected: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time: ``0.02``, ``20ms``, ``25us``; ValueError on what is none."""
+    """A time: ``0.02``, ``20ms``, ``25us``; raises ValueError."""
     return _read(text, _SECONDS, "seconds, or a number with s, ms, us or ns, such as 20ms")
 
 
 def bytes_per_second(text: str) -> float:
-    """A bandwidth: ``1.25e9``, ``1.25GB/s``, ``10Gbps``, ``inf``; ValueError on what is none."""
+    """A bandwidth: ``1.25e9``, ``1.25GB/s``, ``10Gbps``, ``inf``; raises ValueError."""
     return _read(text, _RATES, "bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as 10Gbps")
 
 
 def nbytes(text: str) -> float:
-    """A size: ``16e9``, ``16GB``, ``16GiB``, in letters of any case; ValueError on what is none."""
+    """A size: ``16e9``, ``16GB``, ``16GiB``, in letters of any case; raises ValueError."""
     return _read(text, _BYTES, "bytes, such as 16e9, 16GB or 16GiB")
 
 
 def flops(text: str) -> float:
-    """A rate of computing: ``5e12``, ``5TFLOPS``, ``5TFLOP/s``; ValueError on what is none."""
+    """A rate of computing: ``5e12``, ``5TFLOPS``, ``5TFLOP/s``; raises ValueError."""
     return _read(text, _FLOPS, "FLOP/s, such as 5e12 or 5TFLOPS")
 
 
@@ -64,8 +63,8 @@ def counted(number: int, what: str) -> str:
 
 
 def speeds(text: str) -> tuple[float, ...]:
-    """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half of it;
-    ValueError on what is none."""
+    """Speeds of all workers: ``1,1,0.5``, or ``15x1,0.5`` for fifteen at speed 1 and one at half speed;
+    raises ValueError."""
     found: list[float] = []
     try:
         for count, times, speed in (part.rpartition("x") for part in text.split(",")):
@@ -78,8 +77,8 @@ def speeds(text: str) -> tuple[float, ...]:
 
 
 def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = None) -> tuple[float, ...]:
-    """The speeds after ``15=0.5`` (worker 15 at half speed) and the like; ValueError on what is none, or
-    names a worker that there is not."""
+    """The speeds changed by texts such as ``15=0.5`` (worker 15 at half speed); raises ValueError, also for a
+    worker that does not exist."""
     changed: dict[int, float] = {}
     for part in ",".join(texts).split(","):
         worker, _, speed = part.partition("=")
@@ -103,7 +102,7 @@ def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = 
 
 
 def written(speeds: Sequence[float]) -> str:
-    """The text that `speeds` reads: long runs of equal ones with their number."""
+    """The text that `speeds` reads, with long runs of equal speeds abbreviated."""
     runs = [(speed, len(list(equal))) for speed, equal in itertools.groupby(speeds)]
     return ",".join(f"{count}x{speed:g}" if count > 3 else ",".join([f"{speed:g}"] * count)
                     for speed, count in runs)
@@ -112,8 +111,6 @@ def written(speeds: Sequence[float]) -> str:
 def as_time(seconds: float) -> str:
     """A time with its unit.
 
-    Examples
-    --------
     >>> as_time(0.000025), as_time(0.1), as_time(0)
     ('25 us', '100 ms', '0 s')
     """
@@ -126,8 +123,6 @@ def as_time(seconds: float) -> str:
 def as_rate(bytes_per_second: float) -> str:
     """A bandwidth in bytes or in bits, whichever is shorter to read.
 
-    Examples
-    --------
     >>> as_rate(1.25e9), as_rate(32e9), as_rate(float("inf"))
     ('10 Gbps', '32 GB/s', 'unlimited')
     """

@@ -1,7 +1,7 @@
 """Choosing a strategy for a cluster: predicted times by kind of strategy, against synchronous allreduce.
 
-A pass over the data teaches equally much only within one kind, so strategies of different kinds are never
-ranked against each other.
+Passes over the data are comparable only within one kind of strategy, so strategies of different kinds are
+never ranked against each other.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results",
 
 @dataclass(frozen=True)
 class Advice:
-    """Strategies by group, the fastest of each first; what to try, where the fastest changes."""
+    """Strategies by group, the fastest first; what to try; where another becomes the fastest."""
 
     machine: Machine
     strategies: tuple[Strategy, ...]  #: those that fit, by group and seconds of a pass; then the rejected
-    #: what `factor` refers to: the fastest allreduce that fits, with equal work for all workers; if none
+    #: the reference of `factor`: the fastest allreduce that fits, with equal work for all workers; if none
     #: fits, the fastest of the first group that has any
     baseline: Strategy | None
-    #: the recommended, the baseline and its variants, and the fastest that fits of each of `TRIES`, by group
+    #: the recommendation, the baseline and its variants, and the fastest that fits in each of `TRIES`
     tries: tuple[Strategy, ...]
     recommendation: str  #: what to start with, and the gain and risk of another kind; "" if nothing fits
-    crossings: tuple[str, ...]  #: where a strategy stops being the fastest, or within 2 % of it
+    crossings: tuple[str, ...]  #: where a strategy stops being the fastest or within 2 % of it
     unknown: tuple[str, ...]
 
     def to_json(self) -> str:
@@ -62,7 +62,7 @@ class Advice:
                            "tries": [s.name for s in self.tries], "pages": PAGES}, indent=1)
 
 
-GAIN = 1.02  #: by how much another strategy must be faster before it is preferred: below, formulas tie
+GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie
 
 
 def _fastest(some: Sequence[Strategy], gain: float = GAIN) -> Strategy | None:
@@ -73,7 +73,7 @@ def _fastest(some: Sequence[Strategy], gain: float = GAIN) -> Strategy | None:
 
 def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
     """What to start with: the baseline, unless another of its group is at least 5 % faster."""
-    # else a backup drops the slow worker's gradients again and again
+    # with unequal workers, a backup worker would drop the slow worker's gradients again and again
     even = not any(s.variant for s in fitting)
     same = [s for s in fitting if s.group == base.group and (even or s.algorithm != "backup-workers")]
     return _fastest([base, *same], 1.05) or base
@@ -93,24 +93,24 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
         start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
     if even := next((s for s in fitting if s.name == f"{strategy}, work by speed"
                      and s.seconds < best.seconds), None):
-        start += (f" Batches in proportion to speed, {even.batch}, take {even.seconds:.4g} s; PyTorch needs "
-                  "a sampler of your own for them.")
+        start += (f" Batches in proportion to speed, {even.batch}, take {even.seconds:.4g} s; in PyTorch they "
+                  "need a custom sampler.")
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
     if other is None:
-        return (start + " No strategy of another kind is faster here, so there is nothing to gain for a "
-                "loss of accuracy.")
+        return (start + " No strategy of another kind is faster here, so a loss of accuracy would buy "
+                "nothing.")
     name = other.name + "," * bool(other.variant)
     found = [f", as {e.study} {e.part} found" for e in EVIDENCE.get(other.algorithm, ()) if e.against]
     return (f"{start} {name} takes {other.seconds:.4g} s (x{other.factor:.2f}), but {COSTS[other.group]}, "
-            f"so a pass may teach less{''.join(found[:1])}: compare the accuracies reached in equal time "
+            f"so a pass may improve accuracy less{''.join(found[:1])}: compare accuracies after equal time "
             "before you switch.")
 
 
 UNKNOWN = (
     "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists; "
     "runs and studies measure it on small nets",
-    "congestion, lost packets, failing nodes: links serve at full rate (see `refsgd run --fault` for "
-    "failures)")
+    "congestion, lost packets, failing nodes: links are assumed to serve at full rate (for failures see "
+    "`refsgd run --fault`)")
 
 
 def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, images: int = 50_000,
@@ -118,11 +118,9 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
            staleness_limit: float | None = None, candidates: Sequence[Candidate] = CANDIDATES,
            layers: Sequence[tuple[int, float]] = (), described: str = "", work: float = 0.0,
            net: str = "") -> Advice:
-    """Compare strategies for a model on a cluster by the predicted time of a pass over the data; `work` are
-    the operations of an image's gradient, which devices price, and `net` names the model for commands.
+    """Compare strategies for a model on a cluster by the predicted time of a pass over the data; `work`
+    counts the operations of an image's gradient, which devices price; `net` names the model in commands.
 
-    Examples
-    --------
     >>> found = advise(Machine(compute="fixed(0.2)", bandwidth=1.25e9), parameters=25_557_032, workers=8)
     >>> found.baseline.name
     'allreduce ring'
@@ -153,7 +151,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     fits = [s for s in found if not s.rejected]
     base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
-    fits.sort(key=lambda s: s is not base)  # which is preferred to what ties with it
+    fits.sort(key=lambda s: s is not base)  # among ties, the baseline is preferred
     names = {t.name for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))}
     if base:
         names.add(base.name)
@@ -169,26 +167,26 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     ranked = sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds))
     tried = sorted((s for s in ranked if s.name in names),
                    key=lambda s: (order.index(s.group), bool(s.variant)))
-    unknown = UNKNOWN if layers else (*UNKNOWN, "whether your backward pass hides its exchange: times here "
-                                      "add computing and exchange")
+    unknown = UNKNOWN if layers else (*UNKNOWN, "whether the exchange overlaps with your backward pass: "
+                                      "times here add computing and exchange")
     return Advice(plain.machine, tuple(ranked), base, tuple(tried),
                   _recommendation(fits, base) if base else "",
                   tuple(_crossings(plain, named({s.name for s in fits}))), unknown)
 
 
 def _timed(case: Case, batches: Sequence[int]) -> Case:
-    """The case with the times of gradients of these batches in place of devices."""
+    """The case with gradient times for these batches in place of devices."""
     if case.devices is None:
         return case
     return case._replace(machine=priced(case.devices, [case.work * b for b in batches], 4 * case.parameters))
 
 
 def _variants(case: Case) -> list[Case]:
-    """The cluster without its slowest workers, and with batches in proportion to speed where nobody is left
-    without an image; none where speeds are equal."""
+    """The cluster without its slowest workers, and with batches in proportion to speed if every worker gets
+    an image; none if speeds are equal."""
     try:
         fast = paces(case.devices or case.machine, case.workers)
-    except ValueError:  # times and devices, which no batch makes comparable
+    except ValueError:  # times and devices are not comparable
         return []
     slow = [i for i, v in enumerate(fast) if v == min(fast)]
     if len(slow) == case.workers:
@@ -200,7 +198,7 @@ def _variants(case: Case) -> list[Case]:
     batches = apportion(case.workers * case.batch, fast)
     if min(batches):
         shared = case._replace(variant=BY_SPEED, batches=tuple(batches))
-        if case.devices is None:  # how fast each computes a gradient of its own batch, as a command shows it
+        if case.devices is None:  # each worker's speed for a gradient of its own batch, as in a command
             own = tuple(float(f"{v * case.batch / b:.6g}") for v, b in zip(case.speeds, batches))
             shared = shared._replace(machine=case.machine.with_(speeds=own))
         found.append(_timed(shared, batches))
@@ -208,13 +206,13 @@ def _variants(case: Case) -> list[Case]:
 
 
 def _check_machine(machine: Machine, workers: int, work: float) -> None:
-    """Refuse a machine that formulas say nothing of."""
+    """Refuse a machine that formulas do not cover."""
     check_speeds(machine, workers)
     if machine.compute is None:
         raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
                     "and --rate")
     if machine.loads:
-        raise Usage("advice compares times that formulas give, and loads have none; expected a machine "
+        raise Usage("advice compares predicted times, and formulas do not cover loads; expected a machine "
                     "without loads")
     if on_devices(machine) and not work > 0:
         raise Usage(f"compute {written(machine.compute)} without the model's work, which it prices; expected "
@@ -226,7 +224,7 @@ def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | N
     if memory_limit is not None and s.memory > memory_limit:
         why.append(f"needs {s.memory / 1e9:.2f} GB of memory, {memory_limit / 1e9:.2f} GB available")
     if staleness_limit is not None and (s.staleness is None or s.staleness > staleness_limit):
-        why.append("its staleness is not known" if s.staleness is None
+        why.append("its staleness is unknown" if s.staleness is None
                    else f"mean staleness {s.staleness:.1f} updates, at most {staleness_limit:g} allowed")
     return replace(s, rejected="; ".join(why))
 
@@ -234,8 +232,8 @@ def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | N
 def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
     """Where, within a group, another candidate becomes the fastest, along workers, bandwidth and latency.
 
-    SSP is left out: it lies between BSP and ASP.  So is one server where servers on all nodes are a
-    candidate: they share its load.
+    SSP is left out because it lies between BSP and ASP.  A single server is left out if servers on all nodes,
+    which share its load, are a candidate.
     """
     machine = case.machine
     spread = {c.algorithm for c in candidates if c.colocated} if case.servers == 1 else set()
@@ -247,7 +245,7 @@ def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
     for group, members in GROUPS.items():
         inside = [c for c in candidates if c.algorithm in members and c.algorithm != "ssp"
                   and (c.colocated or c.algorithm not in spread)]
-        if isinstance(machine.compute, tuple):  # which is of these workers alone
+        if isinstance(machine.compute, tuple):  # times of these workers only
             axes.pop("workers", None)
         for axis, values in axes.items() if len(inside) > 1 else ():
             out += [f"{group}: {text}" for text in _along(axis, values, case, inside)]
@@ -255,8 +253,7 @@ def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _along(axis: str, values: Sequence[float], case: Case, candidates: Sequence[Candidate]) -> list[str]:
-    """Changes of the fastest candidate along one quantity: between values of a grid, then halved towards
-    the change."""
+    """Changes of the fastest candidate along one quantity, found on a grid and refined by bisection."""
 
     by_name = {Plan(c, case).name: c for c in candidates}
 
@@ -291,9 +288,10 @@ def _along(axis: str, values: Sequence[float], case: Case, candidates: Sequence[
 
 
 def _rates(candidates: Sequence[Candidate], case: Case) -> dict[str, float]:
-    """Passes a second of those that a formula covers and whose messages do not pile up, from short runs.
+    """Passes per second of the candidates that a formula covers and whose messages do not pile up, from short
+    runs.
 
-    Ends early where one is as fast as workers that never communicate: no other can be faster, unless it drops
+    Stops at one that is as fast as workers that never communicate: no other can be faster unless it drops
     gradients.
     """
     out, most = dict[str, float](), np.inf

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """A name for an algorithm with options and, if `colocated`, servers that share hosts with workers."""
+    """An algorithm with options and, if `colocated`, servers that share hosts with workers."""
 
     algorithm: str
     options: dict[str, Any]

@@ -1,6 +1,6 @@
-"""What is refused before anything runs: arguments, a reader's own algorithm, a reader's own problem.
+"""Checks before a run: its arguments, a user's algorithm, a user's problem.
 
-Programs check nothing; what can be known beforehand is looked at here, once, and named in one line.
+Programs check nothing.  Every mistake that can be found before the run is reported here, in one line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from refsgd.problems import Problem
 
 
 class Usage(ValueError):
-    """Wrong use: says what was found and what was expected."""
+    """Wrong use: the message says what was found and what was expected."""
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
@@ -35,12 +35,12 @@ def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Paramet
 
 
 def plain(name: str) -> str:
-    """A name without what is easily mistaken: case, hyphens, underscores."""
+    """A name in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Which of these names was perhaps meant."""
+    """The name that was probably meant, or an empty string."""
     known = {plain(name): name for name in names}
     near = difflib.get_close_matches(plain(given), known, n=1)
     return known[near[0]] if near else ""
@@ -53,7 +53,7 @@ def suggestion(given: str, names: Iterable[str]) -> str:
 
 
 def catalogued(name: Any) -> str:
-    """An algorithm's name in the catalogue, from one in letters of any case and with or without hyphens."""
+    """An algorithm's name in the catalogue, from a name in any case, with or without hyphens."""
     for known in CATALOGUE if isinstance(name, str) else ():
         if plain(known) == plain(name):
             return known
@@ -62,20 +62,20 @@ def catalogued(name: Any) -> str:
 
 
 def elsewhere(option: str) -> str:
-    """Which algorithms have an option, as the end of an error about one that does not."""
+    """The algorithms that have an option, for an error about one that does not."""
     owners = [name for name, function in CATALOGUE.items() if option in options_of(function)]
     return f"{', '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
 
 
 def check_kind(kind: type, words: str, **values: Any) -> None:
-    """Refuse values of another kind; True and False are no numbers."""
+    """Refuse values of the wrong type; True and False are not numbers."""
     for name, value in values.items():
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Usage(f"{name} {value!r} of type {type(value).__name__}; expected {words}")
 
 
 def check_whole(least: int, **values: Any) -> None:
-    """Refuse what is no whole number or too small."""
+    """Refuse values that are not whole numbers or are too small."""
     check_kind(Integral, f"a whole number, at least {least}", **values)
     for name, value in values.items():
         if value < least:
@@ -83,7 +83,7 @@ def check_whole(least: int, **values: Any) -> None:
 
 
 def check_length(steps: Any, epochs: Any) -> None:
-    """Refuse a length of a run that is given twice or is none."""
+    """Refuse a run length that is given twice or is invalid."""
     if steps is not None and epochs is not None:
         raise Usage(f"steps {steps} and epochs {epochs}; expected one of the two")
     if steps is not None:
@@ -93,20 +93,18 @@ def check_length(steps: Any, epochs: Any) -> None:
 
 
 def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> None:
-    """Refuse a machine that gives speeds or times to more or fewer nodes than there are, or a load to one
-    that is not there."""
+    """Refuse a machine with speeds or times for another number of nodes, or a load of a missing node."""
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(i) for i in range(workers)])
-        there = "is 1" if workers == 1 else f"are {workers}"
-        raise Usage(f"speeds {written(machine.speeds)} name {counted(given, 'worker')}, and there {there}; "
+        raise Usage(f"speeds {written(machine.speeds)} for {counted(given, 'worker')} in a run with {workers}; "
                     f"expected a speed for each, such as {wanted}, or workers {given}")
     if isinstance(machine.compute, tuple) and len(machine.compute) != workers:
-        raise Usage(f"compute {devices.written(machine.compute)} is of "
-                    f"{counted(len(machine.compute), 'worker')}, and there {'is' if workers == 1 else 'are'} "
-                    f"{workers}; expected one for each, or one for all")
+        raise Usage(f"compute {devices.written(machine.compute)} for "
+                    f"{counted(len(machine.compute), 'worker')} in a run with {workers}; expected one for "
+                    "each, or one for all")
     if servers is not None and len(machine.server_speeds) not in (0, servers):
-        raise Usage(f"server_speeds {written(machine.server_speeds)} of {counted(servers, 'server')}; "
+        raise Usage(f"server_speeds {written(machine.server_speeds)} for {counted(servers, 'server')}; "
                     "expected a speed for each")
     for load in machine.loads:
         most = workers if load.role == "worker" else servers
@@ -117,8 +115,7 @@ def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> 
 
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any],
                   others: Iterable[str] = ()) -> None:
-    """Refuse options that an algorithm does not have, or whose values are not of the type that it wants:
-    a number, a whole number, True or False."""
+    """Refuse options that an algorithm does not have, and values of the wrong type."""
     known = options_of(function)
     for option, value in options.items():
         if option not in known:
@@ -148,7 +145,7 @@ def check_function(name: str, function: Callable[..., Deployment], given: Mappin
 
 
 def check_deployment(name: str, found: Any) -> Deployment:
-    """Refuse what is no deployment."""
+    """Refuse a value that is not a deployment."""
     if not isinstance(found, Mapping):
         raise Usage(f"{name} returned a value of type {type(found).__name__}; expected a dictionary of "
                     "nodes, such as {'worker0': Node(program)}")
@@ -171,7 +168,7 @@ def check_deployment(name: str, found: Any) -> Deployment:
 
 
 def check_problem(problem: Any) -> None:
-    """Refuse a reader's own problem whose parts do not fit; computes one gradient and one loss."""
+    """Refuse a user's problem whose parts do not fit together; computes one gradient and one loss."""
     if not isinstance(problem, Problem):
         raise Usage(f"problem of type {type(problem).__name__}; expected a "
                     "refsgd.Problem(x0, gradient, loss)")
@@ -193,7 +190,7 @@ def check_problem(problem: Any) -> None:
     try:
         g, loss = problem.gradient(x0, 0, 0), problem.loss(x0)
     except Exception:
-        return  # the run will meet it too, and says where
+        return  # the run will raise it too, and says where
     if not isinstance(g, np.ndarray) or (g.shape, g.dtype) != (x0.shape, x0.dtype):
         raise Usage(f"gradient(x0, 0, 0) returned a value of type {_array(g)}; expected an array as x0 is: "
                     f"{x0.dtype} and shape {x0.shape}")

@@ -1,4 +1,4 @@
-"""Batches of the workers: the same for all, one for each, or shares of a whole in proportion to speed."""
+"""Batches of the workers: equal, given for each, or shares of a total in proportion to speed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.problems.data import apportion
 
 Batch = int | str | Sequence[int]  #: 16; "20,1" or (20, 1); "auto:21"
-EXPECTED = "expected images of each worker, such as 20,1 or 15x20,1, or auto:21, which shares 21 by speed"
+EXPECTED = ("expected images for each worker, such as 20,1 or 15x20,1, or auto:21, which divides 21 by speed")
 
 
 def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = False) -> int | list[int]:
-    """The batch of all workers where they are equal, else that of each; a single worker takes their sum
-    where it works for all `together`."""
+    """The batch of all workers if equal, else a list with that of each; with `together` a single worker takes
+    the sum."""
     if not isinstance(batch, Sequence):
         check_whole(1, batch=batch)
         return int(batch)
@@ -27,25 +27,24 @@ def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = Fa
         found = _read(batch) if isinstance(batch, str) else list(batch)
         for each in found:
             check_whole(1, batch=each)
-        if len(found) == 1:  # of all
+        if len(found) == 1:  # for all
             found = found * (1 if together else workers)
     if together:
         return [sum(found)]
     if len(found) != workers:
-        raise Usage(f"batch {text_of(found)} is of {counted(len(found), 'worker')}, and there "
-                    f"{'is 1' if workers == 1 else f'are {workers}'}; expected one for each, or "
-                    f"auto:{sum(found)}, which shares {sum(found)} by speed")
+        raise Usage(f"batch {text_of(found)} for {counted(len(found), 'worker')} in a run with {workers}; "
+                    f"expected one for each, or auto:{sum(found)}, which divides {sum(found)} by speed")
     return found[0] if len(set(found)) == 1 else found
 
 
 def weights_of(batch: Batch, workers: int) -> list[int]:
-    """The batch of each worker where they differ, for a problem without data; empty where they are equal."""
+    """The batch of each worker for a problem without data; empty if they are equal."""
     found = batches_of(batch, workers, Machine())
     return [] if isinstance(found, int) else found
 
 
 def shares(total: int, workers: int, machine: Machine) -> list[int]:
-    """`total` images dealt to the workers in proportion to their speeds; refused where one gets none."""
+    """`total` images divided among the workers in proportion to speed; refused if one gets none."""
     try:
         fast = paces(machine, workers)
     except ValueError as error:
@@ -53,14 +52,14 @@ def shares(total: int, workers: int, machine: Machine) -> list[int]:
     found = apportion(total, fast)
     if 0 in found:
         slow = found.index(0)
-        raise Usage(f"batch auto:{total} leaves no image to worker {slow}, whose speed is {fast[slow]:g} of "
-                    f"{sum(fast):g} in all; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or a "
+        raise Usage(f"batch auto:{total} leaves no image for worker {slow}, whose speed is {fast[slow]:g} of "
+                    f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or a "
                     "machine without that worker")
     return found
 
 
 def text_of(batches: Sequence[int]) -> str:
-    """The text that is read as these batches."""
+    """The text for these batches."""
     return ",".join(map(str, batches))
 
 

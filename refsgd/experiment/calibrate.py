@@ -1,4 +1,4 @@
-"""Calibration: a device that prices the gradients of this computer, update time, latency and bandwidth."""
+"""Calibration: fit a device to the gradients of this computer; measure update time, latency, bandwidth."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NETS, BATCHES = ("tiny", "shallow"), (1, 2, 8, 32, 128)
 #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
 OTHERS, EXCESS = 0.1, 0.3
 OFF = 0.15  #: residual above which the summary says that the device does not fit a net
-ROUNDS, SECONDS = 8, 0.05  #: each point is timed so often, for so long
+ROUNDS, SECONDS = 8, 0.05  #: rounds in which each point is timed, and the length of each
 
 
 class Point(NamedTuple):
-    """The gradient of one net at one batch."""
+    """A measurement: the gradient of one net with one batch."""
 
     net: str
     batch: int
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 class Ball(NamedTuple):
-    """What is thrown between two processes."""
+    """The message that two processes throw to each other."""
 
     x: Array
 
@@ -54,36 +54,35 @@ class Calibration:
     """The measurements, and the machine that follows from them."""
 
     machine: Machine  #: the device, updates, the link over shared memory
-    points: tuple[Point, ...]  #: to which the device was fitted
+    points: tuple[Point, ...]  #: the measurements behind the device
     transports: dict[str, tuple[float, float]]  #: "processes" and "tcp": latency [s], bandwidth [bytes/s]
-    update: float  #: of all parameters of the first net [s]
+    update: float  #: seconds of an update of all parameters of the first net
     describe: dict[str, Any]  #: nets, processor, cores
-    others: float = 0.0  #: mean number of cores that other processes kept busy meanwhile
+    others: float = 0.0  #: mean number of cores used by other processes
     excess: float = 0.0  #: mean over median of equal gradients, less 1; the median over the points
 
     @property
     def doubt(self) -> str:
-        """Why the times may not be those of a quiet machine, and what to do; empty where nothing
-        speaks against them."""
+        """Why the times may be wrong (a busy machine), and what to do; empty if they look sound."""
         cores = self.describe["cores"]
         found = []
         if self.others > OTHERS * cores:
             found.append(f"other processes used {self.others:.1f} of {cores} cores")
         if self.excess > EXCESS:
-            found.append(f"equal gradients took {self.excess:.0%} longer in the mean than in the median")
+            found.append(f"the mean time of equal gradients exceeded their median by {self.excess:.0%}")
         if not found:
             return ""
-        return (f"the machine was busy while it was measured: {' and '.join(found)}; expected a quiet one: "
+        return (f"the machine was busy during the measurement: {' and '.join(found)}; expected an idle one: "
                 "end other work, then calibrate again")
 
     @property
     def device(self) -> Device:
-        """The device that was fitted."""
+        """The fitted device."""
         assert isinstance(self.machine.compute, Device)
         return self.machine.compute
 
     def residual(self, point: Point) -> float:
-        """By how much the device's time of a point is off the measured one, as a share of that."""
+        """The relative error of the device's time for a point."""
         return self.device.seconds(point.work, point.nbytes) / point.seconds - 1
 
     def to_json(self) -> str:
@@ -114,12 +113,11 @@ class Calibration:
 
 
 def throw(x: Array, times: int) -> Program[Array]:
-    """Throw an array and wait for it to come back, `times` times; returns the seconds of each round,
-    shape (times,)."""
+    """Throw an array and wait for its return, `times` times; returns the seconds of each round, (times,)."""
     rounds = []
     for _ in range(times):
-        x = x.copy()  # a transport may keep an array that it has carried, and carry it again for nothing
-        started = time.perf_counter()  # a measuring program may read the clock: it is no algorithm
+        x = x.copy()  # a transport may keep an array and carry it again for free
+        started = time.perf_counter()  # a measurement may read the clock, an algorithm may not
         yield Send("worker1", Ball(x))
         yield Recv(Ball, src="worker1")
         rounds.append(time.perf_counter() - started)
@@ -127,7 +125,7 @@ def throw(x: Array, times: int) -> Program[Array]:
 
 
 def catch(times: int) -> Program[None]:
-    """Throw back a copy of what comes."""
+    """Throw back a copy of each array."""
     for _ in range(times):
         _, (x,) = yield Recv(Ball, src="worker0")
         yield Send("worker0", Ball(x.copy()))
@@ -147,21 +145,20 @@ def _rounds(size: int, times: int, transport: str) -> float:
 
 
 def link(small: float, large: float, nbytes: int) -> tuple[float, float]:
-    """Latency [s] and bandwidth [bytes/s] from the round trips of an empty message and of `nbytes`; on a
-    busy machine the two may come out alike."""
+    """Latency [s] and bandwidth [bytes/s] from the round trips of an empty message and one of `nbytes`, which
+    may be equally long on a busy machine."""
     return small / 2, 2 * nbytes / (large - min(small, large / 2))
 
 
 class Others:
-    """Cores that other processes keep busy from now on."""
+    """Cores used by other processes from now on."""
 
     def __init__(self) -> None:
         self._began = self._clocks()
 
     @staticmethod
     def _clocks() -> tuple[float, float]:
-        """Now [s], and the seconds of computing of all processes but this one and its children that have
-        ended."""
+        """Now [s], and the processor seconds of all processes except this one and its ended children."""
         import psutil
 
         every, own = psutil.cpu_times(), psutil.Process().cpu_times()
@@ -175,8 +172,8 @@ class Others:
 
 
 def timed(act: Callable[[], Any], seconds: float) -> Array:
-    """Seconds of a core that repeated calls took, for about so many seconds: without waits for a core
-    that others use, where the system tells."""
+    """Core seconds of each of the calls made within about `seconds`, without waits for a busy core if the
+    system tells."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []
@@ -189,7 +186,7 @@ def timed(act: Callable[[], Any], seconds: float) -> Array:
 
 
 def gradient_of(net: str, batch: int) -> tuple[Net, Callable[[], Any]]:
-    """A net, and what computes its gradient on a batch of images without contents."""
+    """A net, and a function that computes its gradient on a batch of random images."""
     from refsgd.problems.nn import nets
 
     built, rng = nets.build(net), np.random.default_rng(0)
@@ -200,10 +197,10 @@ def gradient_of(net: str, batch: int) -> tuple[Net, Callable[[], Any]]:
 
 
 def measure(nets: Sequence[str], batches: Sequence[int], rounds: int = ROUNDS) -> tuple[list[Point], float]:
-    """The points of some nets and batches; the mean over the median of equal gradients, less 1.
+    """The points of some nets and batches, and the mean over the median of equal gradients, less 1.
 
-    All are timed in turn, some rounds long, and the fastest round of each counts: other work on the machine
-    only adds time, and what it adds changes from second to second.
+    All are timed in turn for several rounds, and the fastest round of each counts: other work on the machine
+    only adds time, and how much it adds varies from second to second.
     """
     acts = {(net, b): gradient_of(net, b) for net in nets for b in sorted(batches)}
     found: dict[tuple[str, int], list[Array]] = {key: [] for key in acts}
@@ -222,10 +219,9 @@ def measure(nets: Sequence[str], batches: Sequence[int], rounds: int = ROUNDS) -
 
 
 def fitted(points: Sequence[Point]) -> Device:
-    """The device with the least sum of squared residuals, none of its parts negative.
+    """The device with the least sum of squared relative residuals and no negative part.
 
-    Linear in (overhead, 1 / memory, 1 / rate), and residuals are shares of the measured seconds, so that
-    every batch counts alike.
+    It is linear in (overhead, 1 / memory, 1 / rate); relative residuals give every batch equal weight.
     """
     from scipy.optimize import nnls
 
@@ -234,7 +230,7 @@ def fitted(points: Sequence[Point]) -> Device:
     overhead, per_byte, per_flop = nnls(terms / scale, np.ones(len(points)))[0] / scale
     if not per_flop:
         raise RunFailed("larger batches did not take longer, so no rate fits; expected batches further "
-                        "apart, or a quiet machine")
+                        "apart, or an idle machine")
     noise = max(statistics.median(p.spread for p in points), 0.01)
     return Device(1 / float(per_flop), float(overhead), 1 / float(per_byte) if per_byte else math.inf,
                   Distribution("lognormal", (1.0, noise)))
@@ -245,8 +241,8 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES) -> C
     import threadpoolctl
 
     if not can_fork():
-        raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or give the machine "
-                        "as --compute, --latency and --bandwidth")
+        raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or describe the "
+                        "machine by --compute, --latency and --bandwidth")
     others = Others()
     with threadpoolctl.threadpool_limits(1):
         points, excess = measure(nets, batches)

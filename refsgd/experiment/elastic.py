@@ -1,14 +1,14 @@
-"""Elastic restart: after a death, continue with the survivors (`shrink`) or with all workers (`restart`).
+"""Elastic restart: after a worker dies, continue with the survivors (`shrink`) or all workers (`restart`).
 
-The survivors run for as long as they can.  When they all wait for the dead, they are halted, and the next
-attempt starts a fresh deployment of the same algorithm from what is left: the servers' newest parameters, or
-the mean of the living peers' replicas after the last iteration that all of them have completed.  Iterations,
-learning rates and batches count on from there.  Velocities, residuals and messages under way are lost, and
-the dead worker's share of the data is not seen again (shrink).  A server that dies takes its part of the
-parameters with it, and so ends the run.
+The survivors run for as long as they can.  When all of them wait for the dead node, they are halted, and the
+next attempt starts a fresh deployment of the same algorithm from the servers' newest parameters, or from the
+mean of the surviving replicas after the last iteration that all of them completed.  Iterations, learning
+rates and batches continue from there.  Velocities, residuals and messages in transit are lost; with shrink,
+the dead worker's share of the data is not used again.  The death of a server, which holds a part of the
+parameters, ends the run.
 
-TorchElastic and Elastic Horovod do the same: they end all workers at a failure and start those that are left
-from the last common state.
+TorchElastic and Elastic Horovod do the same: after a failure they end all workers and start the remaining
+ones from the last common state.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace, Use
 
 log = logging.getLogger("refsgd.experiment.elastic")
 
-ENDS, LASTING = ("kill", "drop"), ("slow", "delay")  # kinds of faults
+ENDS, LASTING = ("kill", "drop"), ("slow", "delay")  # faults that end a node, faults that last
 
 
 class Attempt(NamedTuple):
-    """What one attempt of a run begins with."""
+    """The starting point of one attempt of a run."""
 
     number: int
     deploy: Callable[[], Deployment]
@@ -49,7 +49,7 @@ class Attempt(NamedTuple):
 
 
 class Attempts:
-    """The attempts of a run: the next one, and what those before it have left."""
+    """The attempts of a run: the next one, and the results of those before it."""
 
     def __init__(self, experiment: Experiment, faults: Sequence[Fault], on_death: str,
                  deployment: Deployment) -> None:
@@ -59,10 +59,10 @@ class Attempts:
         self.next = Attempt(0, experiment.deploy, experiment.machine, experiment.seed, faults,
                             {node: node for node in deployment})
         self.x, self.done, self.dead = experiment.problem.x0, 0, set[str]()
-        self.run: Run | None = None  # all attempts until now, as one
+        self.run: Run | None = None  # all attempts so far, as one
 
     def halted(self, halted: Halted) -> None:
-        """An attempt was halted: prepare the next one, or fail where nobody can continue."""
+        """Prepare the attempt after a halted one, or fail if nobody can continue."""
         names = [self.next.names[node] for node in halted.dead]
         more = iterations(halted)
         self._check(halted, names, more)
@@ -81,13 +81,13 @@ class Attempts:
         elif not living(halted) and (self.on_death == "shrink" or "server" not in self.role.values()):
             why = "no worker is left to continue"
         elif self.on_death == "restart" and self.dead.intersection(names) and not more:
-            why = "it died again before all had completed an iteration"
+            why = "it died again before every worker had completed an iteration"
         else:
             return
         raise RunFailed(f"{halted.reasons}; {why}", names[0]) from None
 
     def _attempt(self, before: Trace) -> Attempt:
-        """A deployment that continues at `x` after `done` iterations, under shrink without the dead."""
+        """A deployment that continues from `x` after `done` iterations, without the dead under shrink."""
         experiment, done = self.experiment, self.done
         problem, machine = experiment.problem, experiment.machine
         workers = sorted(before.workers, key=self.rank.__getitem__)
@@ -95,7 +95,7 @@ class Attempts:
         was = [self.rank[node] for node in left]
         servers = [node for node in before.nodes if not before.is_worker(node)]
         names = {node: node for node in servers} | dict(zip(workers, left, strict=False))
-        if machine.hosts or machine.groups:  # all stay where they were, and hosts of the dead are empty
+        if machine.hosts or machine.groups:  # nodes keep their hosts, and hosts of the dead are empty
             host = self.network.host
             machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
                                            for one in self.network.hosts])
@@ -124,8 +124,8 @@ class Attempts:
         return Attempt(self.next.number + 1, later.deploy, machine, self.next.seed + 1, faults, names)
 
     def joined(self, last: Run) -> Run:
-        """All attempts until now and this last one as one run: on one clock, with the names of the first
-        attempt; numbers and versions count on."""
+        """All attempts so far and the last one as one run: one clock, the names of the first attempt, and
+        continued numbers and versions."""
         if self.run is None:
             return last
         names, before, after = self.next.names, self.run.trace, last.trace
@@ -142,27 +142,27 @@ class Attempts:
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
 
     def _used(self, use: Use, before: float) -> Use:
-        """The use of a link in this attempt as one of the whole run, `before` seconds after its beginning."""
+        """The use of a link in this attempt, which began after `before` seconds, as a use in the whole run."""
         src, to = self.next.names[use.src], self.next.names[use.to]
         at = [hop.link for hop in self.later.way(use.src, use.to)].index(use.link)
         return Use(self.network.way(src, to)[at].link, use.start + before, use.end + before, src, to)
 
 
 def living(halted: Halted) -> list[str]:
-    """Workers that a halt found alive."""
+    """Workers that were alive when the attempt was halted."""
     return [node for node in halted.run.trace.workers if node not in halted.dead]
 
 
 def iterations(halted: Halted) -> int:
-    """How many iterations every living worker completed in the attempt that was halted; 0 if none lives, so
-    that all do theirs again."""
+    """Iterations of the halted attempt that every living worker completed; 0 if none is alive, so that all
+    are repeated."""
     ends: dict[str, int] = {e.node: e.values["t"] + 1 for e in halted.run.trace.marks("clock")}
     return min((ends.get(node, 0) for node in living(halted)), default=0)
 
 
 def parameters(halted: Halted, x0: Array, servers: int) -> Array:
-    """What an attempt that began at `x0` leaves: the newest parts of the servers, or the mean of the living
-    replicas; (d,).  A server without a part of its own, such as a coordinator, marks no updates."""
+    """The parameters, (d,), after an attempt that began at `x0`: the servers' newest parts, or the mean of the
+    living replicas.  A server without a part, such as a coordinator, marks no updates."""
     trace, kept = halted.run.trace, halted.kept
     if any(not trace.is_worker(node) for node in trace.nodes):
         part = {e.node: e.values.get("part", 0) for e in trace.marks("update")
@@ -184,8 +184,8 @@ def parameters(halted: Halted, x0: Array, servers: int) -> Array:
 
 def _renamed(event: Event, names: Mapping[str, str], before: Trace, sent: Mapping[tuple[str, str], int],
              done: int) -> Event:
-    """An event of a later attempt as one of the whole run, after the trace and `done` iterations of those
-    before."""
+    """An event of a later attempt as an event of the whole run, after the trace and the `done` iterations of
+    earlier attempts."""
 
     def name(node: str) -> str:
         return names.get(node, node)

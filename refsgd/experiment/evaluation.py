@@ -27,17 +27,16 @@ from refsgd.experiment.result import (
 from refsgd.problems import Problem
 from refsgd.trace import Run, Trace
 
-EVALUATIONS = 20  #: rows of a history, besides its end
+EVALUATIONS = 20  #: rows of a history, not counting its end
 
 
 def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:
-    """How many parameters along the way are evaluated: fewer where each evaluation takes many images."""
+    """How many intermediate parameters are evaluated: fewer if each evaluation takes many images."""
     return min(most, max(4, 60_000 // int(problem.describe.get("evaluated", 1))))
 
 
 def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = EVALUATIONS) -> Result:
-    """Metrics, history and hashes of a finished run; of a net in shape only, no more than times, bytes and
-    staleness."""
+    """Metrics, history and hashes of a finished run; only times, bytes and staleness for a shape-only net."""
     problem, trace = experiment.problem, run.trace
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
     rank = ranks(experiment.deploy())
@@ -66,7 +65,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
 
 
 def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tuple[float, int]]:
-    """When each gradient was ready, and of how many images it is; in order of time."""
+    """When each gradient was ready, and its number of images; by time."""
     steps = Counter[str]()
     found = []
     for gradient in trace.gradients:
@@ -76,10 +75,9 @@ def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tup
 
 
 def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] at about so many updates, evaluated after the run.
+    """[seconds, updates, images, loss, test accuracy] at about `points` updates, evaluated after the run.
 
-    Parts of one version are joined; replicas of one iteration are averaged, after a death those of the
-    living.
+    Parts of one version are joined; replicas of one iteration, of living workers only, are averaged.
     """
     versions: dict[int, dict[str, tuple[float, Array]]] = defaultdict(dict)
     for e in trace.marks("update"):

@@ -1,4 +1,4 @@
-"""What this computer can run: its cores and memory against the processes, the pace and the length of runs."""
+"""Limits of this computer: can its cores and memory sustain a run's processes, pace and length?"""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from refsgd.experiment.evaluation import evaluations_of
 from refsgd.experiment.prepare import Experiment, Say, Usage
 from refsgd.problems import Problem
 
-#: each takes about 0.1 s of a core to start
+#: starting a process takes about 0.1 s of a core
 PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
-#: seconds of the effects of one iteration in virtual time; seconds of a run that is announced
+#: seconds of the effects of one simulated iteration; seconds from which a run's length is announced
 STEP, LONG = 2e-4, 30.0
-#: share of a core's time that real computing may take; the least compute time that pacing keeps well [s]
+#: share of a core's time that real computing may take; shortest compute time that can be paced well [s]
 BUSY, SHORT = 0.8, 0.002
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
-    """Mean and least seconds of one gradient of a mean batch on one core of this computer, but for a first
-    one, which may be compiled."""
+    """Mean and least seconds of a gradient of a mean batch on one core of this computer, after a first one
+    that may compile."""
     problem.gradient(problem.x0, 0, 0)
     found: list[float] = []
     while len(found) < 5 and sum(found) < 0.5:
@@ -41,8 +41,8 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than this computer starts within about half a minute, or has memory for; over
-    MPI another number than that of the ranks."""
+    """Refuse more processes than this computer can start in about half a minute or has memory for; over MPI,
+    more than there are ranks."""
     needed = len(set(experiment.machine.place(experiment.deploy()).values()))
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi
@@ -61,31 +61,30 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Refuse a paced run whose real computing needs more cores than there are; warn where it comes near,
-    or durations are drawn too short."""
+    """Refuse a paced run whose real computing needs more cores than there are; warn if it comes close, or if
+    drawn durations are too short."""
     mean = experiment.seconds
     if not experiment.steps or not mean:
         return
     usual, least = gradient_seconds(experiment.problem)
     cores = usable_cores()
-    room = cores * mean / experiment.workers  # seconds of real computing for each gradient
+    room = cores * mean / experiment.workers  # seconds available for each real gradient
     slower = math.ceil(max(least / (BUSY * room), SHORT / mean))
     found = (f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on "
              f"{counted(cores, 'core')}; the machine asks for {mean * 1e3:.3g} ms, which leaves room "
              f"for {BUSY * room * 1e3:.3g} ms of real work")
     if least > room:
-        raise Usage(f"{found}: use --slow-motion {slower} (a machine {slower} times as slow in everything), "
-                    "the simulator, or no pacing (--compute none)")
+        raise Usage(f"{found}: use --slow-motion {slower} (everything {slower} times slower), the simulator, "
+                    "or no pacing (--compute none)")
     if usual > BUSY * room:
         warnings.warn(f"{found}: use a longer --compute, fewer workers or the simulator", stacklevel=4)
     if mean < SHORT:
-        warnings.warn(f"mean compute time {mean * 1e3:.3g} ms: below 2 ms real processes are late by "
+        warnings.warn(f"mean compute time {mean * 1e3:.3g} ms: below 2 ms, real processes are late by "
                       f"a few percent; use --slow-motion {slower} or the simulator", stacklevel=4)
 
 
 def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Say) -> None:
-    """Say how long runs of one problem will take, if that is long: gradients, the pace of paced
-    processes, and the evaluation."""
+    """Announce how long runs of one problem will take (gradients, pace, evaluation), if that is long."""
     problem = experiments[0].problem
     real, _ = gradient_seconds(problem)
     evaluating = 0.0

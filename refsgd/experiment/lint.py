@@ -1,4 +1,4 @@
-"""Effects that a program builds and forgets to yield, found in its source."""
+"""Finds effects that a program builds but does not yield, in its source."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def forgotten_yields(tree: ast.AST) -> list[int]:
 
 
 def parts_of(tree: ast.Module, function: Any) -> ast.AST:
-    """A deployment function and, recursively, the functions that it names; the whole module if it is not
-    found."""
+    """A deployment function and, recursively, the functions that it names; or the whole module."""
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     defined = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)]
     around = {id(g): f for f in defined for g in ast.walk(f) if g is not f}  # the innermost comes last

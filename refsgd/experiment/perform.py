@@ -16,7 +16,7 @@ from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
 
-LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # that need nobody to start them
+LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # which need no launcher such as mpiexec
 RUNTIMES = (*LOCAL_RUNTIMES, "mpi")
 
 OnStart = Callable[[dict[str, int]], None]
@@ -25,7 +25,7 @@ OnStart = Callable[[dict[str, int]], None]
 def perform(experiment: Experiment, runtime: str, records: Records | None = None,
             faults: Iterable[str | Fault] = (), on_death: str = "stop",
             on_start: OnStart | None = None) -> Run:
-    """Run the programs to their end in one of `RUNTIMES`; `records` are written, and continued."""
+    """Run the programs to their end in one of `RUNTIMES`, continuing and writing `records`."""
     deployment = experiment.deploy()
     plan = planned(experiment, faults)
     _check_policy(experiment, runtime, deployment, on_death, bool(plan))
@@ -39,7 +39,7 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
 
 
 def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault]:
-    """The faults that some lines describe."""
+    """The faults described by some lines."""
     try:
         deployment = experiment.deploy()
         return parse(faults, deployment, experiment.steps, experiment.machine.place(deployment))
@@ -49,13 +49,13 @@ def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault
 
 def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, on_death: str,
                   planned: bool) -> None:
-    """Refuse what this algorithm or runtime cannot do about a death, before anything runs."""
+    """Refuse a policy that the algorithm or the runtime does not support, before anything runs."""
     if runtime == "mpi" and (planned or on_death != "stop"):
-        raise Usage("faults and on_death over mpi, where mpiexec ends all if one dies; expected simulator, "
-                    "processes or tcp")
+        raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
+                    "simulator, processes or tcp")
     if on_death == "continue" and not survives_workers(deployment):
-        raise Usage(f"on_death continue with {experiment.name}, of which no Node says survives=True: its "
-                    "programs wait for every worker; expected stop, shrink or restart")
+        raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no Node "
+                    "says survives=True); expected stop, shrink or restart")
     if on_death == "shrink":
         if experiment.workers == 1:
             raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "
@@ -66,12 +66,12 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
 
 def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: str, records: Records,
              on_start: OnStart | None) -> Run:
-    """One attempt of the run, in one of `RUNTIMES`."""
+    """Run one attempt in one of `RUNTIMES`."""
     if runtime == "simulator":
         return _simulated(experiment, attempt, on_death, records)
     if experiment.problem.describe.get("shape_only"):
-        raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: there "
-                    "is nothing to send")
+        raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: a "
+                    "shape-only net has nothing to send")
     number, deploy, machine, seed, faults, _ = attempt
     beginning, role, steps = None, roles(deploy()), records.steps(number)
     if steps is not None:
@@ -96,7 +96,7 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
 
 
 def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records) -> Run:
-    """One attempt of the run, in virtual time."""
+    """Run one attempt in virtual time."""
     number, deploy, machine, seed, faults, _ = attempt
     simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
         deploy, machine, seed)
@@ -104,7 +104,7 @@ def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records:
     try:
         run = simulator.run()
     except NoContents:
-        raise Usage(f"{experiment.name} decides by the entries of its vectors, and net "
+        raise Usage(f"{experiment.name} reads the entries of its vectors, and net "
                     f"{experiment.problem.describe['net']} has none; expected another net, see refsgd "
                     "list") from None
     ended()

@@ -1,4 +1,4 @@
-"""Puts algorithm, problem and machine together: an `Experiment`, and its predicted metrics."""
+"""Combines algorithm, problem and machine: an `Experiment` and its predicted metrics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
 
 __all__ = ["Experiment", "Usage", "predict", "prepare"]
 
-#: Machine of the comparison and of a run for which nothing is said: a small cluster with some jitter.
+#: The default machine: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
 DEFAULT_DATA = "digits"
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deployment]]:
-    """Name and function of an algorithm of the catalogue, or of a reader's own function."""
+    """Name and function of an algorithm of the catalogue, or of a user's function."""
     if callable(algorithm):
         return getattr(algorithm, "__name__", "algorithm"), algorithm
     name = catalogued(algorithm)
@@ -64,7 +64,7 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
 
 
 def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
-    """Algorithms, of which a lone one need be in no list."""
+    """A list of algorithms; a single one may be given without a list."""
     return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
 
 
@@ -75,14 +75,14 @@ def has_servers(function: Callable[..., Deployment]) -> bool:
 
 def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
                   shards: str) -> Problem:
-    """The problem that ``--data`` and ``--net`` name; see `refsgd.problems`."""
+    """The problem named by ``--data`` and ``--net``."""
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     uneven = batch if isinstance(batch, Sequence) else ()
     net = current_name(net)
     if net.startswith("shapes:"):
-        if data not in ("none", DEFAULT_DATA):  # which is also what not naming any gives
-            raise Usage(f"data {data!r} with net {net}, which learns nothing; expected none")
+        if data not in ("none", DEFAULT_DATA):  # the default counts as not given
+            raise Usage(f"data {data!r} with net {net}, which cannot learn; expected none")
         return _in_shape_only(net, batch)
     if data == "quadratic":
         return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
@@ -94,7 +94,7 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
     if data.partition(":")[0] not in NAMES:
         raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, or "
                     f"none with --net shapes:P{suggestion(data, NAMES)}")
-    check_net(net, ", or shapes:P for a net of P parameters in shape only")
+    check_net(net, ", or shapes:P for a shape-only net of P parameters")
     dataset = load(data)
     try:
         built = nets.build(net, dataset.train_images.shape[1:])
@@ -120,7 +120,7 @@ def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
 
 
 def check_net(name: str, others: str = "") -> None:
-    """Refuse a net that there is not."""
+    """Refuse an unknown net."""
     from refsgd.problems.nn.nets import NAMES
 
     base = name.partition(":")[0]
@@ -130,13 +130,13 @@ def check_net(name: str, others: str = "") -> None:
 
 
 def own_problem(problem: Problem, name: str, workers: int) -> Problem:
-    """A reader's own problem, checked, with what its description leaves out."""
+    """A user's problem, checked and with its description completed."""
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
         alone = " (sequential has one)" if name == "sequential" else ""
-        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same: "
-                    f"classification(..., workers={workers})")
+        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
+                    f"number: classification(..., workers={workers})")
     size = int(problem.x0.size)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
              **problem.describe, **described(_own_batches(problem, workers))}
@@ -144,7 +144,7 @@ def own_problem(problem: Problem, name: str, workers: int) -> Problem:
 
 
 def _own_batches(problem: Problem, workers: int) -> list[int]:
-    """Images of a gradient of each worker, as a reader's own problem says them, or of its first step."""
+    """Images in each worker's gradient, from a user's problem's description or from its first step."""
     said = problem.describe
     if "batches" not in said and said.get("batch") is not None:
         check_whole(0, **{'describe["batch"]': said["batch"]})
@@ -155,7 +155,7 @@ def _own_batches(problem: Problem, workers: int) -> list[int]:
             found.append(problem.images(rank, 0))
         except Exception as error:
             raise Usage(f"images({rank}, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
-                        "number of images of a gradient") from None
+                        "number of images in a gradient") from None
     for rank, images in enumerate(found):
         check_whole(0, **{'describe["batches"]' if "batches" in said else f"images({rank}, 0)": images})
     if len(found) != workers:
@@ -165,7 +165,7 @@ def _own_batches(problem: Problem, workers: int) -> list[int]:
 
 
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's own options, with the defaults of those that are not given."""
+    """An algorithm's own options, with defaults for those not given."""
     return {name: p.default for name, p in options_of(function).items()} | dict(options)
 
 
@@ -183,18 +183,18 @@ class Experiment:
     steps: int
     seed: int
     sgd: SGD  #: the update rule
-    #: what `prepare` was told, as JSON values; None for a problem of the reader's own
+    #: the arguments of `prepare` as JSON values; None for a user's problem or algorithm
     arguments: dict[str, Any] | None = None
 
     @property
     def batches(self) -> list[int]:
-        """Images of a gradient of each worker; no share is larger than the data."""
+        """Images in each worker's gradient; no share is larger than the data."""
         said = self.problem.describe
         return said.get("batches") or [said["batch"]] * self.workers
 
     @property
     def by_worker(self) -> float | dict[str, float]:
-        """The batch of all workers, or that of each by name."""
+        """The batch of all workers, or the batch of each by name."""
         if len(set(self.batches)) == 1:
             return self.batches[0]
         deployment = self.deploy()
@@ -221,7 +221,7 @@ class Experiment:
         return mean_gradient(self.priced)
 
     def deploy(self) -> Deployment:
-        """A fresh deployment: generator objects that have not run yet."""
+        """A fresh deployment: generators that have not started."""
         taken = inspect.signature(self.function).parameters
         given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
         options = {name: value for name, value in given.items() if name in taken} | self.options
@@ -237,8 +237,7 @@ class Experiment:
         return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
 
     def _where(self, deployment: Deployment, taken: Mapping[str, Any]) -> dict[str, list[int]]:
-        """The host and the group of each worker by number, where the machine has such, for an algorithm whose
-        function takes them."""
+        """The numbers of each worker's host and group if the machine has them and the algorithm takes them."""
         m = self.machine
         if not (("hosts" in taken and m.hosts) or ("groups" in taken and m.groups)):
             return {}
@@ -250,14 +249,14 @@ class Experiment:
         return {name: numbers for name, numbers in found.items() if numbers and name in taken}
 
     def predictions(self) -> Figures:
-        """Closed forms for this experiment, and the reasons for those that it has none of."""
+        """Closed forms for this experiment, and the reasons for missing ones."""
         from refsgd import theory
 
         if self.name not in theory.ALGORITHMS:
             return theory.Figures().without(
                 f"no formula knows {self.name}; simulate it: --kind simulated", *theory.FIGURES)
         if not self.machine.paced:
-            return theory.Figures().without("the machine has no compute time; say one: --compute 20ms",
+            return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
         if said := exchanges.asked(exchange_of(self.problem)):
             return theory.Figures().without(
@@ -267,19 +266,19 @@ class Experiment:
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
             options=with_defaults(self.function, self.options))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
-            found.simplify("shares of an epoch's last step are smaller: gradients of mean work")
+            found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return found
 
     @property
     def largest_message(self) -> int:
-        """Payload bytes that no message of this run exceeds: a vector of every node and a few more, and
-        small change."""
+        """An upper bound on the payload bytes of a message: a vector of every node, a few more, and a
+        margin."""
         return (self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on how many workers of which machine; `refsgd.run` explains each."""
+    """What is trained, with how many workers, on which machine; see `refsgd.run`."""
 
     workers: int = 4
     servers: int = 1
@@ -302,7 +301,7 @@ class Training:
     bucket: int = PLAIN.bucket
 
     def check(self) -> None:
-        """Refuse what is no number or no text, or out of range."""
+        """Refuse values of the wrong type or out of range."""
         check_whole(1, workers=self.workers, servers=self.servers)
         check_whole(0, seed=self.seed)
         check_length(self.steps, self.epochs)
@@ -313,7 +312,7 @@ class Training:
         check_whole(0, bucket=self.bucket)
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
-        """How many workers an algorithm has here, and the machine with a speed for each."""
+        """The number of workers of an algorithm, and the machine for that number."""
         machine = DEFAULT_MACHINE if self.machine is None else self.machine
         if not isinstance(machine, Machine):
             raise Usage(f"machine {machine!r}; expected a refsgd.Machine: "
@@ -323,13 +322,13 @@ class Training:
         return (1, machine.for_workers(1)) if name == "sequential" else (self.workers, machine)
 
     def problem(self, own: Problem | None, name: str, workers: int, batch: int | Sequence[int]) -> Problem:
-        """The problem that `data` and `net` name, or the one that was given."""
+        """The problem named by `data` and `net`, or the given one."""
         if own is None:
             return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
                                  self.shards)
         if not isinstance(batch, int):
-            raise Usage(f"batch {text_of(batch)} with a problem of your own; expected its images(rank, t) to "
-                        "say how many images a gradient has")
+            raise Usage(f"batch {text_of(batch)} with your own problem; expected its images(rank, t) to say "
+                        "how many images a gradient has")
         return own_problem(own, name, workers)
 
     def exchange(self) -> Exchange:
@@ -355,8 +354,7 @@ class Training:
 
 
 def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: Any) -> Experiment:
-    """Check every argument and put an experiment together: what `Training` names, and the algorithm's own
-    options."""
+    """Check all arguments (those of `Training` and the algorithm's own options) and build an experiment."""
     name, function = deployment_function(algorithm)
     known = [f.name for f in fields(Training)]
     training = Training(**{key: value for key, value in arguments.items() if key in known})
@@ -387,31 +385,31 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         raise Usage(str(error)) from None
     if on_devices(machine) and problem.work is None:
         raise Usage(f"compute {written(machine.compute)} with net {problem.describe['net']}, whose work is "
-                    "not known: a device prices the operations of a gradient; expected a net such as tiny, "
-                    "or a time such as --compute 20ms")
+                    "unknown, although a device prices a gradient by its operations; expected a net such as "
+                    "tiny, or a time such as --compute 20ms")
     return experiment
 
 
 def default_net(data: str) -> str:
-    """The net that fits a data set where none is named."""
+    """The default net for a data set."""
     return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
 
 
 def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str = "formulas",
             **arguments: Any) -> Figures:
-    """Closed forms for the run that the same arguments describe, or figures of simulated runs.
+    """Predict a run from closed forms, or from simulated runs.
 
     Parameters
     ----------
     algorithm : str or callable
-        As `run`.
+        As in `run`.
     problem : Problem, optional
-        As `run`.
+        As in `run`.
     kind : {"formulas", "simulated"}
-        simulated: means of four runs of the simulator, with standard errors; parameters are shape-only unless
-        the algorithm looks at them.
+        simulated: means of four simulated runs, with standard errors; parameters are shape-only unless the
+        algorithm reads them.
     **arguments
-        As `run`.
+        As in `run`.
 
     Returns
     -------

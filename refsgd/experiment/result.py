@@ -1,4 +1,4 @@
-"""What a run returns: metrics, a history and hashes, as text, as JSON or as rich HTML."""
+"""The result of a run: metrics, a history and hashes, as text, JSON or HTML."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REALS = Kind("an object of numbers",
               lambda value: isinstance(value, dict) and all(map(_REAL.fits, value.values())))
 _ACCURACY = Kind("an object with the numbers test and train, or an empty one",
                  lambda value: _REALS.fits(value) and set(value) in ({"test", "train"}, set()))
-#: of a result that is read: what summaries, tables and pictures rely on
+#: of a result read from JSON: what summaries, tables and pictures rely on
 SCHEMA: dict[str, Any] = {
     "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
     **dict.fromkeys(("workers", "servers", "steps", "seed"), COUNT), "predicted": OBJECT,
@@ -57,7 +57,7 @@ UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of th
 def parameters_sha256(x: Array) -> str:
     """SHA-256 of parameters as little-endian float32: equal hashes mean equal bits.
 
-    A float64 too large for float32, of a run that diverges, counts as infinity.
+    A float64 too large for float32, from a diverging run, counts as infinity.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def parameters_sha256(x: Array) -> str:
 
 
 def schedule_sha256(trace: Trace) -> str:
-    """SHA-256 of the schedule: for each node which of its programs acted when, and what it received or chose.
+    """SHA-256 of the schedule: the order in which each node's programs acted, and what they received or chose.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ def schedule_sha256(trace: Trace) -> str:
 
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
-    """What servers and what workers returned, as vectors; a returned object stands for its attribute ``x``.
+    """The vectors that servers and workers returned; a returned object stands for its attribute ``x``.
 
     Parameters
     ----------
     run : Run
-        What a runtime gave back.
+        From a runtime.
 
     Returns
     -------
@@ -138,12 +138,12 @@ def average(vectors: Sequence[Array]) -> Array:
 
 
 def final_parameters(run: Run) -> Array:
-    """The parameters that are evaluated: the servers' parts joined, else the mean of the replicas; (d,).
+    """The parameters to evaluate: the servers' parts joined, or else the mean of the replicas; (d,).
 
     Parameters
     ----------
     run : Run
-        What a runtime gave back.
+        From a runtime.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
     ----------
     trace : Trace
     batch : number or mapping of str to number
-        Images per worker and iteration; or of each worker, by name.
+        Images per worker and iteration, or for each worker by name.
 
     Returns
     -------
@@ -198,13 +198,13 @@ def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything one run says.
+    """The result of one run.
 
     Attributes
     ----------
     algorithm, runtime : str
     options, problem : dict
-        The algorithm's own options; what was trained on what.
+        The algorithm's own options; the net and its data.
     machine : Machine
     workers, servers, steps, seed : int
     measured : dict
@@ -223,7 +223,7 @@ class Result:
     parameters : ndarray or None
         The evaluated parameters, (d,) float32; not part of the JSON.
     deploy : callable or None
-        Builds the programs that ran, so that `player` can show where they stood; not part of the JSON.
+        Rebuilds the programs of the run, for `player`; not part of the JSON.
     """
 
     algorithm: str
@@ -257,13 +257,12 @@ class Result:
         return out
 
     def to_json(self) -> str:
-        """The result as JSON, which knows no NaN and no infinity: null and "inf"; `from_json` reads it
-        back."""
+        """The result as strict JSON, with null for NaN and "inf" for infinity; `from_json` reads it back."""
         return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Read what `to_json` wrote; raises ValueError naming what was found otherwise.
+        """Read the text of `to_json`; raises ValueError for anything else.
 
         Parameters
         ----------
@@ -283,7 +282,7 @@ class Result:
             raise ValueError(f"result format {found!r}; expected {FORMAT}")
         wrong = misfit(data, SCHEMA)
         if wrong:
-            raise ValueError(f"a result of which {wrong}")
+            raise ValueError(f"result: {wrong}")
         values = {name: data[name] for name in SCHEMA}
         for name in ("loss", "consensus_distance"):
             values[name] = _number(data[name])
@@ -335,8 +334,7 @@ class Result:
         return "\n".join(lines)
 
     def _overall(self) -> str:
-        """How many images per second the whole run makes, where workers that ended long before the last
-        one make that differ."""
+        """Images per second over the whole run, if workers that ended early make that differ."""
         if self.trace is None or self.trace.iteration_rate <= 1.05 * self.trace.overall_rate:
             return ""
         share = self.trace.overall_rate / self.trace.iteration_rate
@@ -345,8 +343,8 @@ class Result:
 
     def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None,
                limit: int = 500) -> Player:
-        """The run in the step player: one self-contained HTML page, forwards and backwards, the programs'
-        lines lit.
+        """The run in the step player: a self-contained HTML page that steps forwards and backwards and
+        highlights the programs' lines.
 
         Parameters
         ----------
@@ -355,17 +353,17 @@ class Result:
         events : (int, int), optional
             Show the events first, ..., last - 1.
         limit : int
-            Show so many from the start, where `events` is not given.
+            Number of events to show from the start if `events` is not given.
 
         Returns
         -------
         Player
-            Shown by notebooks; ``.html`` is the document.
+            Displayed by notebooks; ``.html`` is the document.
 
         Raises
         ------
         ValueError
-            For a result read from JSON, which has no trace, and for events that the run does not have.
+            For a result read from JSON, which has no trace, or for events outside the run.
         """
         from refsgd.display.player import Player, player_html
 
@@ -379,7 +377,7 @@ class Result:
         return found
 
     def plot(self, kind: str, ax: Axes | None = None, **options: Any) -> Axes:
-        """One of the pictures of `refsgd.display.plots` of this run.
+        """Draw one of the pictures of `refsgd.display.plots` for this run.
 
         Parameters
         ----------
@@ -397,7 +395,7 @@ class Result:
         Raises
         ------
         ValueError
-            For another kind, and where the picture needs a trace and the result was read from JSON.
+            For an unknown kind, or if the picture needs a trace and the result was read from JSON.
         """
         if kind not in PLOTS:
             raise ValueError(f"plot {kind!r}; expected one of {', '.join(PLOTS)}")
@@ -415,13 +413,13 @@ class Result:
 
 
 def _batches(problem: Mapping[str, Any]) -> str:
-    """The batch of all workers, or the batches of each, in words."""
+    """The batch or batches in words."""
     each = problem.get("batches")
     return f"batches {written(each)}" if each else f"batch {problem.get('batch')}"
 
 
 def _finite(value: Any) -> Any:
-    """The same for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
+    """The value for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -432,7 +430,7 @@ def _finite(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """What `_finite` has made of a number, undone."""
+    """The inverse of `_finite` for a number."""
     return math.nan if value is None else float(value) if isinstance(value, str) else value
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: a run writes its record into a folder while it runs, and a later run continues from there.
 
 Resuming replays the record with real computations.  In virtual time the run is computed again from its start,
-and its events must be those of the record.  For processes the programs are replayed before the fork, and each
-process continues with its programs at the end of the record.  A run that was restarted after a death has
-one record for each attempt: ``record``, ``record-1``, ...
+and its events must match the record.  For processes, the programs are replayed before the fork, and each
+process continues its programs from the end of the record.  A run that was restarted after a death has one
+record for each attempt: ``record``, ``record-1``, ...
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from refsgd.trace.codec import NOTICE, Steps, row_of
 if TYPE_CHECKING:
     from refsgd.runtimes.processes.beginning import Beginning
 
-NAME = "record"  #: the file of a run's first attempt in the folder of its checkpoint
+NAME = "record"  #: the file of a run's first attempt in the checkpoint's folder
 Listener = Callable[[Event], None]
 
 
@@ -67,17 +67,17 @@ def ready(folder: str | Path, continued: bool) -> None:
             pass
     except OSError as error:
         raise Usage(
-            f"checkpoint {folder}: nothing can be written there ({error.strerror}); expected a folder that "
-            "you may write to, or a new name in one") from None
+            f"checkpoint {folder} is not writable ({error.strerror}); expected a folder that you may write "
+            "to, or a new name in one") from None
     if (folder / NAME).exists() and not continued:
-        raise Usage(f"checkpoint {folder} holds the record of a run; expected --resume {folder} with it to "
+        raise Usage(f"checkpoint {folder} holds the record of a run; expected also --resume {folder}, to "
                     "continue that run, or another folder")
     for unfinished in folder.glob(f".{NAME}*"):
         unfinished.unlink(missing_ok=True)
 
 
 def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fault]:
-    """The faults without those that ended a run: a death that stopped it is not repeated."""
+    """The faults without those that ended the run: a death that stopped it is not repeated."""
     if records[0].header["on_death"] != "stop":
         return list(faults)
     steps = records[0].steps
@@ -90,7 +90,7 @@ def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fa
 
 
 def continued(record: Record) -> Steps:
-    """The steps that a resumed run repeats: if a death stopped the run, the dead node lives again."""
+    """The steps that a resumed run repeats; if a death stopped the run, the dead node is revived."""
     if record.header["on_death"] != "stop":
         return record.steps
     return {node: [step for step in done if not isinstance(step, Crashed)]
@@ -103,8 +103,8 @@ def dead_in(steps: Steps) -> list[str]:
 
 
 def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
-    """The starting point of processes, and the steps that lead there: they end before an access to shared
-    memory that was not recorded."""
+    """The starting point of processes and the steps that lead there, which end before any unrecorded access
+    to shared memory."""
     from refsgd.runtimes.processes.beginning import Beginning
 
     replayer = Replayer(factory, steps)
@@ -124,7 +124,7 @@ def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
 
 
 def halted(factory: Factory, steps: Steps) -> Halted:
-    """The end of a halted attempt, from its record."""
+    """The end of a halted attempt, reproduced from its record."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
     dead = dead_in(steps)
@@ -132,9 +132,9 @@ def halted(factory: Factory, steps: Steps) -> Halted:
 
 
 class Following:
-    """Checks the events of a run that is computed again against its record, as far as the record goes.
+    """Checks the events of a repeated run against its record, as far as the record goes.
 
-    At the record's end `caught_up` is called, once; `place` names the record in errors.
+    `caught_up` is called once, at the record's end; `place` names the record in errors.
     """
 
     def __init__(self, steps: Steps, place: str | Path, caught_up: Callable[[], None]) -> None:
@@ -154,18 +154,18 @@ class Following:
         told, expected = row_of(event), row_of(recorded)
         if told != expected and json.loads(json.dumps(told)) != expected:
             raise ReplayError(
-                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected}, and the "
-                f"program gives {told}; expected the same library version, data and kind of processor")
+                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected}, but the "
+                f"program gives {told}; expected the same library version, data and processor type")
         self._at[event.node] += 1
         self._left -= 1
         if not self._left:
             self._caught_up()
 
     def ended(self) -> None:
-        """Check at the end of the run that nothing of the record is left."""
+        """Check at the end of the run that the record is exhausted."""
         if self._left:
             raise ReplayError(f"{self._place}: the run ends {self._left} steps before its record; expected "
-                              "the same library version, data and kind of processor")
+                              "the same library version, data and processor type")
 
 
 # -- what a run writes -------------------------------------------------------------------------------------
@@ -175,22 +175,22 @@ class Following:
 class Records:
     """The records that a run writes, one for each attempt, and those of the run that it continues."""
 
-    header: Mapping[str, Any]  #: what is run
+    header: Mapping[str, Any]  #: describes the run
     runtime: str
-    record: str | Path | None = None  #: where the record of the first attempt goes
-    folder: Path | None = None  #: where the records of all attempts go, from which the run can be resumed
-    #: iterations of the first worker after which the folder's record is flushed to the disk; 0: on request
+    record: str | Path | None = None  #: the file for the record of the first attempt
+    folder: Path | None = None  #: the folder for the records of all attempts, for resuming
+    #: iterations of the first worker between flushes of the folder's record to the disk; 0: on request
     every: int = 0
-    start: Sequence[Record] = ()  #: of the run that is continued
-    place: str | Path = ""  #: where those are, for errors
+    start: Sequence[Record] = ()  #: the records of the continued run
+    place: str | Path = ""  #: their location, for errors
     journals: list[Journal] = field(default_factory=list)
 
     def steps(self, attempt: int) -> Steps | None:
-        """The steps of an attempt to repeat; None if it has not begun yet."""
+        """The steps of an attempt to repeat; None if it had not begun."""
         return continued(self.start[attempt]) if attempt < len(self.start) else None
 
     def has_ended(self, attempt: int) -> bool:
-        """Whether an attempt of the continued run was halted, or can be because a node has died."""
+        """Whether an attempt of the continued run was halted, or can be halted because a node died."""
         steps = self.start[attempt].steps if attempt < len(self.start) else {}
         done = all(any(step.program == 0 and isinstance(step, Returned | Crashed) for step in rows)
                    for rows in steps.values())
@@ -219,7 +219,7 @@ class Records:
 
     def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps,
               moved: bool = True) -> Listener | None:
-        """The listener of an attempt, whose record begins with these steps; `moved`: under its final name."""
+        """The listener of an attempt whose record begins with `steps`, under its final name if `moved`."""
         self.close()
         if self.folder is not None:
             path = file_of(self.folder / NAME, attempt)
@@ -258,8 +258,8 @@ class Records:
                 return mpi.in_order(make)
             return make(True)
         except OSError as error:
-            raise Usage(f"the record {path} cannot be written ({error.strerror}); expected a place for a "
-                        "file") from None
+            raise Usage(f"the record {path} cannot be written ({error.strerror}); expected the name of a file "
+                        "that you may write") from None
 
     @contextlib.contextmanager
     def blamed(self, attempt: int) -> Iterator[None]:

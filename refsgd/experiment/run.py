@@ -1,5 +1,4 @@
-"""Runs experiments: `run` in every runtime, with faults, records and checkpoints, and `replay` of a
-record."""
+"""Runs experiments: `run` in every runtime, with faults, records and checkpoints; `replay` of a record."""
 
 from __future__ import annotations
 
@@ -35,10 +34,8 @@ RENAMED = {"looks": "evaluations"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is run, where, and what is written; `run` explains each option.
-
-    `arguments` say what is trained and on which machine: what `refsgd.experiment.prepare.prepare` takes.
-    """
+    """What is run, where, and what is written; see `run`.  `arguments` are those of
+    `refsgd.experiment.prepare.prepare`: what is trained, and on which machine."""
 
     algorithm: Algorithm
     problem: Problem | None = None
@@ -67,25 +64,25 @@ class RunOptions:
         if not 0 <= self.checkpoint_every < float("inf"):
             raise Usage(f"checkpoint_every {self.checkpoint_every}; expected a number of epochs >= 0")
         if self.monitor and self.runtime not in ("processes", "tcp"):
-            raise Usage(f"a monitor of runtime {self.runtime}; expected processes or tcp, which have "
-                        "processes of this machine")
+            raise Usage(f"monitor with runtime {self.runtime}; expected processes or tcp, whose processes run "
+                        "on this machine")
         if self.record is not None and self.on_death in ("shrink", "restart"):
-            raise Usage(f"a record of a run with on_death {self.on_death}; expected stop or continue: a "
-                        "record is of one attempt, and after a death this run begins another")
+            raise Usage(f"record with on_death {self.on_death}; expected stop or continue: a record covers "
+                        "one attempt, and after a death this run begins another")
 
     @classmethod
     def of(cls, algorithm: Algorithm, problem: Problem | None, given: Mapping[str, Any]) -> RunOptions:
-        """The options among keyword arguments; all others say what is trained."""
+        """The options among keyword arguments; all others describe what is trained."""
         for old in RENAMED.keys() & given.keys():
-            warnings.warn(f"{old} is now called {RENAMED[old]}; the old name goes with the next release",
-                          FutureWarning, stacklevel=3)
+            warnings.warn(f"{old} is now called {RENAMED[old]}; the old name will be removed in the next "
+                          "release", FutureWarning, stacklevel=3)
         named = {RENAMED.get(name, name): value for name, value in given.items()}
         own = {f.name for f in fields(cls)} & named.keys()
         return cls(algorithm, problem, **{name: named.pop(name) for name in own}, arguments=named)
 
 
 def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) -> Result:
-    """Train with one algorithm and return everything that was seen.
+    """Train with one algorithm and return the measurements.
 
     Parameters
     ----------
@@ -101,47 +98,47 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     steps, epochs : int, float
         Iterations of each worker, or passes over the data (5.5 if neither is given).
     batch : int, sequence of int, or str
-        Images per worker and iteration (16), or of each worker: ``(20, 1)`` or ``"20,1"``; ``"auto:21"``
-        shares 21 by the workers' speeds.  `sequential` takes the sum.
+        Images per worker and iteration (16), or for each worker: ``(20, 1)`` or ``"20,1"``; ``"auto:21"``
+        divides 21 by the workers' speeds.  `sequential` takes the sum.
     data, net : str
-        Data set ("digits") and net (the one that fits it).
+        Data set ("digits") and net (the default for the data set).
     lr, momentum, weight_decay, schedule
         The update rule, see `refsgd.algorithms.sgd.SGD`; schedule is ``"constant"`` or
         ``"step(every,factor)"``.
     shards : {"iid", "by-label"}
     machine : Machine, optional
-        What the run takes place on; see `refsgd.cluster.machine.Machine`.
+        The cluster; see `refsgd.cluster.machine.Machine`.
     seed : int
         Of the initial parameters, the data's order, durations and choices.
     record : path, optional
-        Write what every receive, poll and choice returns, as it does; `replay` reproduces the run from it bit
-        for bit, with the deaths that it survived, and the beginning of a run that has crashed.
+        Write the answer of every receive, poll and choice as it happens; `replay` reproduces the run from it
+        bit for bit, including deaths that it survived, or the beginning of a run that crashed.
     faults : iterable of str
         Planned faults, e.g. ``["kill worker 2 at step 10", "random 3 seed 7"]``; see
         `refsgd.runtimes.faults`.
     on_death : {"stop", "continue", "shrink", "restart"}
-        What follows when a node dies: an error that names it; the others continue, if the algorithm waits for
-        nobody in particular; those that wait for the dead start again without it; all start again from the
-        newest parameters.
+        What happens after a node dies: the run ends with an error that names it; the others continue, if the
+        algorithm does not wait for every worker; the survivors start again without it; all start again.  The
+        last two start from the newest parameters.
     checkpoint : path, optional
-        Folder into which the run's record is written while it runs, so that `resume` can continue from there
-        whenever the run is stopped.
+        Folder for the run's record, which is written during the run, so that `resume` can continue from it
+        after the run was stopped.
     checkpoint_every : float
-        Epochs (of 100 steps, where the problem has none) after which the record is forced to the disk, so
-        that it survives a power failure; 0: only at SIGUSR1 and at the end.
+        Epochs (of 100 steps if the problem has none) between flushes of the record to the disk, so that it
+        survives a power failure; 0: only at SIGUSR1 and at the end.
     resume : path, optional
-        Such a folder, or a record: replay it, and continue the run from its end.  What is trained, where, for
-        how long, with which faults and `on_death` comes from the record; arguments that are given too must
-        say the same.
+        Such a folder, or a record: replay it, and continue the run from its end.  The record says what is
+        trained, where, for how long, and with which faults and `on_death`; arguments given in addition must
+        agree with it.
     monitor : bool
-        Also sample what each process uses (processes and tcp): ``measured["resources"]``, see
+        Also sample the resources that each process uses (processes and tcp): ``measured["resources"]``, see
         `refsgd.runtimes.processes.monitor`. "launcher" is this process, which writes checkpoints and records.
     evaluations : int
-        At most so many parameters along the way are evaluated after the run: the rows of `Result.history`,
-        which has its end besides (20). Evaluating takes longer than training where a run is short and there
-        are many test images.
+        Most intermediate parameters that are evaluated after the run (20): the rows of `Result.history`
+        besides its end.  If a run is short and there are many test images, evaluation takes longer than
+        training.
     say : callable, optional
-        Told beforehand, in a line, about how long the run takes, if that is longer than half a minute.
+        Called with a line that estimates the length of the run, if it exceeds half a minute.
     **options
         The algorithm's own, e.g. ``staleness=3``.
 
@@ -154,7 +151,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     ValueError
         Wrong use: what was found and what was expected.
     ReplayError
-        If the record that `resume` names is damaged, or the programs do not repeat it.
+        If the record named by `resume` is damaged, or the programs do not repeat it.
 
     Examples
     --------
@@ -166,7 +163,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
 
 
 def carry_out(options: RunOptions) -> Result:
-    """Run what the options describe, and evaluate it."""
+    """Run and evaluate what the options describe."""
     start: Sequence[Record] = ()
     if options.resume is None:
         experiment = prepare(options.algorithm, options.problem, **options.arguments)
@@ -193,12 +190,12 @@ def carry_out(options: RunOptions) -> Result:
 
 
 def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:
-    """The run that the records at `place` began: options with the faults that are still to come, the
-    experiment, the records.  Refuses options that say something else."""
+    """The run begun by the records at `place`: options with the remaining faults, the experiment, the records.
+    Refuses options that disagree with the records."""
     start = stored(place)
     name, header = deployment_function(options.algorithm)[0], start[0].header
     if header["algorithm"] not in (name, options.algorithm):
-        raise Usage(f"the record at {place} is of {header['algorithm']}; expected one of {name}")
+        raise Usage(f"the record at {place} is of {header['algorithm']}; expected a record of {name}")
     if (options.runtime == "simulator") != (header["runtime"] == "simulator"):
         raise Usage(f"the record at {place} was made by the runtime {header['runtime']}; expected --runtime "
                     f"{header['runtime']}")
@@ -224,8 +221,8 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
         asked["on_death"] = header["on_death"]
     for key, value in recorded.items():
         if asked.get(key) != value:
-            raise Usage(f"the record at {place} was made with {key} {value}, and {asked.get(key)} is asked "
-                        "for; expected the same, or nothing")
+            raise Usage(f"the record at {place} was made with {key} {value}, not {asked.get(key)}; expected "
+                        "the same, or nothing")
     return (replace(options, faults=still_planned(faults, start), on_death=header["on_death"]), experiment,
             start)
 
@@ -237,7 +234,7 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
         return Records({}, options.runtime, start=start, place=first)
     if experiment.arguments is None:
         raise Usage("a record needs an algorithm of the catalogue and a problem built from --data and --net; "
-                    "for your own use refsgd.runtimes.replay with your factory")
+                    "for your own, use refsgd.runtimes.replay with your factory")
     if folder is not None:
         ready(folder, first == Path(folder) / NAME)
     with warnings.catch_warnings():
@@ -256,9 +253,9 @@ def replay(record: str | Path) -> Result:
     Parameters
     ----------
     record : path
-        A file that ``run(..., record=path)`` or ``refsgd run --record`` wrote.  If it ends early, cut off or
-        because the run crashed, what is there is reproduced, with a warning that says how much, and the
-        result's parameters are those of the last update (the starting point, if a server had made none).
+        A file written by ``run(..., record=path)`` or ``refsgd run --record``.  If it ends early, because it
+        was cut off or the run crashed, its steps are reproduced with a warning that counts them, and the
+        result's parameters are those of the last update (the starting point if a server made none).
 
     Returns
     -------
@@ -268,8 +265,8 @@ def replay(record: str | Path) -> Result:
     Raises
     ------
     ReplayError
-        The file is no record, altered or without a step, the record and the programs do not fit, or the
-        parameters differ from the recorded hash.
+        If the file is not a record, was altered or has no step, if the record and the programs do not match,
+        or if the parameters differ from the recorded hash.
     """
     data = read(record)
     try:
@@ -284,7 +281,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
         cut = "the record ends early (no end line): it was cut off, or the run crashed"
         if not done:
-            raise replaying.ReplayError(f"{cut}; of its {counted(data.size, 'step')} none can be replayed, "
+            raise replaying.ReplayError(f"{cut}; none of its {counted(data.size, 'step')} can be replayed, "
                                         "expected at least one")
         warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
         finished = with_parameters(finished, experiment.problem)
@@ -297,8 +294,8 @@ def _reproduced(record: str | Path, data: Record) -> Result:
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:
         raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, "
-                                    f"the record says {expected[:16]}; expected equal bits: same library "
-                                    "version, data and CPU kind?")
+                                    f"recorded {expected[:16]}; expected the same library version, data and "
+                                    "processor type")
     return result
 
 
@@ -311,7 +308,7 @@ def recorded_experiment(header: dict[str, Any]) -> Experiment:
 
 
 def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
-    """What `prepare` was told, from the first line of a record or checkpoint."""
+    """The arguments of `prepare` in the first line of a record or checkpoint."""
     arguments, nodes = header["arguments"], len(header["nodes"])
     _, function = deployment_function(header["algorithm"])
     for name in ("workers", "servers") if has_servers(function) else ("workers",):
@@ -322,8 +319,7 @@ def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(run: Run, problem: Problem) -> Run:
-    """The beginning of a run with parameters to evaluate: those of all who hold some, else the starting
-    point."""
+    """The beginning of a run with parameters to evaluate: those held by its nodes, or the starting point."""
     servers = [node for node in run.trace.nodes if not run.trace.is_worker(node)]
     holders = servers or run.trace.workers
     if all(node in run.values for node in holders):

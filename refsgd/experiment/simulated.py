@@ -1,4 +1,4 @@
-"""Figures that are simulated on request, where a formula is missing or doubted: means of simulated runs."""
+"""Metrics simulated on request, where a formula is missing or doubted: means of simulated runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from refsgd.problems.shapes import in_shape_only
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.prediction import FIGURES, Figures, Prediction
 
-RUNS = 4  #: with seeds of their own, from the experiment's on
+RUNS = 4  #: with consecutive seeds, starting from the experiment's
 UNITS = {"images_per_second": "images/s", "updates": "updates", "bytes_per_iteration": "bytes",
          "bytes_sent": "bytes", "idle_ratio": "1", "idle_by_cause": "1", "staleness_mean": "updates",
          "staleness_max": "updates", "clock_gap_max": "iterations", "lead_max": "iterations"}
 
 
 def simulated(experiment: Experiment) -> Figures:
-    """Each figure of the experiment, mean over some simulated runs, with its standard error.
+    """Each metric of the experiment: the mean over some simulated runs, with its standard error.
 
-    Parameters are shape-only; an algorithm that looks at them really computes on the experiment's problem.
+    Parameters are shape-only; an algorithm that reads them really computes on the experiment's problem.
     """
     shape = in_shape_only(experiment.problem, [max(b, 1) for b in experiment.batches])
     try:
@@ -47,7 +47,7 @@ def simulated(experiment: Experiment) -> Figures:
 
 
 def _runs(experiment: Experiment) -> list[dict[str, Any]]:
-    """The figures of each run."""
+    """The metrics of each run."""
     out = []
     for seed in range(experiment.seed, experiment.seed + RUNS):
         found = measure(perform(replace(experiment, seed=seed), "simulator").trace, experiment.by_worker)

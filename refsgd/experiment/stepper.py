@@ -1,8 +1,8 @@
-"""The reader as the scheduler: step an algorithm action by action, choose what happens next, go back.
+"""You as the scheduler: step an algorithm action by action, choose what happens next, go back.
 
-A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  At every moment it
-lists what may happen next; the reader picks.  A run is the list of picks, so going back is running its
-beginning again, and a schedule that a test found can be stepped through.
+A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  It always lists what
+may happen next, and you pick.  A run is the list of picks, so to go back it runs the beginning again, and you
+can step through a schedule that a test found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Grain = Literal["effect", "decision"]
 WIDTH = 100  #: columns of what is printed of programs
-HARD = "\xa0"  #: a blank at which no line ends
+HARD = "\xa0"  #: a non-breaking space
 Target = str | Callable[[Event], bool]
 
 
@@ -38,12 +38,7 @@ def _name(node: str, program: int) -> str:
 
 
 class Places(list[Where]):
-    """Where each program stands and why it waits, as a list that prints readably.
-
-    Parameters
-    ----------
-    iterable : iterable of Where
-    """
+    """Where each program stands and why it waits, as a list that prints readably."""
 
     def __repr__(self) -> str:
         from refsgd.display.player.listing import title
@@ -82,8 +77,8 @@ class Stepper:
     batch : sequence of int or text, optional
         Examples of each worker's gradient, which weigh it: ``"3,1"``.  All are equal if it is not given.
     grain : {"effect", "decision"}
-        What one action is: every effect of every program, or only what others can race with, as
-        `refsgd.runtimes.explorer.explore` counts; its schedules are of the second kind.
+        What counts as an action: every effect of every program, or only effects that others can race with,
+        as in `refsgd.runtimes.explorer.explore` and its schedules.
     schedule : sequence of int
         Picks to begin with.
     **options
@@ -141,14 +136,14 @@ class Stepper:
 
     def _look(self) -> None:
         """Ask the world what may happen next."""
-        self.deadlock = ""  #: which programs wait for ever, if they do
+        self.deadlock = ""  #: the programs in a deadlock, if there is one
         try:
             self._enabled: list[Action] = self.world.enabled()
         except Stuck as stuck:
             self._enabled, self.deadlock = [], str(stuck)
 
     def choose(self, pick: int) -> Stepper:
-        """Let enabled action number `pick` happen, as `actions` lists them.
+        """Perform action number `pick` of the list in `actions`.
 
         Parameters
         ----------
@@ -167,8 +162,7 @@ class Stepper:
         """
         if not 0 <= pick < len(self._enabled):
             if not self._enabled:
-                raise Usage(
-                    f"action {pick}; {self.deadlock or 'the run is over, nothing may happen any more'}")
+                raise Usage(f"action {pick}; {self.deadlock or 'the run is over'}")
             raise Usage(f"action {pick}; expected 0 to {len(self._enabled) - 1}: "
                         + "; ".join(self.actions()))
         before, done = len(self.world.events), self.schedule
@@ -185,7 +179,7 @@ class Stepper:
         return self
 
     def step(self, n: int = 1) -> Stepper:
-        """Let the first enabled action happen, n times; at the end of the run nothing changes.
+        """Perform the first enabled action, n times; at the end of the run nothing changes.
 
         Parameters
         ----------
@@ -203,7 +197,7 @@ class Stepper:
         return self
 
     def run_until(self, target: Target) -> Stepper:
-        """First actions until an event happens.
+        """Perform first actions until an event happens.
 
         Parameters
         ----------
@@ -238,13 +232,13 @@ class Stepper:
         return self
 
     def run(self) -> Stepper:
-        """First actions to the end."""
+        """Perform first actions to the end."""
         while self._enabled:
             self.step()
         return self
 
     def back(self, n: int = 1) -> Stepper:
-        """Undo the last n actions, by running those before them again; at most to the start.
+        """Undo the last n actions (at most to the start) by running those before them again.
 
         Parameters
         ----------
@@ -270,26 +264,26 @@ class Stepper:
 
     @property
     def over(self) -> bool:
-        """Whether nothing may happen any more."""
+        """Whether the run is over."""
         return not self._enabled
 
     @property
     def events(self) -> list[Event]:
-        """What happened so far; times count steps."""
+        """The events so far; times count steps."""
         return self.world.events
 
     @property
     def last(self) -> list[str]:
-        """What the last action brought, in words."""
+        """The events of the last action, in words."""
         return [f"{e.node} {words(e)}" for e in self.world.events[self._before:]] if self.schedule else []
 
     @property
     def values(self) -> dict[str, Any]:
-        """What main programs have returned, by node."""
+        """The values that main programs have returned, by node."""
         return self.world.values
 
     def actions(self) -> list[str]:
-        """What may happen next, in words; `choose` takes the index."""
+        """The enabled actions in words; `choose` takes the index."""
         return [self._said(action) for action in self._enabled]
 
     def _said(self, action: Action) -> str:
@@ -311,8 +305,8 @@ class Stepper:
         return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
 
     def where(self) -> list[Where]:
-        """Each program's line, the effect it waits for, its local variables and, as `why`, what it does
-        or why it waits, in a sentence."""
+        """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what it
+        does or why it waits."""
         from refsgd.display.player.states import follow
         from refsgd.display.player.why import Why
 
@@ -323,12 +317,12 @@ class Stepper:
                       for w, task in zip(self.world.where(), tasks))
 
     def source(self, node: str | None = None, around: int = 5) -> str:
-        """The lines of source around the one where a program stands, which has an arrow.
+        """The lines of source around the current line of a program, which is marked by an arrow.
 
         Parameters
         ----------
         node : str, optional
-            Whose main program; by default the program that acted last.
+            The node whose main program is shown; by default the program that acted last.
         around : int
             Lines before and after it.
 
@@ -354,20 +348,20 @@ class Stepper:
         return "\n".join([f"{_name(*key)} in {w.function}{note}", *lines])
 
     def _arrived(self) -> dict[tuple[str, str, int], float]:
-        """When the messages arrived that lie in an inbox."""
+        """Arrival times of the messages in inboxes."""
         return {(m.src, node, m.number): m.arrival for node, box in self.world.mailboxes.items()
                 for m in box.envelopes}
 
     def diagram(self) -> str:
-        """What happened so far as text, a column per node."""
+        """The events so far as text, with a column per node."""
         return diagram(self.world.events, self.world.nodes)
 
     def trace(self) -> Trace:
-        """What happened so far; times count steps."""
+        """The trace so far; times count steps."""
         return self.world.trace()
 
     def player(self, path: str | Path | None = None) -> Player:
-        """What happened so far in the step player, opened at its end; also written to `path` if one is given.
+        """The events so far in the step player, opened at the end; also written to `path` if one is given.
 
         Parameters
         ----------

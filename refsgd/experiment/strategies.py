@@ -1,7 +1,7 @@
 """Strategies for a cluster, with their predicted time, idleness, staleness, bytes and memory.
 
-A strategy is an algorithm with its options and the place of its servers.  Its metrics are formulas of
-`refsgd.theory`; statements on accuracy are verdicts of `benchmarks.studies`.
+A strategy is an algorithm with its options and the placement of its servers.  Its metrics come from formulas
+of `refsgd.theory`, its claims about accuracy from `benchmarks.studies`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from refsgd.theory.prediction import DomainError, Prediction
 
 
 class Candidate(NamedTuple):
-    """A strategy that is considered: an algorithm, its options, and where servers are."""
+    """A strategy to consider: an algorithm, its options, and the placement of servers."""
 
     algorithm: str
     options: dict[str, Any]
@@ -34,16 +34,16 @@ class Candidate(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """A claim of a study that speaks for or against a strategy's accuracy."""
+    """A study's claim for or against a strategy's accuracy."""
 
     study: str
     part: str
     says: str
-    when: str  #: what was kept equal while workers were added
-    against: bool = True  #: whether it speaks against the strategy
+    when: str  #: what was kept constant as workers were added
+    against: bool = True  #: whether it counts against the strategy
 
 
-#: what is considered; of strategies that tie, an earlier one is preferred
+#: the strategies considered; among ties, an earlier one is preferred
 CANDIDATES = (
     Candidate("allreduce", {"collective": "ring"}),
     Candidate("allreduce", {"collective": "halving-doubling"}), Candidate("bsp", {}),
@@ -56,23 +56,23 @@ CANDIDATES = (
     Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
 
 
-#: what gradients are computed on: strategies of one group differ in time, not in what they compute at a given
-#: number of updates
+#: groups by what gradients are computed on: strategies of one group differ in time, not in their state after a
+#: given number of updates
 GROUPS = {"one model": ("bsp", "backup-workers", "allreduce"), "stale gradients": ("asp", "ssp"),
           "compressed": ("dgc",),
           "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
 
 
-#: why a pass may teach less than one of synchronous SGD, by group
+#: why a pass may improve accuracy less than one of synchronous SGD, by group
 COSTS = {"stale gradients": "it applies stale gradients", "compressed": "it delays most of each gradient",
          "replicas": "its replicas differ"}
 
 
-#: whose exchange can begin during the backward pass: that of whole gradients, for which all workers wait
+#: algorithms whose exchange can begin during the backward pass: all workers wait for whole gradients
 OVERLAPPING = ("bsp", "allreduce", "dgc")
 
 
-#: what PyTorch has for it, by algorithm; for others it has nothing built in
+#: PyTorch's counterpart, by algorithm; for others nothing is built in
 PYTORCH = {
     "allreduce": "torch.nn.parallel.DistributedDataParallel (DDP), which exchanges buckets of "
                  "bucket_cap_mb=25 MB during the backward pass; "
@@ -85,8 +85,7 @@ PYTORCH = {
                  "and post_localSGD_hook on DDP"}
 
 
-#: of each of these the fastest is worth a try: replicas differ in what they learn, so not only the fastest of
-#: them
+#: the fastest of each is worth trying; there are several kinds of replicas because they learn differently
 TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), ("local-sgd",), ("easgd",),
          ("gosgd", "adpsgd", "dpsgd", "sgp"))
 
@@ -103,7 +102,7 @@ FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the n
                 "equal passes over the images in all", False)
 
 
-#: what studies found of an algorithm's accuracy
+#: the studies' findings about an algorithm's accuracy
 EVIDENCE: dict[str, tuple[Evidence, ...]] = {
     "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,),
     "gosgd": (DRIFT,)}
@@ -120,30 +119,30 @@ class Strategy:
 
     name: str  #: the algorithm with its options; K servers (K=n: one on each worker's host)
     group: str  #: one of `GROUPS`
-    workers: int  #: that take part
+    workers: int  #: number of workers that take part
     variant: str  #: "" with equal work for all workers; "without ..." the slowest, or "work by speed"
     command: str  #: the command that tries it
-    note: str  #: what to expect of that run; "" if it is this strategy's pass
-    pytorch: str  #: what PyTorch has for it; "" if there is nothing built in
-    page: str  #: the page of the documentation that explains it
-    batch: str  #: images of each worker's gradient
+    note: str  #: what to expect of that run; "" if it is a whole pass
+    pytorch: str  #: PyTorch's counterpart; "" if nothing is built in
+    page: str  #: the documentation page that explains it
+    batch: str  #: images in each worker's gradient
     seconds: float  #: of a pass over the data, until every worker has finished its equal share
     factor: float  #: `seconds` relative to the baseline's
     images_per_second: float  #: while all workers are busy, without images whose gradients are dropped
-    idle: float | None  #: 1 - (time in `Compute`)/(elapsed), mean over workers, of a run of equal steps
-    run_idle: float | None  #: the same without overlap, which is what the command's run reports
-    staleness: float | None  #: mean, in updates; None where no formula exists, as for the next
+    idle: float | None  #: 1 - (time in `Compute`)/(elapsed), mean over workers, in a run of equal steps
+    run_idle: float | None  #: `idle` without overlap, as the command's run reports it
+    staleness: float | None  #: mean, in updates; None if no formula exists, as for `bytes`
     bytes: float | None  #: per iteration, sent by all nodes
     memory: float  #: of the fullest node, in bytes
     #: largest stable learning rate at that staleness, relative to the synchronous one
-    #: (`stability.constant_delay`); None for replicas and compressed gradients, which it does not cover
+    #: (`stability.constant_delay`); None for replicas and compressed gradients
     rate: float | None
-    kind: str  #: of the time: exact, approximation or bound
+    kind: str  #: kind of the predicted time: exact, approximation or bound
     binding: str  #: the largest cause of idleness; "nothing" if none takes 2 % of the time
     overlapped: bool  #: whether its exchange begins during the backward pass
     evidence: tuple[str, ...]  #: findings of studies: "study part: claim (what was kept equal)"
-    formulas: dict[str, str]  #: the formula of each metric with its source
-    rejected: str = ""  #: why it does not fit here; "" if it does
+    formulas: dict[str, str]  #: the formula and source of each metric
+    rejected: str = ""  #: why it does not fit; "" if it does
 
     @property
     def algorithm(self) -> str:
@@ -155,7 +154,7 @@ BY_SPEED = "work by speed"  #: the variant with batches in proportion to speed
 
 
 class Case(NamedTuple):
-    """What is asked: a cluster with its division of work, and the sizes of the model and of a pass."""
+    """The question: a cluster with its division of work, and the sizes of the model and of a pass."""
 
     variant: str
     machine: Machine
@@ -167,10 +166,10 @@ class Case(NamedTuple):
     activations: float
     described: str
     layers: tuple[tuple[int, float], ...]
-    batches: tuple[int, ...] = ()  #: of each worker, where they are not all `batch`
-    devices: Machine | None = None  #: the machine whose devices `machine` has timed
+    batches: tuple[int, ...] = ()  #: of each worker, if not all are `batch`
+    devices: Machine | None = None  #: the machine with devices behind the times of `machine`
     work: float = 0.0  #: operations of one image's gradient
-    net: str = ""  #: the model's name in shape only, such as resnet50@224x224x3
+    net: str = ""  #: the model's shape-only name, such as resnet50@224x224x3
 
     @property
     def speeds(self) -> list[float]:
@@ -183,12 +182,12 @@ class Case(NamedTuple):
         return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
 
 
-#: steps of a run that is predicted and printed as a command; a longer pass continues at its pace
+#: most steps of the run that is predicted and printed as a command; a longer pass is extrapolated
 LONGEST = 100
 
 
 class Plan:
-    """A candidate on a cluster: a run of at most so many steps, its predicted metrics, and the time of a
+    """A candidate on a cluster: a run of at most `most` steps, its predicted metrics, and the time of a
     pass."""
 
     def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
@@ -209,17 +208,17 @@ class Plan:
 
     @cached_property
     def metrics(self) -> dict[str, Prediction]:
-        """Its closed forms; none outside their domain, or where they say nothing of speed."""
+        """Its closed forms; none outside their domain or if they do not predict speed."""
         return self._predicted(self.machine, 4 * self.case.parameters, self.steps)
 
     @property
     def seconds(self) -> float:
-        """Seconds of a pass in equal shares."""
+        """Seconds of a pass divided into equal shares."""
         return self.value("seconds") / self.steps / self.gain * self.iterations
 
     @property
     def name(self) -> str:
-        """The algorithm with its options, its servers, and how work is divided if not equally."""
+        """The algorithm with its options, its servers, and the division of work if unequal."""
         options = "".join(f" {v}" if isinstance(v, str) else f" {k}={v:g}"
                           for k, v in self.candidate.options.items())
         servers = f" K={'n' if self.candidate.colocated else self.servers}" if self.servers else ""
@@ -228,7 +227,7 @@ class Plan:
 
     @property
     def batch(self) -> str:
-        """Images of each worker's gradient, as the command line reads them."""
+        """Images in each worker's gradient, as the command line reads them."""
         return written(self.case.batches or [self.case.batch])
 
     def _predicted(self, machine: Machine, nbytes: int, steps: int) -> dict[str, Prediction]:
@@ -251,8 +250,8 @@ class Plan:
 
     @cached_property
     def iteration(self) -> float:
-        """Seconds of an iteration; its exchange overlaps with the backward pass where the layers are known
-        and that is faster."""
+        """Seconds of an iteration; the exchange overlaps with the backward pass if layers are known and that
+        is faster."""
         case, serial = self.case, self.metrics["seconds_per_iteration"]
         if not case.layers or self.candidate.algorithm not in OVERLAPPING or case.workers == 1:
             return float(serial.value)
@@ -268,7 +267,7 @@ class Plan:
 
     @property
     def gain(self) -> float:
-        """How many times faster overlap makes an iteration."""
+        """The factor by which overlap makes an iteration faster."""
         return self.value("seconds_per_iteration") / self.iteration if self.iteration else 1.0
 
     def binding(self) -> str:
@@ -285,10 +284,10 @@ class Plan:
         return largest if causes and causes[largest] > 0.02 * whole else "nothing"
 
     def piling(self) -> str:
-        """Why a strategy that waits for nobody is out: some link gets more than it can carry, so messages
-        grow older without bound.
+        """Why a strategy without waiting is rejected: a link gets more than it can carry, so that messages
+        age without bound.
 
-        GoSGD: worker i sends p/T_i models a second, and hears of the others p/(n - 1) sum 1/T_j.
+        GoSGD: worker i sends p/T_i models a second and receives p/(n - 1) sum 1/T_j from the others.
         """
         case = self.case
         if self.candidate.algorithm != "gosgd" or case.workers < 2:
@@ -300,8 +299,8 @@ class Plan:
                 if busiest >= 1 else "")
 
     def memory(self) -> float:
-        """Bytes of the fullest node: a worker with one model on its way, and the server where it is beside
-        it."""
+        """Bytes of the fullest node: a worker with one model in transit, and the server if it is
+        co-located."""
         case = self.case
         worker = float(memory.worker(case.parameters, case.activations, max(case.batches, default=case.batch),
                                      buffers=4 * case.parameters).value)
@@ -316,10 +315,10 @@ class Plan:
         c, case = self.candidate, self.case
         options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
-        by_device = case.devices if case.net and case.batches else None  # it prices each batch in the run
+        by_device = case.devices if case.net and case.batches else None  # the device prices each batch
         machine = by_device or case.machine
         described = case.described or _flags(machine)
-        if case.described and case.devices and not by_device:  # a later flag changes an earlier one
+        if case.described and case.devices and not by_device:  # a later flag overrides an earlier one
             described += f" --compute '{devices.written(machine.compute)}'"
         if case.described and machine.speeds:
             described += f" --speeds {written(machine.speeds)}"
@@ -329,11 +328,11 @@ class Plan:
                 f"{where} --batch {batch} --steps {self.steps} {described}" + " --colocated" * c.colocated)
 
     def note(self) -> str:
-        """What to expect of the command's run where that is not the strategy's pass."""
+        """What to expect of the command's run if it is not the strategy's pass."""
         whole = max(1, round(self.iterations))
         overlap = "; differs from the row: there is no overlap" if self.gain > 1 else ""
         timed = self.case.batches and not (self.case.devices and self.case.net)
-        by_speed = "its times are those of gradients of each worker's own batch" if timed else ""
+        by_speed = "its times are for gradients of each worker's own batch" if timed else ""
         if self.steps == whole and not overlap:
             return by_speed
         expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
@@ -343,17 +342,17 @@ class Plan:
         return expect + overlap + f"; {by_speed}" * bool(by_speed)
 
     def pytorch(self) -> str:
-        """What PyTorch has for the algorithm and the division of work."""
+        """PyTorch's counterpart of the algorithm and the division of work."""
         c, variant = self.candidate, self.case.variant
         if c.algorithm not in PYTORCH or not variant:
             return PYTORCH.get(c.algorithm, "").format(**c.options)
         if variant == BY_SPEED:
-            return ("the same, with a sampler of your own (DistributedSampler deals equal shares) and each "
-                    "loss weighted by its share of the images")
+            return ("the same, with a custom sampler (DistributedSampler deals equal shares) and each loss "
+                    "weighted by its share of the images")
         return f"the same, launched on the other {self.case.workers} nodes"
 
     def formulas(self) -> dict[str, str]:
-        """The formula of each metric with its source."""
+        """The formula and source of each metric."""
         found = {name: "; ".join(filter(None, (self.metrics[key].formula, self.metrics[key].source)))
                  for name, key in SHOWN.items() if key in self.metrics}
         found["seconds"] += "; an iteration: " + self.metrics["seconds_per_iteration"].formula
@@ -364,7 +363,7 @@ class Plan:
         return found
 
     def strategy(self) -> Strategy:
-        """It with its metrics."""
+        """The strategy with its metrics."""
         algorithm, group = self.candidate.algorithm, group_of(self.candidate.algorithm)
         known = {key: self.value(key) for key in SHOWN.values() if key in self.metrics}
         idle, tau = known.get("idle_ratio"), known.get("staleness_mean")
@@ -394,5 +393,5 @@ def _flags(machine: Machine) -> str:
 
 
 def group_of(algorithm: str) -> str:
-    """The group of `GROUPS` that an algorithm belongs to."""
+    """An algorithm's group in `GROUPS`."""
     return next(name for name, members in GROUPS.items() if algorithm in members)

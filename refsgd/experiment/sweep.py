@@ -1,4 +1,4 @@
-"""Formulas over a range of one quantity: curves of several algorithms, and where they cross."""
+"""Predictions over a range of one quantity: curves of several algorithms, and their crossings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refsgd.cluster.units import bytes_per_second, seconds
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, deployment_function, listed, predict
 
-#: what can be swept, and the least whole number; None for a quantity of the machine
+#: quantities that can be swept, and their least whole number; None for a quantity of the machine
 QUANTITIES = {"workers": 1, "servers": 1, "batch": 1, "bandwidth": None, "latency": None, "staleness": 0}
 
 
@@ -28,19 +28,19 @@ class Sweep:
     metric: str
     unit: str
     values: tuple[float, ...]
-    curves: dict[str, list[float | None]]  #: by algorithm; None where the formula does not cover the point
+    curves: dict[str, list[float | None]]  #: by algorithm; None outside the formula's domain
     crossings: list[tuple[str, str, float]]  #: two algorithms and where they cross, interpolated linearly
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {"quantity": self.quantity, "metric": self.metric, "unit": self.unit,
-                "figure": self.metric,  # the metric's key until the last release
+                "figure": self.metric,  # the old key of the metric, for one release
                 "values": list(self.values), "curves": self.curves,
                 "crossings": self.crossings}
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``workers=1:64`` (a geometric range where it is long), ``workers=1:9:2`` or
+    """Read ``workers=1:64`` (a geometric range if it is long), ``workers=1:9:2`` or
     ``bandwidth=1Gbps,10Gbps``."""
     name, _, rest = text.partition("=")
     if name not in QUANTITIES:
@@ -66,7 +66,7 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
 
 
 def _check(quantity: str, values: Sequence[float]) -> None:
-    """Refuse values that no formula can be asked about."""
+    """Refuse values outside the quantity's range."""
     if quantity not in QUANTITIES:
         raise Usage(f"sweep over {quantity!r}; expected one of {', '.join(QUANTITIES)}")
     least = QUANTITIES[quantity]
@@ -87,8 +87,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
           metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
     if "figure" in arguments:
-        warnings.warn("figure is now called metric; the old name goes with the next release", FutureWarning,
-                      stacklevel=2)
+        warnings.warn("figure is now called metric; the old name will be removed in the next release",
+                      FutureWarning, stacklevel=2)
         metric = arguments.pop("figure")
     _check(quantity, values)
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
@@ -124,7 +124,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:
-    """Where two curves cross strictly; those that coincide over a stretch do not."""
+    """Where two curves cross strictly; curves that only coincide do not count."""
     out = []
     for (a, ya), (b, yb) in itertools.combinations(curves.items(), 2):
         last: tuple[float, float] | None = None

@@ -286,8 +286,8 @@ def test_a_record_that_cannot_be_written_is_one_line_over_mpi():
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("refsgd:")]
     assert said == [
-        "refsgd: the record /proc/nope cannot be written (No such file or directory); expected a place for a "
-        "file"]
+        "refsgd: the record /proc/nope cannot be written (No such file or directory); expected the name of "
+        "a file that you may write"]
 
 
 DIES = """

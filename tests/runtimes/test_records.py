@@ -87,7 +87,7 @@ def test_a_record_without_a_step_fails_and_says_that_it_was_cut(record, tmp_path
     assert main(["replay", str(path)]) == 1
     assert capsys.readouterr().err == (
         f"refsgd: {path}: the record ends early (no end line): it was cut off, or the run crashed; "
-                                       "of its 0 steps none can be replayed, expected at least one\n")
+                                       "none of its 0 steps can be replayed, expected at least one\n")
     path.write_bytes(b"".join(lines[:-1]))
     assert main(["replay", str(path)]) == 0
     assert f"or the run crashed; this replays {len(lines) - 2} of {len(lines) - 2} steps" in " ".join(
