@@ -93,8 +93,8 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
         start += ", every gradient computed on the newest parameters." if best.group == "one model" else "."
     if even := next((s for s in fitting if s.name == f"{strategy}, work by speed"
                      and s.seconds < best.seconds), None):
-        start += (f" Batches in proportion to speed, {even.batch}, take {even.seconds:.4g} s; in PyTorch they "
-                  "need a custom sampler.")
+        start += (f" Batches in proportion to speed, {even.batch}, take {even.seconds:.4g} s; in PyTorch "
+                  "they need a custom sampler.")
     other = _fastest([s for s in fitting if s.group != base.group and s.seconds * GAIN < best.seconds])
     if other is None:
         return (start + " No strategy of another kind is faster here, so a loss of accuracy would buy "

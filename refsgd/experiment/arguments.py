@@ -97,8 +97,8 @@ def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> 
     given = len(machine.speeds)
     if given not in (0, workers):
         wanted = written([machine.speed(i) for i in range(workers)])
-        raise Usage(f"speeds {written(machine.speeds)} for {counted(given, 'worker')} in a run with {workers}; "
-                    f"expected a speed for each, such as {wanted}, or workers {given}")
+        raise Usage(f"speeds {written(machine.speeds)} for {counted(given, 'worker')} in a run with "
+                    f"{workers}; expected a speed for each, such as {wanted}, or workers {given}")
     if isinstance(machine.compute, tuple) and len(machine.compute) != workers:
         raise Usage(f"compute {devices.written(machine.compute)} for "
                     f"{counted(len(machine.compute), 'worker')} in a run with {workers}; expected one for "

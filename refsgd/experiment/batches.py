@@ -53,8 +53,8 @@ def shares(total: int, workers: int, machine: Machine) -> list[int]:
     if 0 in found:
         slow = found.index(0)
         raise Usage(f"batch auto:{total} leaves no image for worker {slow}, whose speed is {fast[slow]:g} of "
-                    f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or a "
-                    "machine without that worker")
+                    f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or "
+                    "a machine without that worker")
     return found
 
 

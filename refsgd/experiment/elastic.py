@@ -142,7 +142,7 @@ class Attempts:
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
 
     def _used(self, use: Use, before: float) -> Use:
-        """The use of a link in this attempt, which began after `before` seconds, as a use in the whole run."""
+        """The use of a link in this attempt, which began after `before` seconds, in terms of the whole run."""
         src, to = self.next.names[use.src], self.next.names[use.to]
         at = [hop.link for hop in self.later.way(use.src, use.to)].index(use.link)
         return Use(self.network.way(src, to)[at].link, use.start + before, use.end + before, src, to)
@@ -161,8 +161,8 @@ def iterations(halted: Halted) -> int:
 
 
 def parameters(halted: Halted, x0: Array, servers: int) -> Array:
-    """The parameters, (d,), after an attempt that began at `x0`: the servers' newest parts, or the mean of the
-    living replicas.  A server without a part, such as a coordinator, marks no updates."""
+    """The parameters, (d,), after an attempt that began at `x0`: the servers' newest parts, or the mean of
+    the living replicas.  A server without a part, such as a coordinator, marks no updates."""
     trace, kept = halted.run.trace, halted.kept
     if any(not trace.is_worker(node) for node in trace.nodes):
         part = {e.node: e.values.get("part", 0) for e in trace.marks("update")

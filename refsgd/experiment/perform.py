@@ -54,8 +54,8 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
                     "simulator, processes or tcp")
     if on_death == "continue" and not survives_workers(deployment):
-        raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no Node "
-                    "says survives=True); expected stop, shrink or restart")
+        raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
+                    "Node says survives=True); expected stop, shrink or restart")
     if on_death == "shrink":
         if experiment.workers == 1:
             raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "

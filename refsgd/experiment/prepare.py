@@ -237,7 +237,7 @@ class Experiment:
         return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
 
     def _where(self, deployment: Deployment, taken: Mapping[str, Any]) -> dict[str, list[int]]:
-        """The numbers of each worker's host and group if the machine has them and the algorithm takes them."""
+        """Numbers of each worker's host and group, if the machine has them and the algorithm takes them."""
         m = self.machine
         if not (("hosts" in taken and m.hosts) or ("groups" in taken and m.groups)):
             return {}

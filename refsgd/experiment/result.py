@@ -74,7 +74,7 @@ def parameters_sha256(x: Array) -> str:
 
 
 def schedule_sha256(trace: Trace) -> str:
-    """SHA-256 of the schedule: the order in which each node's programs acted, and what they received or chose.
+    """SHA-256 of the schedule: the order in which each node's programs acted, what they received or chose.
 
     Parameters
     ----------

@@ -258,8 +258,8 @@ class Records:
                 return mpi.in_order(make)
             return make(True)
         except OSError as error:
-            raise Usage(f"the record {path} cannot be written ({error.strerror}); expected the name of a file "
-                        "that you may write") from None
+            raise Usage(f"the record {path} cannot be written ({error.strerror}); expected the name of a "
+                        "file that you may write") from None
 
     @contextlib.contextmanager
     def blamed(self, attempt: int) -> Iterator[None]:

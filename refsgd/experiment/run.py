@@ -64,8 +64,8 @@ class RunOptions:
         if not 0 <= self.checkpoint_every < float("inf"):
             raise Usage(f"checkpoint_every {self.checkpoint_every}; expected a number of epochs >= 0")
         if self.monitor and self.runtime not in ("processes", "tcp"):
-            raise Usage(f"monitor with runtime {self.runtime}; expected processes or tcp, whose processes run "
-                        "on this machine")
+            raise Usage(f"monitor with runtime {self.runtime}; expected processes or tcp, whose processes "
+                        "run on this machine")
         if self.record is not None and self.on_death in ("shrink", "restart"):
             raise Usage(f"record with on_death {self.on_death}; expected stop or continue: a record covers "
                         "one attempt, and after a death this run begins another")
@@ -190,8 +190,8 @@ def carry_out(options: RunOptions) -> Result:
 
 
 def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:
-    """The run begun by the records at `place`: options with the remaining faults, the experiment, the records.
-    Refuses options that disagree with the records."""
+    """The run begun by the records at `place`: options with the remaining faults, the experiment, and the
+    records; refuses options that disagree with them."""
     start = stored(place)
     name, header = deployment_function(options.algorithm)[0], start[0].header
     if header["algorithm"] not in (name, options.algorithm):

@@ -1,8 +1,8 @@
 """You as the scheduler: step an algorithm action by action, choose what happens next, go back.
 
-A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  It always lists what
-may happen next, and you pick.  A run is the list of picks, so to go back it runs the beginning again, and you
-can step through a schedule that a test found.
+A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  It always lists
+what may happen next, and you pick.  A run is the list of picks, so to go back it runs the beginning again,
+and you can step through a schedule that a test found.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ class Stepper:
         return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
 
     def where(self) -> list[Where]:
-        """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what it
-        does or why it waits."""
+        """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what
+        it does or why it waits."""
         from refsgd.display.player.states import follow
         from refsgd.display.player.why import Why
 

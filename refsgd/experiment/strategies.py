@@ -56,8 +56,8 @@ CANDIDATES = (
     Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
 
 
-#: groups by what gradients are computed on: strategies of one group differ in time, not in their state after a
-#: given number of updates
+#: groups by what gradients are computed on: strategies of one group differ in time, not in their state after
+#: a given number of updates
 GROUPS = {"one model": ("bsp", "backup-workers", "allreduce"), "stale gradients": ("asp", "ssp"),
           "compressed": ("dgc",),
           "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
