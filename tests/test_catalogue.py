@@ -225,7 +225,7 @@ def test_a_problem_for_another_number_of_workers_is_refused():
 
     for made, workers in ((8, 4), (2, 4)):
         with pytest.raises(refsgd.experiment.prepare.Usage,
-                           match=rf"problem for {made} workers, run with 4; expected the same: "
+                           match=rf"problem for {made} workers, run with 4; expected the same number: "
                                  r"classification\(..., workers=4\)"):
             refsgd.run("bsp", problem(made), workers=workers, epochs=1)
     with pytest.raises(refsgd.experiment.prepare.Usage,

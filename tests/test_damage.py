@@ -177,7 +177,7 @@ WRONG = [  # the line (by its place or its step's letter), what is changed there
     ("c", without(4), r"line \d+: it is \[.*\]; expected a list of node, program, letter, time, start"),
     ("r", with_(4, to=["worker0"]), r"line \d+: src is \['worker0'\]; expected text"),
     ("r", with_(5, to=10**9),
-     r"worker0, step 2: waits for message .*, which nobody sends; the record is damaged"),
+     r"worker0, step 2: waits for message .*, which is never sent; the record is damaged"),
 ]
 
 
@@ -229,7 +229,7 @@ def test_a_number_of_an_access_that_nobody_made_takes_no_time(tmp_path):
     refsgd.run("hogwild", record=path, data="integers", **RUN)
     rows = [value_of(row) for row in path.read_bytes().splitlines()]
     rows[step_of(rows, "l")][4] = 10**15
-    with pytest.raises(ReplayError, match="waits for access 0 to shared memory, which nobody makes"):
+    with pytest.raises(ReplayError, match="waits for access 0 to shared memory, which is never made"):
         refsgd.replay(written(path, rows, sealed=True))
 
 

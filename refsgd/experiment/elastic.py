@@ -142,7 +142,7 @@ class Attempts:
         return Run(trace, {node: values[node] for node in before.nodes if node in values})
 
     def _used(self, use: Use, before: float) -> Use:
-        """The use of a link in this attempt, which began after `before` seconds, in terms of the whole run."""
+        """The use of a link in this attempt, which began after `before` seconds, in the whole run."""
         src, to = self.next.names[use.src], self.next.names[use.to]
         at = [hop.link for hop in self.later.way(use.src, use.to)].index(use.link)
         return Use(self.network.way(src, to)[at].link, use.start + before, use.end + before, src, to)

@@ -1,8 +1,8 @@
-"""Every schedule of a small case, by re-execution in a `refsgd.runtimes.world.World`.
+"""Explores every schedule of a small case, by re-execution in a `refsgd.runtimes.world.World`.
 
 Not every order matters, so not every order is tried: a world offers only some, and a schedule that reaches a
 known state is not followed further.  A state is identified by the answers that each program has received
-(programs are functions of these), and by the contents of each inbox, in order.
+(programs are functions of these) and by the contents of each inbox, in order.
 
 The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages
 using VeriSoft", POPL 1997).

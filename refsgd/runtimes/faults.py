@@ -1,26 +1,25 @@
-"""Planned faults, the same in virtual time and among real processes: what happens to whom, and before which
-step.
+"""Planned faults, in virtual time and in real processes: what happens to which node, and at which step.
 
-A step of a worker or peer is a gradient, of a server an update, counted from 0.  A fault begins with its
+A step is a gradient of a worker or peer, or an update of a server, counted from 0.  A fault begins with its
 step:
 
-====== ================================================================================================
-kill   the node's process is killed (SIGKILL); a host dies whole: with a worker also all nodes beside it
-drop   the node loses its connections (TCP: its sockets are shut); nobody can tell it from a dead one, so it
-       ends; or it loses the connection to one other node (TCP: both notice, and a second later it ends; a
-       worker sooner than a server)
-pause  the node's process stops for some seconds (SIGSTOP, SIGCONT); what arrives meanwhile waits
-slow   from this step on all computing of the node takes longer by a factor
-delay  from this step on messages of the node (to one other, if that is named) arrive some seconds later
-====== ================================================================================================
+====== ==============================================================================================
+kill   the node's process is killed (SIGKILL), and with it all nodes on the same host
+drop   the node loses all its connections (TCP: its sockets are shut down) and ends, because others cannot
+       distinguish it from a dead node; or it loses the connection to one other node (TCP: both notice, and
+       one of them ends a second later, a worker rather than a server)
+pause  the node's process stops for some seconds (SIGSTOP, SIGCONT); messages to it wait
+slow   from this step on, all computing of the node takes longer by a factor
+delay  from this step on, messages of the node (or only those to one other node) arrive some seconds later
+====== ==============================================================================================
 
-What follows from a death is the policy `on_death` of the run.  Under ``continue`` the others continue.  A
-program that lists `refsgd.effects.Died` in a `Recv` is told of each death by an ordinary message, the last
-that comes from the dead node; messages to dead nodes are lost.  Once no further message can come,
-`refsgd.effects.RunEnded` is raised in main programs that wait and handle it, too.  Under ``shrink`` and
-``restart`` a run in which all wait for the dead is `Halted`, and its caller may continue without the
-dead, or with all, from the parameters that it then had (`refsgd.experiment.elastic`); under ``restart`` also
-a run that could continue is halted, at once.
+The run's policy `on_death` decides what happens after a death.  Under ``continue`` the others continue.  A
+program that lists `refsgd.effects.Died` in a `Recv` receives each death as an ordinary message, the last one
+from the dead node; messages to dead nodes are lost.  Once no further message can come,
+`refsgd.effects.RunEnded` is also raised in waiting main programs that handle it.  Under ``shrink`` and
+``restart``, a run in which all programs wait for the dead is `Halted`, and its caller may continue from its
+parameters without the dead, or with all nodes (`refsgd.experiment.elastic`).  Under ``restart``, a run that
+could continue is halted too, immediately.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from refsgd.trace import Crashed, Run
 #: what can happen to a node
 KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
-KEEP = 8  # newest parameters that every node holds where the run may be halted and continue from them
+KEEP = 8  # number of newest parameters that every node holds if the run may be halted and continued
 EXPECTED = (
     "expected kill|drop ROLE RANK at step STEP, pause ROLE RANK at step STEP for SECONDS, "
     "slow ROLE RANK at step STEP by FACTOR, delay ROLE RANK [to ROLE RANK] at step STEP by SECONDS, "
@@ -57,12 +56,10 @@ class Fault(NamedTuple):
     """One fault of a plan: `kind` happens to `node` when it begins gradient (a server: update) number `step`,
     from 0.
 
-    Nodes are named, or written as role and rank, which `parse` resolves.
-    `amount` is in seconds (pause, delay) or a factor (slow); `to` the receiver whose messages are late
-    (delay), or the other end of the connection that is lost (drop); "" means all.
+    Nodes are named, or written as role and rank, which `parse` resolves.  `amount` is in seconds (pause,
+    delay) or a factor (slow); `to` is the receiver whose messages are late (delay), or the other end of the
+    lost connection (drop); "" means all.
 
-    Examples
-    --------
     >>> Fault.parse("kill worker 2 at step 10")
     Fault(kind='kill', node='worker2', step=10, amount=0.0, to='')
     >>> str(Fault.parse("delay worker1 to server0 at step 2 by 0.2"))
@@ -77,7 +74,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one line of a plan (not ``random``); raises ValueError saying what was expected."""
+        """Read one line of a plan (not ``random``); raises ValueError."""
         match = _PLANNED.fullmatch(text.strip())
         if match is None or match["word"] != _WORDS[match["kind"]] or (
             match["to"] and match["kind"] not in ("delay", "drop")):
@@ -102,8 +99,6 @@ class Fault(NamedTuple):
 def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
     """The lines of a plan; a single one may be given without a list.
 
-    Examples
-    --------
     >>> listed("kill worker 1 at step 3")
     ['kill worker 1 at step 3']
     """
@@ -117,13 +112,9 @@ def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
 
 def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, steps: int,
           host: Mapping[str, str] | None = None) -> list[Fault]:
-    """The plan that some lines describe, for a run of this deployment and so many steps; `host` says where
-    each node lives, by default each on its own.
+    """The plan described by some lines, for a deployment and a number of steps; `host` is the host of each
+    node, by default its own.  Warns of a fault at a step that a worker does not reach.
 
-    Warns of a fault before a step that a worker does not have.
-
-    Examples
-    --------
     >>> from refsgd.effects import Mark, Node
     >>> def idle():
     ...     yield Mark("idle")
@@ -156,7 +147,7 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
 
 def draw(count: int, seed: int, nodes: Sequence[str], steps: int,
          host: Mapping[str, str] | None = None) -> list[Fault]:
-    """Random faults of any kind, node and step; at least one host is neither killed nor cut off."""
+    """Random faults at random nodes and steps; at least one host is neither killed nor disconnected."""
     host = host or {node: node for node in nodes}
     rng, mortal = random.Random(seed), list(nodes)
     faults = []
@@ -173,7 +164,7 @@ def draw(count: int, seed: int, nodes: Sequence[str], steps: int,
 
 
 def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, str]) -> None:
-    """Raise ValueError if a node is unknown, or one ends twice, or a lost connection does not exist."""
+    """Raise ValueError if a node is unknown or ends twice, or if a lost connection does not exist."""
     known, ends, of_host = list(role), Counter[str](), roles_of_hosts(role, host)
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
@@ -192,43 +183,41 @@ def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, s
                 raise ValueError(f"fault {str(fault)!r}: both are on {here}; expected two nodes with a "
                                  "connection between their hosts")
             if here == there or gives_up(here, there, of_host) != here:
-                raise ValueError(f"fault {str(fault)!r}: of two that lose their connection a worker ends, "
-                                 "and of two workers the later one; expected that one first")
+                raise ValueError(f"fault {str(fault)!r}: of two nodes that lose their connection the worker "
+                                 "ends, and of two workers the later one; expected that one first")
         if fault.step < 0 or ends[fault.node] > 1:
             raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 
 
 def roles_of_hosts(role: Mapping[str, str], host: Mapping[str, str]) -> dict[str, str]:
-    """The role of each host: worker if a worker lives there."""
+    """The role of each host: worker if it has a worker."""
     return {host[node]: r for r in ("server", "worker") for node in role if role[node] == r}
 
 
 def gives_up(one: str, other: str, role: Mapping[str, str]) -> str:
-    """Which of two hosts that have lost their connection ends: rather one with a worker than one of servers
-    only, then the later one."""
+    """The one of two disconnected hosts that ends: one with a worker rather than one with servers only, then
+    the later one."""
     hosts = list(role)
     return max(one, other, key=lambda host: (role[host] == "worker", hosts.index(host)))
 
 
 class Halted(Exception):
-    """A death has ended one attempt of a run, which can continue from what it leaves.
+    """A death has ended one attempt of a run, and another can continue from it.
 
-    `run` is the run until then, without the values of killed processes; `kept` are the newest
-    parameters of each node that lives, with the iteration or version of their update; `dead` says what each
-    of the dead died of.
+    `run` is the run so far, without the values of killed processes; `kept` are the newest parameters of each
+    living node, with the iteration or version of their update; `dead` gives the cause of each death.
     """
 
     def __init__(self, run: Run, kept: dict[str, list[tuple[int, Array]]]) -> None:
         self.run, self.kept = run, kept
         self.dead: dict[str, str] = {event.node: event.reason for event in run.trace.of(Crashed)}
-        #: what the dead died of, those of one host together
+        #: the causes of death, once for each host
         self.reasons = "; ".join(dict.fromkeys(self.dead.values()))
         super().__init__(f"halted after the death of {', '.join(self.dead)}")
 
 
 class Plan:
-    """Counts the steps of nodes and says which faults are due: the same object in virtual time and in a
-    process."""
+    """Counts the steps of nodes and says which faults are due, in virtual time and in processes."""
 
     def __init__(self, faults: Iterable[Fault], role: Mapping[str, str]) -> None:
         self._role, self._faults = role, list(faults)
@@ -237,7 +226,7 @@ class Plan:
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str, piece: tuple[str, int, float] | None) -> list[Fault]:
-        """A node begins a Compute of this kind: the faults that happen to it now."""
+        """The faults that happen to a node as it begins a Compute of this kind."""
         if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
         if piece is not None and piece[:2] != ("forward", 0):
@@ -252,16 +241,16 @@ class Plan:
         return [fault for fault in now if fault.kind in ("pause", "kill", "drop")]
 
     def slower(self, node: str) -> float:
-        """By what factor a node's computing takes longer."""
+        """The factor by which a node's computing takes longer."""
         return self._slower.get(node, 1.0)
 
     def later(self, node: str, to: str) -> float:
-        """By how many seconds a node's messages to another arrive later."""
+        """The seconds by which a node's messages to another arrive later."""
         return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
 
 
 def survives_workers(deployment: Deployment) -> bool:
-    """Whether a run continues without some worker: all servers survive a death, or without servers all
-    workers."""
+    """Whether a run can continue without a worker: all servers (or without servers, all workers) survive a
+    death."""
     servers = [node for node in deployment.values() if node.role == "server"]
     return all(node.survives for node in servers or deployment.values())

@@ -1,4 +1,4 @@
-"""Planned faults in virtual time: the dead do nothing, the paused do it later, the slow take longer; see
+"""Planned faults in virtual time: dead nodes stop, paused nodes act later, slow nodes take longer; see
 `refsgd.runtimes.faults`."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from refsgd.trace import Crashed, Run
 
 
 class Faulty(Simulator):
-    """A simulator in which faults happen as planned, and the dead are known to be dead at once.
+    """A simulator in which faults happen as planned, and deaths are noticed immediately.
 
-    `on_death` says whether a death ends the run with `RunFailed` ("stop"), is survived ("continue"), or halts
-    the run with `Halted` ("shrink", "restart").
+    A death ends the run with `RunFailed` (`on_death` "stop"), is survived ("continue"), or ends the attempt
+    with `Halted` ("shrink", "restart").
     """
 
     def __init__(self, deployment: Deployment | Factory, machine: Machine | None = None, seed: int = 0,
@@ -29,9 +29,9 @@ class Faulty(Simulator):
         faults = list(faults)
         check(faults, self.roles, self.host)
         self._faults, self._on_death = Plan(faults, self.roles), on_death
-        self._until: dict[str, float] = {}  # until when hosts are paused
+        self._until: dict[str, float] = {}  # ends of the pauses of hosts
         self._endable = {node for node in self.nodes if deployment[node].survives}
-        self._halts = on_death == "restart" and survives_workers(deployment)  # else: once all wait
+        self._halts = on_death == "restart" and survives_workers(deployment)  # otherwise once all wait
 
     # -- deaths --------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class Faulty(Simulator):
             raise RunFailed(f"{reason}, at {self.now:.6g} s", host)
         self.dead += gone
         for node in gone:
-            self.values.pop(node, None)  # what it had returned is lost with it
+            self.values.pop(node, None)  # its return value is lost too
         for task in (task for node in gone for task in self.tasks[node]):
             task.effect = task.waiting = None
             task.program.close()
@@ -64,7 +64,7 @@ class Faulty(Simulator):
                      {n: list(x) for n, x in self.kept.items() if n not in self.dead})
 
     def _tell(self, dead: str, to: str) -> None:
-        """The notice travels behind everything that the dead node has sent."""
+        """Send a notice of death behind all earlier messages of the dead node."""
         task = self.tasks[dead][0]
         self.post(task, to, Died(dead), -1, 0, self.departs(task, to, 0))
 
@@ -81,7 +81,7 @@ class Faulty(Simulator):
     # -- what faults change --------------------------------------------------------------------------------
 
     def compute(self, task: Task, effect: Compute) -> None:
-        """As in a simulator, unless a fault happens to the node now or its host is paused."""
+        """As in the simulator, unless a fault happens to the node now or its host is paused."""
         host = self.host[task.node]
         for fault in self._faults.begins(task.node, effect.kind, effect.piece):
             if fault.kind != "pause":
@@ -101,7 +101,7 @@ class Faulty(Simulator):
         return super()._duration(task, kind, effect) * self._faults.slower(task.node)
 
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Send a message on its way, later where a fault delays it; none on a way through memory."""
+        """Send a message, delayed by a fault if it uses links."""
         if self._ways[task.node, to]:
             start += self._faults.later(task.node, to)
         super()._post(task, to, body, number, nbytes, start)
@@ -109,7 +109,7 @@ class Faulty(Simulator):
     # -- the dead do nothing, and the paused do it later ---------------------------------------------------
 
     def _acts(self, node: str, call: Any, *args: Any) -> bool:
-        """Whether a node does this now; a paused one will, in the order in which it would have."""
+        """Whether a node acts now; a paused node will act later, in the same order."""
         until = self._until.get(self.host[node], 0.0)
         if node not in self.dead and until > self.now:
             self._at(until, RESUME, -1, call, *args)
@@ -117,22 +117,22 @@ class Faulty(Simulator):
         return node not in self.dead
 
     def resume(self, task: Task, value: Any) -> None:
-        """Answer a program that lives."""
+        """Answer a program of a living node."""
         if task.node not in self.dead:
             super().resume(task, value)
 
     def computed(self, task: Task, *result: Any) -> None:
-        """A Compute has ended, on a node that lives."""
+        """End a Compute on a living node."""
         if self._acts(task.node, self.computed, task, *result):
             super().computed(task, *result)
 
     def added(self, task: Task, *result: Any) -> None:
-        """An Add has ended, on a node that lives."""
+        """End an Add on a living node."""
         if self._acts(task.node, self.added, task, *result):
             super().added(task, *result)
 
     def deliver(self, to: str, *message: Any) -> None:
-        """A message arrives at a node that lives."""
+        """Deliver a message to a living node."""
         if self._acts(to, self.deliver, to, *message):
             super().deliver(to, *message)
 
@@ -142,8 +142,6 @@ def simulate(factory: Deployment | Factory, machine: Machine | None = None, seed
              faults: Iterable[Fault] = (), on_death: str = "continue") -> Run:
     """Run a deployment to its end in virtual time, with planned faults.
 
-    Examples
-    --------
     >>> from refsgd.effects import Node
     >>> def work():
     ...     for t in range(3):

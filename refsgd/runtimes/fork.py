@@ -1,4 +1,4 @@
-"""Whether this system can fork, which OS processes need, and what is done where it cannot."""
+"""Whether this system can fork, as OS processes require, and the choice of a runtime if it cannot."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def can_fork() -> bool:
 
 
 def runtime_here(runtime: str | None) -> str:
-    """The runtime to use; where the system cannot fork, the simulator instead of processes
-    that were not asked for."""
+    """The runtime to use; the simulator if the system cannot fork and no runtime was requested."""
     if runtime in ("simulator", "mpi") or can_fork():
         return runtime or "processes"
     if runtime is not None and os.environ.get("REFSGD_WITHOUT_FORK") != "simulator":

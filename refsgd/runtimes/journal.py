@@ -1,10 +1,9 @@
-"""Record files, written during a run: what was recorded until a crash can be read and replayed.
+"""Record files, written during a run so that even a crashed run can be replayed.
 
-One line for each thing that a program did: JSON, a space, and the CRC-32 of the JSON's bytes in eight
-hexadecimal digits.  The first line says what was run, the last one how it ended.  Every line is one append of
-one system call, so that the processes of one computer may share a file.  A process that is killed leaves
-whole lines behind and at most the beginning of one, where it crossed the border of a page, behind which
-others append.
+Each action of a program is a line: JSON, a space, and the CRC-32 of the JSON's bytes in eight hexadecimal
+digits.  The first line describes the run, the last one its end.  Each line is appended by one system call, so
+the processes of one computer may share a file.  A killed process leaves whole lines and at most the beginning
+of one line, cut at a page boundary, after which others append.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from refsgd.trace.schema import (
 )
 
 FORMAT = 2
-# of a line: its first bytes, its last ones
+# the first and the last bytes of a line
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")
 #: images of each worker's gradients
 BATCH = Kind("a whole number, at least 1, or a list of one for each worker",
              lambda value: whole(1).fits(value) or not misfit(value, [whole(1)]))
-#: what `refsgd.experiment.prepare.prepare` was told, besides the algorithm's own options
+#: the arguments of `refsgd.experiment.prepare.prepare`, without the algorithm's own options
 ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": BATCH, "data": TEXT,
              "net": or_null(TEXT), "lr": NUMBER,
              "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT,
              "seed": COUNT}
 HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS,
           "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
-#: what is planned to happen to nodes, and what follows a death; not in records of older versions
+#: planned faults, and the policy after a death; not in records of older versions
 PLANNED = {"faults": [Row({"kind": TEXT, "node": TEXT, "step": COUNT, "amount": NUMBER, "to": TEXT})],
            "on_death": TEXT}
 END = {"end": {"parameters_sha256": TEXT, "seconds": SECONDS}}
@@ -67,10 +66,8 @@ def line(value: Any) -> bytes:
 
 
 class Journal:
-    """A record that is being written: a new file, whose `header` says what is run.
-
-    `made`: another process has made the file and also writes its end; this one adds its lines.
-    """
+    """A record being written: a new file, whose `header` describes the run, or, if another process has `made`
+    the file and writes its end, an existing one."""
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str],
                  made: bool = False) -> None:
@@ -94,18 +91,18 @@ class Journal:
         return RuntimeError(f"the record {self._path} could not be written ({why}); expected more free space")
 
     def __call__(self, event: Event) -> None:
-        """Write what a program did."""
+        """Write an action of a program."""
         if isinstance(event, Added) and event.ticket == UNORDERED:
             raise unordered()
         self._write(row_of(event))
 
     def repeat(self, steps: Steps) -> None:
-        """Write steps of an earlier record, which this one continues."""
+        """Write the steps of an earlier record that this one continues."""
         for event in heapq.merge(*steps.values(), key=lambda e: (e.time, not isinstance(e, Sent))):
             self._write(row_of(event))
 
     def move(self, path: str | Path) -> None:
-        """Rename the file, whose contents are on the disk then, in one step."""
+        """Flush the file to the disk and rename it atomically."""
         self.sync()
         os.replace(self._path, path)
         self._path = path
@@ -124,7 +121,7 @@ class Journal:
                 raise self._failed(str(error.strerror)) from None
 
     def finish(self, trace: Trace, parameters_sha256: str) -> None:
-        """The run has ended well: say what came out, and wait until it is on the disk."""
+        """Write the end of a successful run, and wait until it is on the disk."""
         if self._made:
             return
         end = {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}
@@ -134,12 +131,12 @@ class Journal:
         self.sync()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class Record(NamedTuple):
-    """What a record file says."""
+    """The contents of a record file."""
 
     header: dict[str, Any]
     steps: Steps  #: of each node
@@ -157,10 +154,10 @@ def _is_whole(row: bytes) -> bool:
 
 
 def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
-    """The whole lines in what stands between two line ends, and what is left behind them.
+    """The whole lines between two line ends, and the rest after them.
 
-    A process that is killed may leave the beginning of a line, to which others then append theirs: what
-    stands before a whole line is passed over if it can be such a beginning.
+    A killed process may leave the beginning of a line, to which others append theirs; text before a whole
+    line is skipped if it can be such a beginning.
     """
     found, begin = list[bytes](), 0
     for start in BEGINNING.finditer(row):
@@ -177,8 +174,7 @@ def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
-    """The whole lines of a record with their numbers in the file; raises where one is not as it was
-    written."""
+    """The whole lines of a record with their numbers in the file; raises for an altered line."""
     rows, found = Path(path).read_bytes().split(b"\n"), list[tuple[int, bytes]]()
     if len(rows) == 1 and not rows[0].startswith(b"{"):
         raise ReplayError(f"{path}: not a record; {ADVICE}")
@@ -188,8 +184,8 @@ def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
             if number == 1:
                 raise ReplayError(
                     f"{path}: not a record of format {FORMAT}, or altered in its first line; {ADVICE}")
-            _refuse(path, number, "the line is not as it was written (its checksum differs); expected a "
-                    "file that nobody has altered")
+            _refuse(path, number, "the line was altered (its checksum differs); expected the file as it was "
+                    "written")
         found += [(number, line) for line in lines]
     return found
 
@@ -203,12 +199,11 @@ def value_of(row: bytes) -> Any:
     try:
         return json.loads(row.rpartition(b" ")[0])
     except RecursionError:
-        raise ValueError("lists in lists without end") from None
+        raise ValueError("lists nested too deeply") from None
 
 
 def read(path: str | Path) -> Record:
-    """Read a record file; lines that a death has torn, at its end or between those of others, are passed
-    over."""
+    """Read a record file, skipping lines that a death has cut, at its end or between others."""
     lines = _whole_lines(path)
     try:
         values = [(number, value_of(row)) for number, row in lines]
@@ -229,8 +224,8 @@ def read(path: str | Path) -> Record:
             end = value["end"]
             if end.get("sha256", found := _digest([row for _, row in lines[:at]])) != found:
                 _refuse(path, number,
-                        f"end.sha256 is not that of the lines before it, {found[:16]}...; expected a file "
-                        "that nobody has altered")
+                        f"end.sha256 is not that of the lines before it, {found[:16]}...; expected the file "
+                        "as it was written")
         else:
             _refuse(path, number, row_misfit(value, header["nodes"]))
             steps[value[0]].append(event_of(value))

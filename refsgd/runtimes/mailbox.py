@@ -1,4 +1,4 @@
-"""Selective receive: the one inbox that every runtime uses."""
+"""Selective receive: the inbox of every runtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _tags: dict[type, int] = {}
 def tag_of(kind: type) -> int:
     """A message class as a number: the CRC-32 of its qualified name and fields.
 
-    The receiver builds the class that its own `Recv` names, so nothing is ever looked up by a name from the
-    wire.
+    The receiver builds the class named in its own `Recv`, so no name from the wire is ever looked up.
     """
     tag = _tags.get(kind)
     if tag is None:
@@ -44,7 +43,7 @@ class Mailbox:
         self.envelopes: deque[Envelope] = deque()
 
     def put(self, envelope: Envelope) -> None:
-        """Add an envelope behind those that have arrived."""
+        """Add an envelope at the end."""
         self.envelopes.append(envelope)
 
     def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Envelope, Any] | None:

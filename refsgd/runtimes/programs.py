@@ -1,4 +1,4 @@
-"""What runtimes do with a suspended program: freeze what crossed its yield, and say where it stands."""
+"""Suspended programs: freeze the values that crossed a yield, tell where a program stands, report errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from refsgd.effects import Add, Compute, Load, Recv, _Built
 
-_HOLDERS = {np.ndarray, list, tuple, dict}  # what can be frozen, or holds what can
+_HOLDERS = {np.ndarray, list, tuple, dict}  # types that can be frozen or contain arrays
 
 
 class ForgottenYield(RuntimeError):
@@ -19,8 +19,8 @@ class ForgottenYield(RuntimeError):
 
 
 class Where(NamedTuple):
-    """Where a program stands: the line of its innermost frame, what it waits for, its local variables,
-    and, if a stepper says it, why it waits."""
+    """Where a program stands: the line of its innermost frame, what it waits for, its local variables, and,
+    in a stepper, why it waits."""
 
     node: str
     program: int
@@ -36,7 +36,7 @@ def freeze(values: Any) -> None:
     """Make the arrays in `values` read-only: they have crossed a yield."""
     for value in values:
         kind = type(value)
-        if kind not in _HOLDERS:  # most values, in one look
+        if kind not in _HOLDERS:  # the usual case
             continue
         if kind is np.ndarray:
             value.flags.writeable = False
@@ -45,24 +45,24 @@ def freeze(values: Any) -> None:
 
 
 def read(effect: Load | Add) -> Any:
-    """A copy of the part of a cell that an effect names."""
+    """A copy of the part of a cell named by an effect."""
     return effect.cell.x[effect.cell.cut[effect.part]].copy()
 
 
 def add_to(effect: Add, seen: Any) -> None:
-    """Write an `Add` to its cell: onto what is there, or, if it is not atomic, onto what was `seen` at
-    its start."""
+    """Write an `Add` to its cell: to the current value, or, if it is not atomic, to the value `seen` at its
+    start."""
     part = effect.cell.cut[effect.part]
     effect.cell.x[part] = (effect.cell.x[part] if effect.atomic else seen) + effect.delta
 
 
 def share_of(effect: Add) -> float:
-    """What an `Add` takes of the time of an update: its part's share of the cell."""
+    """The share of an update's time that an `Add` takes: its part's share of the cell."""
     return effect.cell.x[effect.cell.cut[effect.part]].size / max(1, effect.cell.x.size)
 
 
 def frames(program: Any) -> list[Any]:
-    """The suspended generators of a program, from its outermost down to the one at a primitive effect."""
+    """The suspended generators of a program, from the outermost to the one at a primitive effect."""
     found = [program]
     while hasattr(getattr(found[-1], "gi_yieldfrom", None), "gi_frame"):
         found.append(found[-1].gi_yieldfrom)
@@ -83,26 +83,26 @@ def line_of(program: Any) -> str:
 
 
 def blame(error: Exception, program: str, node: str, now: float) -> None:
-    """Note at an error in which program it was raised, and what it means where it speaks of a read-only
+    """Add a note to an error: the program that raised it, and the meaning of an error about a read-only
     array."""
     places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
               for frame, line in traceback.walk_tb(error.__traceback__)
-              # of the program and its sub-programs; the last one says most
+              # of the program and its sub-programs; the last is the most informative
               if frame.f_code.co_flags & inspect.CO_GENERATOR]
     error.add_note(f"in program {program} of {node} at {now:.6g} s{places[-1] if places else ''}")
     if isinstance(error, ValueError) and "read-only" in str(error):
-        error.add_note("where an array has crossed a yield and must not change any more: make a new one")
+        error.add_note("an array that has crossed a yield must not change any more: make a new one")
 
 
 def unread(letters: Sequence[Any]) -> str:
-    """What lies in the mailbox of a program that waits for something else; empty where nothing does."""
+    """The messages in the mailbox of a program that waits for something else, in words."""
     found = [f"{type(letter.body).__name__} from {letter.src}" for letter in letters]
     return (f", not for {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}, which it has" if found
             else "")
 
 
 def no_effect(node: str, program: Any, found: Any) -> TypeError:
-    """The error of a program that has yielded something other than an effect."""
+    """Error: a program yielded something other than an effect."""
     said = repr(found)
     if "\n" in said or len(said) > 80:
         said = f"a value of type {type(found).__name__}"
@@ -111,25 +111,25 @@ def no_effect(node: str, program: Any, found: Any) -> TypeError:
 
 
 def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYield:
-    """The error of a program that has built more effects than it yielded."""
+    """Error: a program built more effects than it yielded."""
     built = _Built.count - before
     return ForgottenYield(
         f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and "
-        f"{'one' if yielded else 'none'} "
-        "was yielded; write `yield` before each effect and `yield from` before each sub-program")
+        f"{'one' if yielded else 'none'} was yielded; write `yield` before each effect and `yield from` "
+        "before each sub-program")
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:
-    """The error of a program that sends something other than a message."""
+    """Error: a program sends something other than a message."""
     return TypeError(
         f"{node}: {line_of(program)} sends a message of type {type(body).__name__}; expected an instance of "
         "a NamedTuple class")
 
 
 def unhandled(node: str, now: float, dead: Sequence[str]) -> str:
-    """The end of a main program that `RunEnded` has ended, in words."""
+    """The message for a main program that `RunEnded` has ended."""
     return (f"deadlock at {now:.6g} s after the death of {', '.join(dead)}: {node} waits for messages "
-            "that cannot come and does not catch RunEnded, although its Node says survives=True")
+            "that cannot arrive and does not catch RunEnded, although its Node says survives=True")
 
 
 def describe(effect: Any) -> str:
@@ -153,8 +153,7 @@ def where(node: str, index: int, program: Any, effect: Any) -> Where:
 
 
 def local_values(program: Any) -> dict[str, Any]:
-    """A suspended generator's local variables, arguments first, in an order that depends on its code
-    alone."""
+    """A suspended generator's local variables, arguments first, in an order fixed by its code."""
     found, code = inspect.getgeneratorlocals(program), program.gi_code
     names = dict.fromkeys([*code.co_varnames, *code.co_cellvars, *code.co_freevars])
     return {name: found[name] for name in names if name in found}

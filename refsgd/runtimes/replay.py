@@ -1,8 +1,7 @@
-"""Reproduce a recorded run: every program is told what it was told then, in the order of its node.
+"""Reproduce a recorded run: every program gets the recorded answers, in the order of its node.
 
-A record keeps, for each node, which program acted and what a receive, poll or choice returned: never a number
-that was computed.  Arguments of a `Compute` are frozen and its function is pure, so the rest follows, bit for
-bit.
+For each node, a record keeps which program acted and what a receive, poll or choice returned, but no computed
+numbers.  Arguments of a `Compute` are frozen and its function is pure, so the rest follows, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.trace import UNORDERED, Added, Crashed, Event, Loaded, Polled, Received, Run, Trace, taken
 from refsgd.trace.codec import CLASSES, NOTICE, Steps
 
-#: told of a node, how many of its steps are done, and its programs with the effect that each waits for
+#: called with a node, the number of its completed steps, and its programs with their pending effects
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
-#: the effect at which a program stands when it does each; one that has ended stands at nothing
+#: the pending effect behind each kind of event; an ended program has none
 EFFECTS = dict(zip(CLASSES.values(), (Compute, Send, Recv, Poll, Choose, Mark, type(None), Load, Add)))
 
 
 class ReplayError(RuntimeError):
-    """The record and the programs do not fit."""
+    """The record and the programs do not match."""
 
 
 def record(trace: Trace) -> Steps:
-    """What each node's programs did, in order."""
+    """The events of each node, in order."""
     if any(e.ticket == UNORDERED for e in trace.of(Added)):
         raise unordered()
     steps: Steps = {node: [] for node in trace.nodes}
@@ -55,39 +54,39 @@ def record(trace: Trace) -> Steps:
 
 
 def unordered() -> ReplayError:
-    """The error of a run whose additions no record can put in order."""
+    """Error: the run's additions have no order that could be recorded."""
     return ReplayError(
-        "additions without a lock happen in no order that could be recorded; expected hogwild --atomic")
+        "additions without a lock have no order that could be recorded; expected hogwild --atomic")
 
 
 class Replayer(Engine):
-    """An engine that does what a record says: each program's next step as soon as what it took is there."""
+    """An engine that follows a record: it performs each program's next step once its message was sent."""
 
     def __init__(self, factory: Factory, steps: Mapping[str, Sequence[Event]],
                  observe: Observer | None = None) -> None:
         self.deployment = deployment = factory()
         if set(deployment) != set(steps):
             raise ReplayError(
-                f"the record is of nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
+                f"the record has nodes {', '.join(steps)}; the programs are for {', '.join(deployment)}")
         super().__init__(deployment, keep=KEEP)
         self._observe = observe
         self.steps = {n: steps[n] for n in self.nodes}
         self.at = dict.fromkeys(self.nodes, 0)
         self._step: Any = None  # the step that is performed
-        self.sent: dict[tuple[str, str], list[Envelope | None]] = {}  #: by channel; None: it has been taken
-        #: what each program has taken from its random streams
+        self.sent: dict[tuple[str, str], list[Envelope | None]] = {}  #: by channel; None: taken
+        #: the draws of each program from its random streams
         self.drawn: dict[tuple[str, int], list[Callable[[Draws], Any]]] = defaultdict(list)
-        # additions that begin after so many accesses: node and step
+        # additions (node and step) by the number of accesses before they begin
         self._reads: dict[int, set[tuple[str, int]]] = defaultdict(set)
-        self._seen: dict[tuple[str, int], Any] = {}  # what they have read
-        self._told = set[int]()  # accesses
+        self._seen: dict[tuple[str, int], Any] = {}  # the values that they have read
+        self._told = set[int]()  # recorded accesses
         for node in self.nodes:
             for k, step in enumerate(self.steps[node]):
                 if isinstance(step, Loaded | Added):
                     self._told.add(step.ticket)
                 if isinstance(step, Added) and step.since is not None:
                     self._reads[step.since].add((node, k))
-        # accesses of nodes that died before they could say so
+        # number of accesses of nodes that died before recording them
         self._untold = max(self._told, default=-1) + 1 - len(self._told)
         for node, tasks in self.tasks.items():
             for task in tasks:
@@ -96,26 +95,26 @@ class Replayer(Engine):
 
     @property
     def pending(self) -> dict[tuple[str, int], Any]:
-        """The effects at which programs stand, None for those that have ended."""
+        """The pending effect of each program, None if it has ended."""
         return {(task.node, task.index): task.effect for task in self.all_tasks}
 
     def _show(self, node: str) -> None:
         if self._observe is not None:
             self._observe(node, self.at[node], [(task.program, task.effect) for task in self.tasks[node]])
 
-    # -- what the record supplies --------------------------------------------------------------------------
+    # -- answers from the record ---------------------------------------------------------------------------
 
     def act(self, task: Task, effect: Any) -> None:
-        """Leave an effect to the step that names it."""
+        """Leave an effect to its recorded step."""
 
     def ended(self, task: Task, value: Any) -> None:
-        """Leave the event of a program's end to the step that names it."""
+        """Leave the event of a program's end to its recorded step."""
         task.effect = None
         if task.index == 0:
             self.values[task.node] = value
 
     def compute(self, task: Task, effect: Compute) -> None:
-        """Compute again, in the recorded time."""
+        """Compute again, with the recorded times."""
         self.drawn[task.node, task.index].append(partial(Draws.draw, kind=effect.kind, piece=effect.piece))
         self.computed(task, self._step.start, effect, self.result(task, effect))
 
@@ -137,7 +136,7 @@ class Replayer(Engine):
             Envelope(task.node, tag_of(type(body)), body, number, start, nbytes))
 
     def add(self, task: Task, effect: Add) -> None:
-        """Write; one that is not atomic has read when it began."""
+        """Write an `Add`; one that is not atomic has read at its start."""
         seen = self._seen.pop((task.node, self.at[task.node]), None)
         self.drawn[task.node, task.index].append(partial(Draws.draw, kind="update"))
         self.added(task, effect, programs.read(effect) if seen is None else seen, self._step.since)
@@ -151,7 +150,7 @@ class Replayer(Engine):
             "algorithm and options that were recorded")
 
     def _try(self, node: str) -> bool:
-        """As `_take_step`; an exception means that the record and the programs do not fit."""
+        """As `_take_step`; an exception means that the record and the programs do not match."""
         at = self.at[node]
         try:
             return self._take_step(node)
@@ -173,7 +172,7 @@ class Replayer(Engine):
                 f"{len(self.tasks[node])}")
         if isinstance(step, Crashed):
             if self._untold and self._at_cell(node):
-                return False  # its access may be one that nobody has told of
+                return False  # its access may be one that was not recorded
             self._die(node, step.time)
             return True
         task = self.tasks[node][index]
@@ -199,14 +198,14 @@ class Replayer(Engine):
         return True
 
     def _must_wait(self, node: str, step: Any) -> bool:
-        """Whether another node has yet to send what the step takes, or to access what it accesses after."""
+        """Whether another node has yet to send the step's message, or to make an earlier access."""
         if taken(step) is not None:
             return bool(step.number >= len(self.sent.get((step.src, node), ())))
         return isinstance(step, Loaded | Added) and (
             step.ticket != self.tickets or bool(self._reads[step.ticket]))
 
     def _read_before_adding(self, me: tuple[str, int], task: Task, since: int) -> bool:
-        """An addition in virtual time reads, unless it is atomic, when it begins: after `since` accesses."""
+        """Read for an addition in virtual time that is not atomic, at its start: after `since` accesses."""
         if since != self.tickets:
             return False
         self._reads[since].remove(me)
@@ -214,7 +213,7 @@ class Replayer(Engine):
         return True
 
     def _perform(self, task: Task) -> None:
-        """What the record says of the effect at which a program stands."""
+        """Perform the recorded step of a program."""
         step = self._step
         if task.effect is None:
             super().ended(task, self.values.get(task.node))
@@ -232,7 +231,7 @@ class Replayer(Engine):
             raise self._misfit(task)
 
     def envelopes(self, node: str) -> list[Envelope]:
-        """What has been sent to a node and not been received; by sender and number."""
+        """Messages sent to a node and not received, by sender and number."""
         return [envelope for src in self.nodes for envelope in self.sent.get((src, node), ())
                 if envelope is not None]
 
@@ -247,12 +246,12 @@ class Replayer(Engine):
         self._show(node)
 
     def _at_cell(self, node: str) -> list[Any]:
-        """The accesses to shared cells at which programs of a node stand."""
+        """The pending accesses to shared cells of a node's programs."""
         return [task.effect for task in self.tasks[node] if type(task.effect) in (Load, Add)]
 
     def _tell(self) -> bool:
-        """Make up for an access of which its node could not tell any more: if only one of the dead stands
-        at one, it was that."""
+        """Repeat an access that its node could not record before it died, if only one dead node can have made
+        it."""
         dead = [n for n in self.nodes if [type(step) for step in self.steps[n][self.at[n]:]] == [Crashed]]
         at = [(n, effect) for n in dead for effect in self._at_cell(n)]
         if not self._untold or self.tickets in self._told or len(at) != 1:
@@ -268,7 +267,7 @@ class Replayer(Engine):
         return True
 
     def advance(self) -> None:
-        """Perform whatever the record allows."""
+        """Perform all steps that the record allows."""
         moved = True
         while moved:
             moved = False
@@ -278,17 +277,17 @@ class Replayer(Engine):
             moved = moved or self._tell()
 
     def run(self, whole: bool = True) -> Run:
-        """Go to the record's end; `whole`: refuse one that ends in the middle."""
+        """Run to the record's end; if `whole`, refuse a record that ends early."""
         self.advance()
         stuck = [n for n in self.nodes if self.at[n] < len(self.steps[n])]
         if stuck and whole:
             node = stuck[0]
             step = self.steps[node][self.at[node]]
             lost = taken(step)
-            what = (f"message {lost[2]} of {lost[0]}, which nobody sends" if lost
-                    else f"access {self.tickets} to shared memory, which nobody makes")
-            raise ReplayError(
-                f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or of another run")
+            what = (f"message {lost[2]} of {lost[0]}, which is never sent" if lost
+                    else f"access {self.tickets} to shared memory, which is never made")
+            raise ReplayError(f"{node}, step {self.at[node]}: waits for {what}; the record is damaged or "
+                              "belongs to another run")
         end = self.seconds if whole else max((e.time for e in self.events if e.program == 0), default=0.0)
         self.events.sort(key=lambda e: e.time)
         return Run(Trace(self.events, self.nodes, end, roles=self.roles), self.values)
@@ -300,7 +299,7 @@ def replay(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> Run:
 
 
 def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> tuple[Run, int]:
-    """Run programs along a record that a crash has cut off, as far as it goes."""
+    """Run programs along a record cut off by a crash, as far as it goes."""
     replayer = Replayer(factory, steps)
     run = replayer.run(whole=False)
     latest = {node: kept[-1][1] for node, kept in replayer.kept.items() if kept}
@@ -308,5 +307,5 @@ def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> 
 
 
 def watch(factory: Factory, steps: Mapping[str, Sequence[Event]], observe: Observer) -> None:
-    """Run programs along the beginning of a record, and show where they stand after every step."""
+    """Run programs along the beginning of a record, and report their positions after every step."""
     Replayer(factory, steps, observe).advance()

@@ -2,14 +2,14 @@
 
 A `World` lists the actions that may happen next: a message of some channel arrives, a poll looks, a choice is
 made, and on nodes with several programs, which share state, any of them continues.  A schedule is the list of
-picks, so it can be replayed, shrunk and printed.  Who picks is a reader (`refsgd.Stepper`) or
+picks, so it can be replayed, shrunk and printed.  The picks come from a user (`refsgd.Stepper`) or from
 `refsgd.runtimes.explorer`, which tries every schedule.
 
 Not every order matters, so not every order is offered:
 
-* a program alone on its node continues until it needs another node: computing and sending commute with
-  everything else;
-* a message for which such a program waits, from exactly this source, is delivered at once: nothing can race
+* a program alone on its node continues until it needs another node, because computing and sending commute
+  with everything else;
+* a message is delivered immediately if such a program waits for exactly this source, because nothing can race
   with it.
 """
 
@@ -27,7 +27,7 @@ from refsgd.trace import Event, Run, Trace
 MAX_STEPS = 100_000  #: actions after which a run counts as endless
 
 
-#: effects whose order among those of all nodes may matter, also where a program is alone on its node
+#: effects whose order across nodes may matter even if a program is alone on its node
 RACING = frozenset({Recv, Poll, Choose, Load, Add})
 
 
@@ -57,13 +57,9 @@ class Stuck(AssertionError):
 
 
 class World(Engine):
-    """A deployment whose every next action is picked from outside.
+    """A deployment whose caller picks every action; with `every` each effect is an action, as in stepping,
+    even where every order gives the same result.
 
-    With `every` an action is picked also where every order gives the same: each effect is an action of its
-    own, as a reader steps.
-
-    Examples
-    --------
     >>> from refsgd.effects import Node
     >>> def pick():
     ...     option = yield Choose(("left", "right"))
@@ -82,16 +78,15 @@ class World(Engine):
         super().__init__(deployment, observe=None)
         self.every = every
         self.wire: dict[tuple[str, str], deque[Envelope]] = {}
-        # of a node: its programs share state
-        self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}
-        # shared by nodes: every access is picked
+        self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}  # by node: its programs share state
+        # shared by nodes, so every access is picked
         self.cells: dict[int, Cell] = {id(cell): cell for node in deployment.values() for cell in node.cells}
-        # what an Add that is not atomic has read, and after how many accesses
+        # the value read by an Add that is not atomic, and the number of accesses before
         self._seen: dict[tuple[str, int], tuple[Any, int]] = {}
         self._option = 0  # of the Choose that is performed
         for task in self.all_tasks:
             if len(self.tasks[task.node]) > 1:
-                task.effect = BEGIN  # where programs share state, their beginnings are ordered too
+                task.effect = BEGIN  # programs that share state also race to begin
             else:
                 self._continue(task, None)
 
@@ -103,16 +98,16 @@ class World(Engine):
         self.events.append(tuple.__new__(type(event), (self.now, *event[1:])))
 
     def _continue(self, task: Task, value: Any) -> None:
-        """Answer a program; alone on its node it continues until it needs a pick."""
+        """Answer a program; if alone on its node, it continues until it needs a pick."""
         self.ready = task, value
         while self.ready is not None:
             ready, self.ready = self.ready, None
             self.resume(*ready)
 
     def act(self, task: Task, effect: Any) -> None:
-        """Act at once where every order gives the same; else `perform` will."""
+        """Act immediately if every order gives the same result; otherwise leave it to `perform`."""
         if self.now > MAX_STEPS:
-            raise Stuck(f"still running after {MAX_STEPS} steps; expected an end")
+            raise Stuck(f"still running after {MAX_STEPS} steps; expected the run to end")
         if not self.every and len(self.tasks[task.node]) == 1 and type(effect) not in RACING:
             super().act(task, effect)
 
@@ -124,7 +119,7 @@ class World(Engine):
         self.computed(task, task.since, effect, self.result(task, effect))
 
     def add(self, task: Task, effect: Add) -> None:
-        """Write; one that is not atomic has read in a step before."""
+        """Write an `Add`; one that is not atomic has read in an earlier step."""
         self.added(task, effect, *self._seen.pop((task.node, task.index), (None, None)))
 
     def choose(self, task: Task, effect: Choose) -> Any:
@@ -133,20 +128,20 @@ class World(Engine):
         return effect.options[self._option]
 
     def load(self, task: Task, effect: Load) -> tuple[Any, int]:
-        """As every engine, and note what was read."""
+        """As in every engine, and note the value read."""
         part, ticket = super().load(task, effect)
         self._tell(task, part.tobytes())
         return part, ticket
 
     def take(self, task: Task, effect: Recv) -> tuple[Envelope, Any] | None:
-        """As every engine, and note what was taken."""
+        """As in every engine, and note the message taken."""
         hit = super().take(task, effect)
         if hit is not None or type(effect) is Poll:
             self._tell(task, hit and (hit[0].src, hit[0].number))
         return hit
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Put a message behind others of its channel, where it stays until a pick delivers it."""
+        """Append a message to its channel, where it stays until a pick delivers it."""
         self.wire.setdefault((task.node, to), deque()).append(
             Envelope(task.node, tag_of(type(body)), body, number, 0.0, nbytes))
 
@@ -166,7 +161,7 @@ class World(Engine):
         return actions
 
     def _offers(self, task: Task) -> list[Action]:
-        """The actions with which a program may continue."""
+        """The actions by which a program may continue."""
         effect = task.effect
         if isinstance(effect, Choose):
             return [Action("choose", task.node, task.index, option=i) for i in range(len(effect.options))
@@ -178,7 +173,7 @@ class World(Engine):
         return [Action("go", task.node, task.index)]
 
     def _settle(self) -> None:
-        """Deliver what nothing can race with: to a lone program that waits for exactly this source."""
+        """Deliver messages that cannot race: to a lone program that waits for exactly this source."""
         moved = True
         while moved:
             moved = False
@@ -194,7 +189,7 @@ class World(Engine):
                     moved = True
 
     def _answer(self, task: Task) -> bool:
-        """Act on the effect at which a program stands; if it has an answer, the program continues."""
+        """Act on a program's pending effect; if it has an answer, the program continues."""
         super().act(task, task.effect)
         if self.ready is None:
             return False
@@ -202,7 +197,7 @@ class World(Engine):
         return True
 
     def perform(self, pick: int) -> Action:
-        """Let the enabled action number `pick` happen; a number beyond the last means the last."""
+        """Perform the enabled action number `pick`; a number beyond the last means the last."""
         actions = self.enabled()
         action = actions[min(pick, len(actions) - 1)]
         if action.kind == "deliver":
@@ -220,12 +215,12 @@ class World(Engine):
         else:
             self._option = action.option
             self._answer(task)
-            if len(self.history[task.node]) == told:  # nothing but that it continues
+            if len(self.history[task.node]) == told:  # it only continues
                 self._tell(task, "go")
         return action
 
     def _close(self) -> bool:
-        """Nothing is under way: an error, or the next handler is told that the run has ended."""
+        """Nothing can happen: raise an error, or tell the next handler that the run has ended."""
         waiting = [task for task in self.all_tasks if task.effect is not None]
         if mains := [task for task in waiting if task.index == 0]:
             raise Stuck(f"deadlock: {self.stuck(mains)}")
@@ -247,15 +242,14 @@ class World(Engine):
         return task.mailbox.find(effect.kinds, effect.src) if isinstance(effect, Recv) else None
 
     def state(self) -> tuple[Any, ...]:
-        """What identifies the state: what each program was told, and what lies in each mailbox in which
-        order."""
+        """The identity of the state: the answers to each program, and each mailbox in order."""
         return (tuple(tuple(h) for h in self.history.values()),
                 tuple(tuple((m.src, m.number) for m in box.envelopes) for box in self.mailboxes.values()),
                 tuple(cell.x.tobytes() for cell in self.cells.values()),
                 tuple((key, seen.tobytes()) for key, (seen, _) in self._seen.items()))
 
     def trace(self) -> Trace:
-        """What happened so far; times count events."""
+        """The trace so far; times count events."""
         return Trace(self.events, self.nodes, self.now, roles=self.roles)
 
     def run(self) -> Run:

@@ -165,7 +165,7 @@ else:
         try:
             print("ACCEPTED", name, ranks.take())
         except WireError as error:
-            assert str(error).startswith("from peer0 (rank 0) came "), error
+            assert str(error).startswith("peer0 (rank 0) sent "), error
             print("CAUGHT", name, error)
     while not (frames := ranks.take()):
         pass
@@ -186,7 +186,7 @@ def test_frames_over_mpi_are_bounded_and_checked():
         "CAUGHT") == 10 and "GOOD True" in done.stdout, done.stderr[-2000:]
     assert done.returncode == 1
     most = HEAD.size + LONGEST_DESCRIPTION + (1 << 12)
-    assert f"refsgd: from peer0 (rank 0) came a message of 1048576 bytes; expected at most {most}; MPI_Abort ends all ranks\n" in done.stderr
+    assert f"refsgd: peer0 (rank 0) sent a message of 1048576 bytes; expected at most {most}; MPI_Abort ends all ranks\n" in done.stderr
     assert "REFUSED a message Model of 32768 bytes" in done.stdout and "expected at most 4096" in done.stdout
 
 
@@ -378,7 +378,7 @@ mpi.run(lambda: {f"peer{i}": Node(main(i), [responder(i)]) for i in range(3)}, d
 
 @pytest.mark.parametrize(("how", "says"), [
     ("alone",
-     r"no sign of life of some rank for 1.* \(longer than the deadline of 1 s\); stopped, or in a long "
+     r"no sign of life from some rank for 1.* \(longer than the deadline of 1 s\); stopped, or in a long "
      r"Compute: peer1 \(rank 1\)"),
     ("closing",
      r"refsgd: peer[02] \(rank [02]\): not all ranks ended within 1 s; stopped, or in a long Compute: peer1 "

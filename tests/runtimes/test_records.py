@@ -160,7 +160,7 @@ def test_what_was_altered_is_no_torn_line(record, tmp_path):
     for wrong in (rows[3][:-1] + b"," + rows[4], rows[3][7:] + rows[4],
                   rows[3][:-9] + b"%08x\n" % zlib.crc32(rows[4]), b"x" + rows[3]):
         path.write_bytes(b"".join([*rows[:3], wrong, *rows[5:]]))
-        with pytest.raises(ReplayError, match=r"line 4: the line is not as it was written"):
+        with pytest.raises(ReplayError, match=r"line 4: the line was altered"):
             read(path)
 
 
@@ -202,7 +202,7 @@ def test_hogwild_without_atomic_additions_is_not_recorded_among_processes(tmp_pa
     """Their memory has no order that could be written down: the run ends at the first addition, in one
     line."""
     with pytest.raises(RunFailed,
-                       match=r"ReplayError: additions without a lock happen in no order that could be "
+                       match=r"ReplayError: additions without a lock have no order that could be "
                              r"recorded; expected hogwild --atomic$"):
         refsgd.run("hogwild", runtime="processes", record=tmp_path / "record", atomic=False,
                    machine=Machine(), **HOGWILD)

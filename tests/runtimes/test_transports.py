@@ -397,7 +397,7 @@ def test_frames_of_others_end_the_run_with_their_origin():
 
     processes.TRANSPORTS["noisy"] = Noisy
     try:
-        with pytest.raises(processes.RunFailed, match=r"peer0 .*WireError: from peer1 came a frame of"):
+        with pytest.raises(processes.RunFailed, match=r"peer0 .*WireError: peer1 sent a frame of"):
             run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
     finally:
         del processes.TRANSPORTS["noisy"]
@@ -423,7 +423,7 @@ def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(mon
     assert start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest))}).values == {
         "peer0": largest, "peer1": 3}
     with pytest.raises(processes.RunFailed,
-                       match=rf"peer0 .*WireError: from peer1 came a frame of {largest + 1} bytes with .* at "
+                       match=rf"peer0 .*WireError: peer1 sent a frame of {largest + 1} bytes with .* at "
                              rf"most {largest} "):
         start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest + 1))})
 
@@ -472,7 +472,7 @@ def test_a_repeated_frame_ends_the_run():
     processes.TRANSPORTS["repeats"] = Repeats
     try:
         with pytest.raises(processes.RunFailed,
-                           match=r"peer1 .*message 0 of peer0 to peer1 came twice or out of turn"):
+                           match=r"peer1 .*message 0 of peer0 to peer1 arrived twice or out of order"):
             run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats",
                 deadline=5.0)
     finally:

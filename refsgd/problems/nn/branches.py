@@ -16,13 +16,7 @@ from refsgd.problems.nn.layer import Array, Layer, Shape, backward, chain_shape,
 
 @dataclass(frozen=True)
 class Residual(Layer):
-    """``y = body(x) + shortcut(x)``; an empty shortcut is the identity.
-
-    Parameters
-    ----------
-    body, shortcut : tuple of Layer
-        Layers run one after the other; both chains give the same shape.
-    """
+    """``y = body(x) + shortcut(x)``, two chains of equal shape; an empty shortcut is the identity."""
 
     body: tuple[Layer, ...]
     shortcut: tuple[Layer, ...] = ()
@@ -52,13 +46,7 @@ class Residual(Layer):
 
 @dataclass(frozen=True)
 class Concat(Layer):
-    """The outputs of branches that read the same input, concatenated as channels.
-
-    Parameters
-    ----------
-    branches : tuple of tuples of Layer
-        Chains of layers, which give images of the same height and width.
-    """
+    """The outputs of branches that read the same input, images of equal size, concatenated as channels."""
 
     branches: tuple[tuple[Layer, ...], ...]
 

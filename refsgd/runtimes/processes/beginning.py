@@ -1,5 +1,4 @@
-"""The starting point of a resumed run: the state that each driver takes over from the replay of the
-record."""
+"""The starting point of a resumed run: the state that each driver takes over after replaying the record."""
 
 from __future__ import annotations
 

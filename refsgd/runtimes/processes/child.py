@@ -1,4 +1,4 @@
-"""One OS process of a run: connect, start with the others, drive its programs, say how it ended."""
+"""One OS process of a run: connects, starts with the others, drives its programs, reports its end."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
 
 def live(launch: Launch, process: str, parent: int) -> None:
-    """What one process does from its start to its end; it gives back a `Report` or a `Failure` in its
-    outbox."""
+    """The life of one process, which ends with a `Report` or a `Failure` in its outbox."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
-    # also where the parent ignores them: it runs in the background
+    # even if the parent ignores them, as in the background
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before prctl
         os._exit(1)
-    prctl(PR_SET_TIMERSLACK, 1000)  # ns; the default of 50 us is that much lateness at every timer
-    os.close(launch.death[1])  # or our own copy would keep the pipe open
+    prctl(PR_SET_TIMERSLACK, 1000)  # ns; by default every timer is 50 us late
+    os.close(launch.death[1])  # otherwise this copy would keep the pipe open
     keep_memory()
     if not launch.machine.paced:
         settle(launch.processes.index(process), len(launch.processes))
-    gc.freeze()  # else the first collection touches, and so copies, every page of the parent
+    gc.freeze()  # otherwise the first collection touches, and so copies, every page of the parent
     logs = ToParent(launch.records[1], lambda: (process, 0))
     logs.replace_all()
     transport: Transport | None = None
@@ -72,7 +71,7 @@ def _driver(launch: Launch, process: str, transport: Transport) -> Driver:
 
 
 def _wait_for_start(launch: Launch, process: str, transport: Transport) -> float:
-    """Say that this process is ready; when all start, in seconds of the monotonic clock."""
+    """Announce that this process is ready; returns the common start in seconds of the monotonic clock."""
     run, own = launch.status.run, launch.status.process[process]
     own.beat = time.monotonic_ns()
     own.ready = 1

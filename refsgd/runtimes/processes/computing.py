@@ -1,5 +1,4 @@
-"""Where a process really computes: on the driver's own thread, or beside it, so that messages are
-handled meanwhile."""
+"""Real computing in a process: on the driver's thread, or on a helper thread while messages are handled."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from refsgd.effects import Compute
 from refsgd.runtimes.engine import Task
 
 LONG = 0.005  # a Compute that really takes longer moves to a helper thread
-# seconds between thread switches where there are helpers; Python's default makes handlers wait 5 ms
+# seconds between thread switches if there are helpers; Python's default makes handlers wait 5 ms
 SWITCH = 5e-4
 
 
@@ -31,7 +30,7 @@ class Job(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A job that has really been done."""
+    """A finished job."""
 
     job: Job
     value: Any
@@ -43,12 +42,8 @@ class Done(NamedTuple):
 class Computing:
     """Does jobs and remembers which kinds took long the last time.
 
-    Parameters
-    ----------
-    knock : callable
-        Wakes the driver: a helper thread has finished something.
-    threaded : bool
-        Whether every priced job belongs beside the driver: where several programs share a process.
+    `knock` wakes the driver when a helper thread has finished a job; `threaded`: several programs share the
+    process, so every priced job goes to a helper thread.
     """
 
     def __init__(self, knock: Callable[[], None], threaded: bool) -> None:
@@ -65,11 +60,11 @@ class Computing:
         return getattr(self._local, "task", None)
 
     def works_for(self, task: Task) -> None:
-        """From now on this thread works for a program."""
+        """Note that this thread works for a program from now on."""
         self._local.task = task
 
     def do(self, job: Job) -> Done | None:
-        """Do a job now, or hand it to a helper thread: None, and it will be among the `finished`."""
+        """Do a job now, or hand it to a helper thread, which adds it to `finished`, and return None."""
         task = job.task
         if job.priced and (self._threaded or (task.node, job.effect.kind) in self._long):
             if task not in self._helpers:
@@ -83,7 +78,7 @@ class Computing:
         return done
 
     def _start_helper(self, task: Task) -> queue.SimpleQueue[Any]:
-        """A thread that does a program's computing; the sleep until the due time is a timer of the driver."""
+        """Start a thread for a program's computing; the sleep until the due time is a timer of the driver."""
         sys.setswitchinterval(SWITCH)
         work: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

@@ -1,9 +1,10 @@
 """The engine of one OS process: the same effects, events and draws as the simulator, on the wall clock.
 
-*Nominal time.*  Every wake-up is late by 0.1 ms or more.  Counted from the moment of waking, lateness would
-add up along the critical path, so an effect starts at the nominal time of its cause (a timer's due time, an
-emulated arrival): lateness shortens the next sleep.  Nominal time slips to real time only at the end of a
-`Compute` that is late by more than `SLACK`, since no sleep is left there to absorb it; slips are counted.
+*Nominal time.*  Every wake-up is late by 0.1 ms or more.  If effects started at the moment of waking,
+lateness would add up along the critical path.  So an effect starts at the nominal time of its cause (a
+timer's due time, an emulated arrival), and lateness shortens the next sleep.  Nominal time slips to real time
+only at the end of a `Compute` that is late by more than `SLACK`, because no sleep is left to absorb it; slips
+are counted.
 
 *Emulated links* are in `refsgd.runtimes.processes.links`.
 """
@@ -41,7 +42,7 @@ from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import WireError
 from refsgd.trace import Computed
 
-SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips: a busy scheduler's cost
+SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips: delays by a scheduler
 HEARTBEAT = 0.25  # longest sleep
 PATIENCE = 1.0  # seconds in which a lost connection must turn out to be a death
 
@@ -51,9 +52,9 @@ class Aborted(Exception):
 
 
 class Driver(Engine):
-    """Runs the programs of the nodes that live in one process.
+    """Runs the programs of the nodes of one process.
 
-    `quiet` is called when all main programs here have returned and nothing is to be done; `watch` are
+    `quiet` is called when all main programs here have returned and nothing is left to do; `watch` are
     descriptors that become readable when the launcher is gone; `observe` and `keep` as in `Engine`.
     """
 
@@ -79,8 +80,8 @@ class Driver(Engine):
         self._faults = Plan(faults, self.roles)
         self._role_of_process = roles_of_hosts(self.roles, self.process_of)
         self._endable = {name for name in self.tasks if deployment[name].survives}
-        self._hopeless = 0  # how often the launcher has said that no message can reach programs that wait
-        self._lost_at: dict[str, float] = {}  # processes to which the connection is lost, and since when
+        self._hopeless = 0  # how often the launcher has announced that waiting programs get no message
+        self._lost_at: dict[str, float] = {}  # processes with lost connections, and since when
         self._emulated = machine.linked or machine.paced
         self.links = Links(network, self.rank, groups, self._at, self.deliver)
         self._outgoing = Outgoing(self, of_nodes(deployment), self.links.free, self._departs, self._post)
@@ -88,16 +89,16 @@ class Driver(Engine):
         self._processors = shared.get(process) if self.paced else None
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
         self._effects = 0
-        self._next: dict[tuple[str, str], int] = {}  # of the next message to come in a channel
+        self._next: dict[tuple[str, str], int] = {}  # number of the next message by channel
         self._computing = Computing(transport.knock, len(self.all_tasks) > 1)
 
     def standing(self) -> tuple[str, int]:
-        """For which node this thread works, and how many Computes that node has finished."""
+        """The node for which this thread works, and the number of Computes that it has finished."""
         task = self._computing.task
         return (task.node, self.lateness[task.node].computes) if task else (self.here, 0)
 
     def continue_from(self, beginning: Beginning) -> None:
-        """Continue an earlier run, to which the programs of the deployment belong."""
+        """Continue an earlier run with its programs."""
         self.now = self.seconds = beginning.seconds
         self.dead = list(beginning.dead)
         self._dead = {self.process_of[node] for node in beginning.dead}
@@ -127,7 +128,7 @@ class Driver(Engine):
         return time.monotonic() - self.began
 
     def run(self, began: float) -> None:
-        """Drive all programs until the launcher says that nothing can happen any more."""
+        """Drive all programs until the launcher ends the run."""
         self.began = began
         for task in self.all_tasks:
             self._at(self.now, RESUME, task.rank, self._begin, task)
@@ -150,26 +151,25 @@ class Driver(Engine):
             self._close()
 
     def _collect(self) -> None:
-        """Put what has come over the wire and out of helper threads on the agenda."""
+        """Put messages from the transport and results of helper threads on the agenda."""
         for frame in self.transport.take():
             sender, receiver, tag, number, stamp, fields = frame
             channel = src, to = self.nodes[sender], self.nodes[receiver]
             if number != self._next.get(channel, 0):
-                raise WireError(
-                    f"message {number} of {src} to {to} came twice or out of turn; expected "
-                    f"{self._next.get(channel, 0)}")
+                raise WireError(f"message {number} of {src} to {to} arrived twice or out of order; expected "
+                                f"{self._next.get(channel, 0)}")
             self._next[channel] = number + 1
             nbytes, now = payload_bytes(fields), self.clock()
             if self._emulated or stamp > now:
                 self.links.enters(stamp, to, src, fields, number, nbytes, tag)
-            else:  # it arrives as it is there
+            else:  # it arrives now
                 self._arrived.append((to, Envelope(src, tag, fields, number, now, nbytes)))
         while self._computing.finished:
             self._computing.running -= 1
             self._finish(self._computing.finished.popleft())
 
     def _note_deaths(self) -> None:
-        """Tell the programs here which processes have died, and stop counting messages from and to these."""
+        """Tell the programs here which processes have died, and stop counting messages from and to them."""
         for process, words in self._table.process.items():
             if not words.dead or process in self._dead:
                 continue
@@ -177,7 +177,7 @@ class Driver(Engine):
             self.transport.forget(process)
             del self._sent_to[process], self._got_from[process]
             for node in (n for n in self.nodes if self.process_of[n] == process):
-                # Behind everything that it has sent, some of which emulated links may still hold.
+                # after everything that it sent, some of which may still be on emulated links
                 start = max(self.clock(), self.links.left.get(node, 0.0))
                 self.dead.append(node)
                 for to in self.tasks:
@@ -185,7 +185,7 @@ class Driver(Engine):
         self._words.noticed = len(self._dead) + self._hopeless
 
     def _end_one(self) -> None:
-        """After a death no message can come any more: tell a main program that knows what to do."""
+        """After a death no message can arrive any more: end a main program that expects this."""
         self._hopeless = self._run.hopeless
         self._words.noticed = len(self._dead) + self._hopeless
         task = next((t for t in self.all_tasks if t.index == 0 and t.node in self._endable
@@ -195,9 +195,9 @@ class Driver(Engine):
             self._continue()
 
     def _look_at_connections(self) -> None:
-        """End this process if its connection to a living one is lost; a dead one would be known by now.
+        """End this process if its connection to another is lost for so long that the other cannot be dead.
 
-        Both ends see it, and one should end: the other waits twice as long.
+        Both ends notice, and only one should end: the other waits twice as long.
         """
         now = time.monotonic()
         for process in self.transport.lost:
@@ -206,10 +206,10 @@ class Driver(Engine):
             lost = now - self._lost_at.setdefault(process, now)
             if process not in self._dead and lost > patience and not self._run.command:
                 raise ConnectionError(
-                    f"the connection between {self.here} and {process} was lost, and both live")
+                    f"the connection between {self.here} and {process} was lost, but both are alive")
 
     def _advance(self) -> None:
-        """Perform the earliest due event of the agenda: one program then runs until it waits."""
+        """Perform the earliest due event of the agenda, after which one program runs until it waits."""
         if self._arrived and not (self._agenda and self._agenda[0][0] < self._arrived[0][1].arrival):
             self.now = self.clock()
             to, (src, tag, fields, number, arrival, nbytes) = self._arrived.popleft()
@@ -235,7 +235,7 @@ class Driver(Engine):
             self.resume(*ready)
 
     def _rest(self) -> None:
-        """Nothing is due: say so and sleep until something is or may be."""
+        """Publish that nothing is due, and sleep until something may be."""
         words, agenda = self._words, self._agenda
         timeout = min(HEARTBEAT, agenda[0][0] - self.clock()) if agenda else HEARTBEAT
         if timeout > 0 and self.transport.soon(timeout):
@@ -255,7 +255,7 @@ class Driver(Engine):
     # -- programs ------------------------------------------------------------------------------------------
 
     def _begin(self, task: Task) -> None:
-        """Start a program, or let it continue with the effect at which it stands."""
+        """Start a program, or continue it with its pending effect."""
         if task.effect is not None:
             self._computing.works_for(task)
             task.since = self.now
@@ -264,12 +264,12 @@ class Driver(Engine):
             self.ready = task, None
 
     def ended(self, task: Task, value: Any) -> None:
-        """As every engine, and say so on the status table."""
+        """As in every engine, and note it in the status table."""
         super().ended(task, value)
         self._log.ended(task.node, task.index)
 
     def waits(self, task: Task) -> None:
-        """Say on the status table for what a program waits."""
+        """Note in the status table what a program waits for."""
         self._log.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
 
     def load(self, task: Task, effect: Load) -> tuple[Any, int]:
@@ -309,11 +309,11 @@ class Driver(Engine):
         return task.draws.duration(kind, effect) * self._faults.slower(task.node)
 
     def _occupy(self, task: Task, seconds: float) -> float:
-        """When a program that computes for so long will end, unless others of the process begin meanwhile."""
+        """When a computation of this length ends, unless other programs of the process begin meanwhile."""
         return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
 
     def _served(self, task: Task, due: float, call: Callable[[float], None]) -> None:
-        """Computing is due: `call`, or do so later if others have begun since and moved what was due."""
+        """Call `call` when a computation is due, which may be later if others have begun since."""
         moved = self._processors.due(task) if self._processors else due
         if moved > due:
             self._at(moved, RESUME, task.rank, self._served, task, moved, call)
@@ -321,23 +321,23 @@ class Driver(Engine):
             call(due)
 
     def _suffer(self, fault: Fault) -> None:
-        """A planned fault happens to a node here, as it begins a step."""
+        """Carry out a planned fault of a node here, as it begins a step."""
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "drop":
             cut = self.transport.sever(self.process_of[fault.to] if fault.to else "")
-            if not (fault.to and cut):  # one end cannot know it, so both find out
+            if not (fault.to and cut):  # otherwise both ends find out
                 what = f"its connection to {fault.to}" if fault.to else "its connections"
                 raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
         else:
             self._words.wake = time.monotonic_ns() + int(fault.amount * 1e9)
-            self._quiet()  # the launcher looks when to continue this process
+            self._quiet()  # so that the launcher checks when to continue this process
             os.kill(os.getpid(), signal.SIGSTOP)
             self._words.wake = 0
             self.now = self.now + fault.amount if self.paced else self.clock()
 
     def _finish(self, done: Done) -> None:
-        """A Compute has really ended; its program continues at its due time."""
+        """Schedule the continuation of a program whose Compute has really ended."""
         task, effect, start, due, priced = done.job
         if done.error is not None:
             where = f"{task.node}, yielded at {line_of(task.program)}"
@@ -345,7 +345,7 @@ class Driver(Engine):
             raise done.error
         record = self.lateness[task.node]
         record.computed(done.took)
-        if not self.paced:  # not 0: that would overtake every message
+        if not self.paced:  # a due time of 0 would overtake every message
             due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
         elif priced:
             end = self._processors.due(task) if self._processors else due
@@ -365,11 +365,11 @@ class Driver(Engine):
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the transmission of a message begins; with priorities, now and until the link has decided."""
+        """When the transmission of a message begins; with priorities, now, until the link decides."""
         return self.now if self._outgoing else self._departs(task, to, nbytes)
 
     def _departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the first link of its way is free for a message; at once where nothing is emulated."""
+        """When the first link of a message's path is free; now if nothing is emulated."""
         return self.links.departs(task.node, to, self.now, nbytes) if self._emulated else self.now
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
@@ -383,7 +383,7 @@ class Driver(Engine):
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
         src, there = task.node, self.process_of[to]
-        if there != self.here or self.links.ways[src, to]:  # else through memory, where nothing is late
+        if there != self.here or self.links.ways[src, to]:  # otherwise through memory, without delay
             start += self._faults.later(src, to)
         if there == self.here:
             self.links.enters(start, to, src, body, number, nbytes)
@@ -396,7 +396,7 @@ class Driver(Engine):
 
     def deliver(self, to: str, src: str, body: Any, number: int, nbytes: int, tag: int = 0,
                 arrival: float | None = None) -> None:
-        """As every engine, and count what has come from other processes."""
+        """As in every engine, and count messages from other processes."""
         if self.paced:
             self.lateness[to].seen(max(0.0, self.clock() - self.now))
         process = self.process_of[src]
@@ -407,7 +407,7 @@ class Driver(Engine):
     # -- the end -------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        """Nothing is under way anywhere: tell the handlers, which may continue and return a value."""
+        """End the handlers once nothing is in transit anywhere; they may continue and return a value."""
         while True:
             task = next((t for t in self.all_tasks if t.waiting is not None), None)
             if self._arrived:

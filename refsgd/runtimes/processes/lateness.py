@@ -27,7 +27,7 @@ class Lateness:
         self.slipped += late
 
     def figures(self) -> dict[str, float]:
-        """Seconds, and counts: see `refsgd.runtimes.processes.local.run`."""
+        """Seconds and counts."""
         return {
             "late_mean": self.total / max(1, self.events), "late_worst": self.worst, "events": self.events,
             "computes": self.computes, "computing": self.computing, "drawn": self.drawn,

@@ -35,11 +35,11 @@ log = logging.getLogger("refsgd.processes")
 
 LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
-LOOK = 0.05  # seconds between two looks of the launcher where nobody wakes it
+LOOK = 0.05  # seconds between two checks by the launcher if nobody wakes it
 
 
 class Ends(Protocol):
-    """What is made of a transport before the fork: shared memory or listening sockets."""
+    """The part of a transport made before the fork: shared memory or listening sockets."""
 
     wake_ups: dict[str, WakeUp]
 
@@ -48,11 +48,11 @@ class Ends(Protocol):
         ...
 
     def forked(self) -> None:
-        """All processes exist: the launcher lets go of what only they need."""
+        """Release in the launcher, after the fork, what only the processes need."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Release everything at the end of the run."""
         ...
 
 
@@ -60,7 +60,7 @@ MakeTransport = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Ends]
 
 
 class Launch:
-    """The processes of one run and what the launcher knows of them; the arguments are those of
+    """The processes of one run and the launcher's knowledge of them; arguments as in
     `refsgd.runtimes.processes.local.run`."""
 
     def __init__(self, deployment: Deployment, machine: Machine, seed: int, transport: MakeTransport,
@@ -73,8 +73,8 @@ class Launch:
         self.processes = list(dict.fromkeys(self.process_of.values()))
         self.dead = list(dict.fromkeys(self.process_of[n] for n in (beginning.dead if beginning else ())))
         self.endable = {node for node in deployment if deployment[node].survives}
-        self.halts = on_death == "restart" and survives_workers(deployment)  # else: once all wait
-        self.halted = 0.0  # when, since the start
+        self.halts = on_death == "restart" and survives_workers(deployment)  # otherwise once all wait
+        self.halted = 0.0  # when, in seconds since the start
         self.keep = KEEP if on_death in ("shrink", "restart") else 0
         _check_descriptors(len(self.processes), 6 if on_death == "stop" else 7)
         self._resources = ExitStack()
@@ -89,10 +89,10 @@ class Launch:
         self._watch = Watch(self, deadline)
         self._before: tuple[int, int] | None = None
         self._closing = False
-        self._deaths: list[Event] = []  # and what the dead had written of their events
+        self._deaths: list[Event] = []  # and the events in crash logs
 
     def _make(self, transport: MakeTransport, links: Network) -> None:
-        """Make what the processes share with each other and with the launcher."""
+        """Create what the processes share with each other and with the launcher."""
         order, later = list(self.deployment), self._resources.callback
         self.status = StatusTable({p: [(n, k) for n in order if self.process_of[n] == p
                                        for k in range(1 + len(self.deployment[n].handlers))]
@@ -106,7 +106,7 @@ class Launch:
         self.groups = GroupLinks(links.shared) if links.shared else None
         if self.groups is not None:
             later(self.groups.close)
-        self.death = os.pipe()  # which a process finds closed when the launcher is gone
+        self.death = os.pipe()  # closed when the launcher is gone
         self.records = logs.channel()
         for end in self.death:
             later(os.close, end)
@@ -127,7 +127,7 @@ class Launch:
         """Fork all processes."""
         context = mp.get_context("fork")
         for process in self.living:
-            self.status.process[process].beat = time.monotonic_ns()  # from now on it is this process's word
+            self.status.process[process].beat = time.monotonic_ns()  # from now on written by this process
             child = context.Process(target=live, name=process, args=(self, process, os.getpid()))
             try:
                 with warnings.catch_warnings():
@@ -145,7 +145,7 @@ class Launch:
         self.ends.forked()
 
     def watch(self) -> None:
-        """Until every process has ended."""
+        """Watch the processes until all have ended."""
         sentinels = {child.sentinel: process for process, child in self.children.items()}
         receiver = self.records[0]
         while sentinels:
@@ -163,12 +163,12 @@ class Launch:
                 self._watch.look()
 
     def _continue_paused(self) -> float:
-        """Continue processes whose planned pause is over; seconds until the next look."""
+        """Continue processes whose planned pause is over; returns the seconds until the next check."""
         look = LOOK
         for process in self.living:
             when = self.status.process[process].wake
             wait = when / 1e9 - time.monotonic()
-            # It says when it is to be continued and then stops itself: not before it has done so.
+            # it announces when to continue it and then stops itself; wait until it has
             if when and wait <= 0 and state(self.pids[process]) == "stopped":
                 os.kill(self.pids[process], signal.SIGCONT)
             elif when:
@@ -176,7 +176,7 @@ class Launch:
         return look
 
     def _judge(self, gone: Sequence[str]) -> None:
-        """Deal with processes that have ended: deaths first, then exceptions in order of time."""
+        """Handle processes that have ended: deaths first, then exceptions by time."""
         failed: list[tuple[Failure, str]] = []
         for process in gone:
             self.children[process].join()
@@ -193,9 +193,9 @@ class Launch:
             self._lost(process, *failure.raised(process, f"pid {self.pids[process]}"))
 
     def _lost(self, process: str, error: BaseException, cause: BaseException | None) -> None:
-        """Raise the error, or, if the run survives a death, tell all others of it."""
+        """Raise the error, or, if the run survives a death, tell all other processes."""
         began = bool(self.status.run.start)
-        # at least what it took to notice
+        # a lower bound on the time to notice
         silent = (time.monotonic_ns() - self.status.process[process].beat) / 1e9
         if isinstance(error, RunFailed):
             error.silent = silent
@@ -203,7 +203,7 @@ class Launch:
                    for node, where in self.process_of.items() if where == process]
         survives = self.on_death != "stop" and isinstance(error, RunFailed) and began
         if not survives or self._closing or len(self.dead) + 1 == len(self.processes):
-            with suppress(RuntimeError):  # of a record that cannot be written: what has failed is said
+            with suppress(RuntimeError):  # a record that cannot be written: report the first failure
                 self._write(notices if began and isinstance(error, RunFailed) else [])
             raise error from cause
         self._write(notices)
@@ -222,7 +222,7 @@ class Launch:
         return float(before + time.monotonic() - self.status.run.start / 1e9)
 
     def _write(self, notices: Sequence[Event]) -> None:
-        """Write deaths to the record, for the dead cannot."""
+        """Write deaths to the record on behalf of the dead."""
         for event in notices if self.journal is not None else ():
             self.journal(event)  # type: ignore[misc]
 
@@ -239,7 +239,7 @@ class Launch:
             if planned:
                 how += f" (as planned: kill {planned[0].node} at step {planned[0].step})"
             elif code == -signal.SIGKILL:
-                how += " (by hand, or by the kernel, out of memory)"
+                how += " (by a user, or by the kernel when out of memory)"
         else:
             how = f"ended with exit code {code} and no result"
         doing = "; ".join(str(s) for s in self.status.standing([process]))
@@ -256,22 +256,22 @@ class Launch:
         now = time.monotonic()
         others = [s for s in self.status.standing() if self.process_of[s.node] != process
                   and s.doing.startswith("Recv")]
-        others.sort(key=lambda s: f" {process})" not in s.doing)  # those that name it come first
+        others.sort(key=lambda s: f" {process})" not in s.doing)  # first those that wait for it by name
         words = [f"{s.node} for {now - s.since:.2g} s in {s.doing}" for s in others[:4]]
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         return f"; waiting: {', '.join(words)}{more}" if words else ""
 
     def _begin(self) -> None:
-        """Let all start together once all are ready."""
+        """Start all processes together once all are ready."""
         if not self.status.run.start and all(self.status.process[p].ready for p in self.living):
             self.status.run.start = int((time.monotonic() + LEAD) * 1e9)
             self._wake_all()
 
     def _count(self) -> None:
-        """Close the run, or call it a deadlock, when counting shows that nothing can happen any more.
+        """End the run, or report a deadlock, when counting shows that nothing can happen any more.
 
-        All processes idle and as many messages handled as sent, the same at two looks (Mattern 1987):
-        whatever was in between would have been counted at the second.
+        This is so if all processes are idle and as many messages were handled as sent, with equal counts at
+        two checks (Mattern 1987): anything in between would have changed the second.
         """
         run, processes = self.status.run, [self.status.process[p] for p in self.living]
         settled = run.start and all(p.idle and p.noticed == len(self.dead) + run.hopeless for p in processes)
@@ -291,12 +291,12 @@ class Launch:
         self._wake_all()
 
     def _halt(self) -> None:
-        """End this attempt: all give what they have, from which the next one continues."""
+        """End this attempt: all processes report their state, from which the next attempt continues."""
         self.halted = self._now()
         self._end_with(HALT)
 
     def _standstill(self) -> None:
-        """Nothing can come any more, and some main programs wait."""
+        """Resolve a standstill: no message can arrive, but some main programs wait."""
         standings = self.status.standing(self.living)
         stuck = [s.node for s in standings if s.program == 0 and s.doing.startswith("Recv")]
         if self.dead and stuck and all(node in self.endable for node in stuck):
@@ -313,7 +313,7 @@ class Launch:
             wake_up.wake()
 
     def end(self) -> None:
-        """End whatever still runs and give everything back; safe at any time."""
+        """End all processes and release everything; safe at any time."""
         if any(child.is_alive() for child in self.children.values()):
             self.status.run.command = ABORT
             self._wake_all()
@@ -329,8 +329,7 @@ class Launch:
         self._resources.close()
 
     def result(self) -> Run:
-        """What the processes gave back, on one clock; raises `Halted` where another attempt can
-        continue from it."""
+        """The reports of the processes as one run; raises `Halted` if another attempt can continue it."""
         reports = [self._reports[process] for process in self.living]
         run = join(reports, self.deployment, self.machine, self.observe, self._deaths,
                    self.beginning.events if self.beginning is not None else ())
@@ -341,9 +340,9 @@ class Launch:
 
 
 def _check_descriptors(processes: int, each: int) -> None:
-    """Refuse a run that would run out of descriptors: pipes, wake-ups, listeners and sentinels of each
-    process, and its events where they are to outlive it."""
-    import resource  # where there is fork there is this
+    """Refuse a run that would exhaust file descriptors: pipes, wake-ups, listeners and sentinels of each
+    process, and its crash log."""
+    import resource  # exists wherever fork does
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     needed, free = each * processes + 16, limit - psutil.Process().num_fds()

@@ -1,7 +1,7 @@
-"""The same programs as OS processes of this machine: fork, start together, watch, end together.
+"""The programs as OS processes of this computer: fork, start together, watch, end together.
 
-A process drives the nodes of one host.  The launcher alone decides who failed first and when the run is over;
-a process that loses a connection waits for its verdict.
+A process drives the nodes of one host.  Only the launcher decides which process failed first and when the run
+is over; a process that loses a connection waits for that decision.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     launch = Launch(deployment, machine, seed, make, deadline, observe, on_death, faults, beginning,
                     journal)
     try:
-        with threadpoolctl.threadpool_limits(1):  # inherited: looking for the libraries takes a while
+        with threadpoolctl.threadpool_limits(1):  # inherited, because finding the libraries takes a while
             launch.start()
         if on_start is not None:
             on_start({node: launch.pids[process] for node, process in launch.process_of.items()
@@ -70,17 +70,15 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
 
 
 def _check(deployment: Deployment, machine: Machine) -> None:
-    """Refuse what cannot be forked; warn of what cannot be paced."""
+    """Refuse a deployment that cannot be forked; warn of one that cannot be paced."""
     parallel = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is not None and getattr(parallel, "_is_initialized", False):
-        raise RunFailed(
-            "a numba parallel region has run in this process, and its threads do not survive a fork; "
-                        "use nogil=True kernels instead of parallel=True")
+        raise RunFailed("a numba parallel region has run in this process, and its threads do not survive a "
+                        "fork; use nogil=True kernels instead of parallel=True")
     mean = mean_gradient(machine)
     if 0 < mean < SHORT:
-        warnings.warn(
-            f"mean compute time {mean * 1e3:g} ms; processes are paced well from 2 ms on",
-                      RuntimeWarning, stacklevel=3)
+        warnings.warn(f"mean compute time {mean * 1e3:g} ms; pacing is accurate from 2 ms", RuntimeWarning,
+                      stacklevel=3)
     if len(deployment) > 0xFFFF:
         raise ValueError(f"{len(deployment)} nodes; expected at most 65535")
 

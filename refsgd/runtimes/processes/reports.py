@@ -1,4 +1,4 @@
-"""What processes say of themselves at their end, and what the launcher makes of it: one run, or one error."""
+"""Reports of processes at their end, and how the launcher joins them to one run or one error."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ChildTraceback(Exception):
 
 
 class Failure(NamedTuple):
-    """An exception on its way to another process: when, in one line, with its traceback as text, and itself
-    if it can be pickled."""
+    """An exception sent to another process: its time, one line, the traceback as text, and the exception
+    itself if it can be pickled."""
 
     time: float
     line: str
@@ -42,17 +42,17 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, time: float, error: BaseException) -> Failure:
-        """What can travel of an exception."""
+        """The parts of an exception that can be sent."""
         notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
         line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
         try:
             carried: BaseException | None = pickle.loads(pickle.dumps(error))
         except Exception:
-            carried = None  # a class of which only the text can travel
+            carried = None  # only its text can be sent
         return cls(time, line, "".join(traceback.format_exception(error)), carried)
 
     def raised(self, process: str, place: str) -> tuple[BaseException, BaseException]:
-        """What to raise, and from what, where this happened in a process at a `place` (its pid, its rank)."""
+        """The error to raise and its cause, for a process at a `place` (its pid or rank)."""
         cause: BaseException = ChildTraceback(self.text)
         if isinstance(self.error, ForgottenYield):
             return self.error, cause
@@ -62,22 +62,22 @@ class Failure(NamedTuple):
 
 
 class Outbox:
-    """What one process says to the launcher: pickled messages in a file without a name, which outlives it."""
+    """Messages of one process to the launcher: pickled, in an unnamed file that outlives the process."""
 
     def __init__(self) -> None:
         self._fd = unnamed_file("outbox")
 
     def put(self, message: Any) -> None:
-        """Add a message: in one call, for the process may be killed after any."""
+        """Add a message in one system call, because the process may be killed after any."""
         view = memoryview(pickle.dumps(message, protocol=5))
         while view:  # nearly always once: the system takes at most 2 GB
             view = view[os.write(self._fd, view) :]
 
     def messages(self) -> list[Any]:
-        """All messages but one that a death has cut short."""
+        """All complete messages; a death may have cut the last one short."""
         size, found = os.fstat(self._fd).st_size, []
         if size:
-            # mapped, for the process may still move the position of the file
+            # mapped, because the process may still move the file's position
             with mmap.mmap(self._fd, size, access=mmap.ACCESS_READ) as data, \
                     suppress(EOFError, pickle.UnpicklingError):
                 while True:
@@ -85,16 +85,13 @@ class Outbox:
         return found
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         os.close(self._fd)
 
 
 def in_crash_log(outbox: Outbox, journal: Callable[[Event], None] | None) -> Callable[[Event], None]:
-    """What a process is to call with each of its events at once so that they outlive it, if it has called
-    `journal` until now.
-
-    Without the arrays of marks, which cost too much to be copied at every update.
-    """
+    """A listener that also writes each event to the outbox, so that it outlives the process, but without the
+    arrays of marks, which are too expensive to copy at every update."""
     def tell(event: Event) -> None:
         if journal is not None:
             journal(event)
@@ -107,8 +104,8 @@ def in_crash_log(outbox: Outbox, journal: Callable[[Event], None] | None) -> Cal
 
 
 class Report(NamedTuple):
-    """What one process gives back: values of its mains, events, end of the last main, lateness of its nodes,
-    what its emulated links served, and the newest parameters of its nodes where the run is halted."""
+    """The results of one process: values of its main programs, events, end of the last main program, lateness
+    of its nodes, uses of emulated links, and the newest parameters of its nodes if the run is halted."""
 
     values: dict[str, Any]
     events: list[Event]
@@ -119,7 +116,7 @@ class Report(NamedTuple):
 
     @classmethod
     def of(cls, driver: Driver, halted: bool = False) -> Report:
-        """The report of a process that has ended well."""
+        """The report of a process that has ended normally."""
         return cls(driver.values, driver.events, driver.seconds,
                    {node: record.figures() for node, record in driver.lateness.items()},
                    driver.links.uses or [],
@@ -128,8 +125,8 @@ class Report(NamedTuple):
 
 def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, observe: int,
          deaths: Sequence[Event] = (), before: Sequence[Event] = ()) -> Run:
-    """The run that the reports of all processes that lived to its end make together; `before` are the
-    events of a resumed run before it was stopped."""
+    """The run described by the reports of all surviving processes; `before` are the events of a resumed run
+    before it was stopped."""
     values: dict[str, Any] = {}
     lateness: dict[str, dict[str, float]] = {}
     for report in reports:
@@ -141,10 +138,9 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
     drawn = sum(f["drawn"] for f in lateness.values())
     overrun = sum(f["overrun"] for f in lateness.values())
     if drawn > 0.1 and overrun > 0.05 * drawn:  # shorter runs measure their own start
-        warnings.warn(
-            f"real computing overran its drawn times by {overrun / drawn:.0%}: this machine is too slow "
-                      "for the described one; use longer compute times or fewer workers", RuntimeWarning,
-                      stacklevel=4)
+        warnings.warn(f"real computing overran its drawn times by {overrun / drawn:.0%}: this computer is "
+                      "too slow for the described machine; use longer compute times or fewer workers",
+                      RuntimeWarning, stacklevel=4)
     order = list(deployment)
     seconds = max((report.seconds for report in reports), default=0.0)
     network = Network(machine, deployment)
@@ -157,7 +153,7 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
 
 
 def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
-    """The error of a run in which nothing can happen any more, as the simulator words it."""
+    """The error of a run in which nothing can happen any more, worded as in the simulator."""
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
     lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
     after = f" after the death of {', '.join(dead)}" if dead else ""

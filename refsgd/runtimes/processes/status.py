@@ -1,6 +1,6 @@
 """Shared status table: each process publishes its state, the launcher publishes commands.
 
-An anonymous mapping made before the fork, so nothing is left under any name.  Every word has one writer.
+It is an anonymous mapping made before the fork, so no name is left behind.  Every word has one writer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TEXT_BYTES = 1 << 14  # of a process
 
 
 class _OfRun(ctypes.Structure):
-    __slots__ = ()  # so that a name that is not one of these is an error
+    __slots__ = ()  # so that any other name is an error
     _fields_ = [(name, ctypes.c_uint64) for name in (
         "start",  # on the monotonic clock [ns]
         "command",  # what the launcher wants
         "deaths",  # how many processes have died
-        "hopeless")]  # how often programs were told that no message can come
+        "hopeless")]  # how often programs were told that no message can arrive
 
 
 class _OfProcess(ctypes.Structure):
@@ -32,13 +32,13 @@ class _OfProcess(ctypes.Structure):
         "ready",
         "beat",  # last sign of life on the monotonic clock [ns]
         "done",  # its main programs have returned
-        "idle",  # it can do nothing before a message comes
-        "sent", "got",  # messages to and from processes that live
+        "idle",  # it can do nothing before a message arrives
+        "sent", "got",  # messages to and from living processes
         "effects",  # how many it has performed
         "due",  # when something is due, in the run [ns]
         "text",  # bytes of its text
         "dead",
-        "noticed",  # how many deaths and notices that no message can come it knows
+        "noticed",  # how many deaths and notices that no message can arrive it has seen
         "wake")]  # when to continue it, on the monotonic clock [ns]
 
 
@@ -52,7 +52,7 @@ class _OfProgram(ctypes.Structure):
 
 
 class Standing(NamedTuple):
-    """Where a program stands, as the launcher reads it: nothing of it needs the process to be alive."""
+    """Where a program stands, as the launcher reads it, even after the process has died."""
 
     node: str
     program: int
@@ -70,13 +70,7 @@ class Standing(NamedTuple):
 
 
 class StatusTable:
-    """Words and a little text of every process.
-
-    Parameters
-    ----------
-    programs : mapping of str to list of (str, int)
-        For each process its programs, as (node, index).
-    """
+    """Words and a little text of every process; `programs` are those of each process, as (node, index)."""
 
     def __init__(self, programs: Mapping[str, Sequence[tuple[str, int]]]) -> None:
         self.programs = {process: list(own) for process, own in programs.items()}
@@ -110,19 +104,13 @@ class StatusTable:
         return out
 
     def close(self) -> None:
-        """Let go of the memory, which goes with the last object that looks at it."""
+        """Release the memory, which is freed with the last object that refers to it."""
         del self.run, self.process, self.program, self.text
 
 
 class StatusLog:
-    """The log of one process: enters what its programs do in the status table, in one microsecond.
-
-    Parameters
-    ----------
-    table : StatusTable
-    process : str
-        Whose words and text are written; it is their only writer.
-    """
+    """Enters what the programs of one process do in the status table, in one microsecond; the process is the
+    only writer of its words and text."""
 
     def __init__(self, table: StatusTable, process: str) -> None:
         self._words, self._text = table.process[process], table.text[process]
@@ -130,7 +118,7 @@ class StatusLog:
         self._known: dict[Any, int] = {}
 
     def _entry(self, key: Any, text: str) -> int:
-        """The number of a line of text, written when first used; 0 once the text is full."""
+        """The number of a line of text, which is written at its first use; 0 once the text is full."""
         if key not in self._known:
             line, end = (text.replace("\n", " ") + "\n").encode(), self._words.text
             if end + len(line) > TEXT_BYTES:

@@ -22,8 +22,7 @@ def settle(place: int, count: int) -> None:
     processes.
 
     With more processes than cores it is better to let the system move them to idle cores: all-reduces of
-    100 kB by four processes on two cores then took three quarters of the time that they took with each
-    process pinned.
+    100 kB by four processes on two cores then took three quarters of the time measured with pinned processes.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -36,8 +35,8 @@ def settle(place: int, count: int) -> None:
 def keep_memory() -> None:
     """Make glibc's malloc keep freed memory in this process; does nothing on other systems.
 
-    By default it returns large blocks to the system immediately, so that every new vector costs a page fault
-    per 4 kB: half of the time of an all-reduce of 1 MB.  The process then keeps its peak memory.
+    By default it returns large blocks to the system immediately, so every new vector costs a page fault per
+    4 kB: half of the time of an all-reduce of 1 MB.  The price is that the process keeps its peak memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

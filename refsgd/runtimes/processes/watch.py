@@ -22,15 +22,10 @@ BUSY = 10.0  # deadlines that a process may compute for, if it really does
 
 
 class Watch:
-    """Deadlines: for a run without progress, a process that is stopped, a launcher that was stopped itself.
+    """Deadlines for a run without progress, a stopped process, and a launcher that was stopped itself.
 
-    Parameters
-    ----------
-    launch : Launch
-        The processes of the run.
-    deadline : float or None
-        Seconds without progress after which the run fails; None: the larger of `PATIENCE` and `ROUNDS` times
-        the slowest round so far, and more for a process that is busy computing.
+    The run fails after `deadline` seconds without progress; None: the larger of `PATIENCE` and `ROUNDS` times
+    the slowest round so far, and more for a process that is busy computing.
     """
 
     def __init__(self, launch: Launch, deadline: float | None) -> None:
@@ -46,12 +41,12 @@ class Watch:
         return self._strict if self._strict is not None else max(PATIENCE, ROUNDS * self._slowest)
 
     def look(self) -> None:
-        """Called at each look of the launcher."""
+        """Check everything; called at each check of the launcher."""
         now = time.monotonic()
         launch = self._launch
         if not self._looked:
             self._changed = self._looked = now
-        if now - self._looked > SILENCE:  # then we were stopped ourselves (Ctrl-Z): accuse nobody
+        if now - self._looked > SILENCE:  # the launcher itself was stopped (Ctrl-Z): accuse nobody
             log.warning("the launcher was stopped for %.1f s; the pacing of this run is broken",
                         now - self._looked)
             self._changed = now
@@ -69,15 +64,15 @@ class Watch:
             self._stuck(now)
 
     def closing(self) -> None:
-        """The run is over: results are on their way."""
+        """Check the deadline for the results, once the run is over."""
         if time.monotonic() - self._looked > 4 * max(PATIENCE, self.deadline):
             raise RunFailed("the processes did not end: "
                             + "; ".join(map(str, self._launch.status.standing())))
 
     def _stuck(self, now: float) -> None:
-        """Fail, unless some process is busy: a long Compute is no standstill, up to a limit."""
+        """Fail, unless some process is busy: up to a limit, a long Compute counts as progress."""
         if any(state(self._launch.pids[process]) == "stopped" for process in self._launch.living):
-            return  # that is why, and it is named at its own deadline
+            return  # the stopped process is the cause, and is reported at its own deadline
         if self._strict is None and now - self._changed < BUSY * self.deadline:
             if now - self._sampled < SILENCE:
                 return

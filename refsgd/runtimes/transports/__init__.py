@@ -1,1 +1,1 @@
-"""What carries messages between processes: rings in shared memory, sockets, and their frames."""
+"""Transports of messages between processes: rings in shared memory, sockets, MPI, and their frames."""

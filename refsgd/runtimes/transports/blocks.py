@@ -25,10 +25,10 @@ from refsgd.runtimes.transports.waking import anonymous
 from refsgd.runtimes.transports.wire import WireError
 
 LARGE = 1 << 16  # bytes; below, a copy through the ring costs less than a block
-POOL_BYTES = 1 << 32  # of a process; pages that are never written cost nothing
+POOL_BYTES = 1 << 32  # of a process; untouched pages cost nothing
 MOST_BYTES = 1 << 36  # of address space for all pools of a run
 BLOCKS = 128  # of a pool
-STAGGER = 17 * 64  # bytes between blocks: arrays that begin at the same place of a page slow each other down
+STAGGER = 17 * 64  # bytes between blocks: arrays with equal offsets in a page slow each other down
 START, ROOM, LOANS = range(3)  # words of a block: offset, bytes, loans
 AGAIN = 8  # loans of a block beyond one for each receiver
 
@@ -36,14 +36,7 @@ Array = npt.NDArray[Any]
 
 
 class Pools:
-    """The pools of all processes, made before the fork.
-
-    Parameters
-    ----------
-    processes : sequence of str
-    nbytes : int
-        Bytes of a pool.
-    """
+    """The pools of all processes, of `nbytes` each, made before the fork."""
 
     def __init__(self, processes: Sequence[str], nbytes: int = POOL_BYTES) -> None:
         count = len(processes)
@@ -66,20 +59,13 @@ class Pools:
 
 
 class Pool:
-    """The pool of one process: `lend` and `forget` are its owner's, `borrow` its receivers'.
-
-    Parameters
-    ----------
-    words : memoryview
-        The table of blocks.
-    data : memoryview
-        The bytes of all blocks.
-    """
+    """The pool of one process: the table of blocks in `words`, their bytes in `data`; `lend` and `forget` are
+    for its owner, `borrow` for receivers."""
 
     def __init__(self, words: memoryview, data: memoryview) -> None:
         self._words, self._data, self._readable = words, data, data.toreadonly()
         self._stride = len(words) // BLOCKS
-        self._sources: list[Callable[[], Array | None]] = []  # of which array each block holds a copy
+        self._sources: list[Callable[[], Array | None]] = []  # the array that each block is a copy of
         self._end = 0  # of the last block
         # The owners of the receivers' views.  (`weakref.finalize` takes ten times as long.)
         self._borrowed: dict[int, weakref.ref[Array]] = {}
@@ -107,7 +93,7 @@ class Pool:
         return at + LOANS + loans.index(0) if 0 in loans else None
 
     def _free(self, nbytes: int) -> int | None:
-        """The first word of a block of about `nbytes` without loans, of a new one, or of a larger one."""
+        """The first word of a block without loans: of about `nbytes`, or a new one, or a larger one."""
         words, end, larger = self._words, len(self._sources) * self._stride, None
         for at in range(0, end, self._stride):
             if words[at + ROOM] >= nbytes and not any(words[at + LOANS : at + self._stride]):
@@ -123,7 +109,7 @@ class Pool:
         return end
 
     def forget(self, to: int) -> None:
-        """Owner: receiver `to` has died and reads no more."""
+        """Owner: take back the loans of receiver `to`, which has died."""
         for at in range(len(self._sources) * self._stride):
             if at % self._stride >= LOANS and self._words[at] == to + 1:
                 self._words[at] = 0
@@ -134,7 +120,7 @@ class Pool:
         if not (0 <= loan < len(self._words) and loan - at >= LOANS and self._words[loan] == me + 1
                 and nbytes <= self._words[at + ROOM]):
             raise WireError(f"an array of {nbytes} bytes with loan {loan}, which does not exist")
-        # where the bases of all views of it end
+        # the base of all views of the block
         owner = np.frombuffer(self._readable, dtype, math.prod(shape), self._words[at + START])
         ref = weakref.ref(owner, partial(self._give_back, loan))
         self._borrowed[id(ref)] = ref

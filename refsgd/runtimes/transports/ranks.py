@@ -1,11 +1,11 @@
 """Transport over MPI, and the counting by which all ranks agree that the run is over.
 
-Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (MPI keeps the borders of
-messages); no message is pickled.  MPI has nothing to sleep on, so waiting polls, with naps that grow from 20
-us to 1 ms.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum over
-all ranks, which every rank judges alike; a busy rank takes part once a second, to show that it lives.  Every
-wait has a deadline: a rank that does not come in time (stopped, or in a long Compute) is named, if the others
-can tell, and `MPI_Abort` ends the job.
+Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (MPI preserves the boundaries of
+messages); no message is pickled.  MPI offers nothing to sleep on, so waiting polls, with naps that grow from
+20 us to 1 ms.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum
+over all ranks, from which every rank draws the same conclusion; a busy rank takes part once a second, to show
+that it is alive.  Every wait has a deadline: a rank that is late (stopped, or in a long Compute) is named if
+possible, and `MPI_Abort` ends the job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MESSAGE, FAILED, CALL, HERE = range(7, 11)  # tags
 SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
 QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting before its mains return
-# seconds without a message after which a rank that needs one gives up: long, since a Compute may be
+# seconds without a message after which a rank that needs one gives up: long, because a Compute may be long
 PATIENCE = 300.0
 GRACE = 5.0  # seconds to hear of a failure before MPI_Abort
 PULSE = 1.0  # seconds between two rounds of counting in which a busy rank takes part
@@ -50,27 +50,12 @@ def abort(comm: MPI.Comm, why: str) -> None:
 
 
 class Ranks:
-    """One rank's messages to and from all others, and its part in the counting.
+    """The `refsgd.runtimes.transports.transport.Transport` of one rank, and its part in the counting.
 
-    Its methods that are not explained are those of every `refsgd.runtimes.transports.transport.Transport`.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        As many ranks as processes.
-    rounds : mpi4py.MPI.Comm
-        A duplicate, in which only the counting happens, and roll calls.
-    processes : sequence of str
-        By rank.
-    nodes : sequence of set of int
-        By rank, the places of the nodes that live there.
-    table : StatusTable
-        Of this rank alone.
-    deadline : float
-        Seconds after which a rank gives up that needs a message, or waits for a rank that shows no sign of
-        life.
-    largest : int
-        Most payload bytes of a message: no rank makes another one take more memory for it.
+    `comm` has a rank for each of `processes`, `rounds` is a duplicate for counting and roll calls; `nodes`
+    are the indices of each rank's nodes, `table` is that of this rank.  After `deadline` seconds a rank gives
+    up waiting for a message or a sign of life; a message has at most `largest` payload bytes, so that no rank
+    can make another allocate more.
     """
 
     def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str],
@@ -102,7 +87,7 @@ class Ranks:
         self._pending.append((request, frame))
 
     def take(self) -> list[Frame]:
-        """The messages that have arrived, each channel's in order."""
+        """The messages that have arrived, in order for each channel."""
         if self._pending:
             self._pending = [one for one in self._pending if not one[0].Test()]
         if time.monotonic() > self._pulse:
@@ -116,7 +101,7 @@ class Ranks:
             try:
                 self._decode(memoryview(data), src)
             except WireError as error:
-                raise WireError(f"from {self._processes[src]} (rank {src}) came {error}") from None
+                raise WireError(f"{self._processes[src]} (rank {src}) sent {error}") from None
         if not self._frames:
             return []
         self._nap, self._heard = SHORTEST, time.monotonic()
@@ -125,14 +110,13 @@ class Ranks:
         return frames
 
     def _receive(self, message: MPI.Message, status: MPI.Status) -> bytearray:
-        """The bytes of a message that MPI has matched; one that is longer than any frame ends the job,
-        and no memory is taken for it."""
+        """The bytes of a message that MPI has matched; a message longer than any frame ends the job before
+        memory is allocated for it."""
         count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
-        # MPI cannot refuse it: its sender would never return, and Open MPI does not survive cutting it short
+        # MPI cannot refuse it: its sender would never return, and Open MPI does not survive truncating it
         if count > self._longest:
-            abort(self._comm,
-                  f"from {self._processes[src]} (rank {src}) came a message of {count} bytes; "
-                  f"expected at most {self._longest}")
+            abort(self._comm, f"{self._processes[src]} (rank {src}) sent a message of {count} bytes; "
+                              f"expected at most {self._longest}")
         data = bytearray(count)
         message.Recv([data, self._mpi.BYTE])
         return data
@@ -141,9 +125,8 @@ class Ranks:
         """Check that these bytes are one frame of this run, and keep it."""
         length, *_, total = HEAD.unpack_from(data) if len(data) >= HEAD.size else (0, 0)
         if len(data) != HEAD.size + length + total:
-            raise WireError(
-                f"a message of {len(data)} bytes; expected one frame, of {HEAD.size + length + total} by its "
-                "head")
+            raise WireError(f"a message of {len(data)} bytes; expected one frame, of "
+                            f"{HEAD.size + length + total} bytes according to its head")
         at = 0
 
         def read_into(view: memoryview) -> int:
@@ -157,7 +140,7 @@ class Ranks:
         Incoming(read_into, parts).pump()
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message is there already."""
+        """Whether a message has arrived."""
         return bool(self._comm.Iprobe(self._mpi.ANY_SOURCE))
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
@@ -180,10 +163,10 @@ class Ranks:
 
     @property
     def unsent(self) -> int:
-        """Messages that MPI has not taken over."""
+        """Number of messages that MPI has not accepted yet."""
         return len(self._pending)
 
-    lost = ()  #: MPI ends the job where a connection is lost
+    lost = ()  #: MPI ends the job if a connection is lost
 
     def sever(self, process: str = "") -> bool:
         """Nothing to do, so False: no faults are planned here."""
@@ -196,14 +179,14 @@ class Ranks:
         """Nothing to do."""
 
     def _count(self) -> None:
-        """Rounds of a sum over (done, idle, sent, got): two equal ones in which all are idle end the run.
+        """Rounds of a sum over (done, idle, sent, got): two equal rounds in which all are idle end the run.
 
-        A rank takes part once its mains have returned, or when it has been idle for a while; and from time to
-        time however busy it is, so that a round that stays open tells of a rank that is stopped.
+        A rank takes part once its main programs have returned, when it has been idle for a while, and from
+        time to time even if it is busy, so that an open round reveals a stopped rank.
         """
         words = self._words
         now = time.monotonic()
-        if now - self._looked > PULSE:  # this rank was stopped itself, or computed: accuse nobody
+        if now - self._looked > PULSE:  # this rank itself was stopped or computed: accuse nobody
             self._heard = self._entered = now
         self._looked = now
         self._answer_calls()
@@ -232,12 +215,11 @@ class Ranks:
             self._before = sums
         elif now - self._entered > self._deadline:
             raise RunFailed(
-                f"no sign of life of some rank for {now - self._entered:.3g} s (longer than the deadline of "
-                f"{self._deadline:g} s)"
-                            f"{self._absent()}")
+                f"no sign of life from some rank for {now - self._entered:.3g} s (longer than the deadline "
+                f"of {self._deadline:g} s){self._absent()}")
 
     def _answer_calls(self) -> None:
-        """Answer roll calls: this rank is there."""
+        """Answer roll calls."""
         status = self._mpi.Status()
         while (call := self._rounds.Improbe(self._mpi.ANY_SOURCE, CALL, status)) is not None:
             call.Recv([bytearray(1), self._mpi.BYTE])
@@ -260,12 +242,12 @@ class Ranks:
         return f"; stopped, or in a long Compute: {', '.join(names[:4])}{more}" if names else ""
 
     def begin_round(self) -> None:
-        """Give this rank's numbers to the next sum."""
+        """Contribute this rank's numbers to the next sum."""
         self.started += 1
         self._request = self._rounds.Iallreduce(self._mine, self._total)
 
     def finish_rounds(self, count: int) -> None:
-        """Take part in all rounds that any rank has begun: a collective that is left open never completes."""
+        """Take part in all rounds that any rank has begun, because an open collective never completes."""
         while True:
             if self._request is not None:
                 self._request.Wait()
@@ -275,13 +257,13 @@ class Ranks:
             self.begin_round()
 
     def fail(self) -> None:
-        """Tell all others that a program here has raised."""
+        """Tell all others that a program here has raised an exception."""
         for rank in range(self._comm.size):
             if rank != self._comm.rank:
                 self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
 
     def meet(self, line: str) -> None:
-        """Wait until all ranks have ended their part; if that takes too long, end the job with a line."""
+        """Wait until all ranks have finished; if that takes too long, end the job with a line."""
         request, patience = self._comm.Ibarrier(), GRACE if line else self._deadline
         end = time.monotonic() + patience
         while not request.Test():
@@ -294,7 +276,7 @@ class Ranks:
             time.sleep(LONGEST)
 
     def drain(self) -> None:
-        """Take whatever is still on its way, so that nothing of this run meets the next one."""
+        """Receive messages still in transit, so that none of them reaches the next run."""
         barrier, status = None, self._mpi.Status()
         while barrier is None or not barrier.Test():
             while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG,

@@ -1,8 +1,8 @@
 """Transport over shared memory: one byte ring for each ordered pair of processes, mapped before the fork.
 
 Waking needs no flags and no fences: a process that publishes bytes, or frees half a ring, wakes the other
-side, whose wake-up remembers it; a process that sleeps clears its wake-up first and looks at the rings
-afterwards.  A ring's two counters are aligned 8-byte words with one writer each.
+side, whose wake-up remembers it; before sleeping, a process clears its wake-up and then checks the rings.  A
+ring's two counters are aligned 8-byte words with one writer each.
 """
 
 from __future__ import annotations
@@ -21,17 +21,10 @@ RING_BYTES = 1 << 20
 
 
 class Segment:
-    """The memory and the wake-ups of all processes; n * n rings are cheap: untouched pages cost nothing.
+    """The memory and wake-ups of all processes; n * n rings are cheap because untouched pages cost nothing.
 
-    Parameters
-    ----------
-    processes : sequence of str
-    nodes : mapping of str to set of int
-        For each process the places, in the deployment's order, of the nodes that live there.
-    ring : int
-        Bytes of one ring.
-    pool : bool
-        Whether receivers read large arrays in place (`refsgd.runtimes.transports.blocks`).
+    `nodes` are the indices of each process's nodes in the deployment, `ring` the bytes of a ring; with `pool`
+    receivers read large arrays in place (`refsgd.runtimes.transports.blocks`).
     """
 
     def __init__(self, processes: Sequence[str], nodes: Mapping[str, frozenset[int]], ring: int = RING_BYTES,
@@ -39,7 +32,7 @@ class Segment:
         self.processes, self.nodes, self.ring = list(processes), nodes, ring
         self.pools: Pools | None = None
         if pool:
-            with suppress(OSError):  # a system that counts every promised page may refuse; then arrays stream
+            with suppress(OSError):  # a system that counts reserved pages may refuse; then arrays stream
                 self.pools = Pools(processes)
         self.wake_ups = {process: WakeUp() for process in processes}
         n = self._n = len(self.processes)
@@ -70,7 +63,7 @@ class Segment:
         """All processes have been started: nothing to give back yet."""
 
     def close(self) -> None:
-        """Give memory and wake-ups back; in the launcher, when no process uses them any more."""
+        """Release memory and wake-ups; in the launcher, once no process uses them any more."""
         for wake_up in self.wake_ups.values():
             wake_up.close()
         if self.pools is not None:
@@ -82,16 +75,8 @@ class Segment:
 
 
 class Rings:
-    """One process's end of the rings to and from all others.
-
-    Its methods are those of every `refsgd.runtimes.transports.transport.Transport`.
-
-    Parameters
-    ----------
-    segment : Segment
-    process : str
-        Which process this is.
-    """
+    """One process's end of the rings to and from all others, a
+    `refsgd.runtimes.transports.transport.Transport`."""
 
     def __init__(self, segment: Segment, process: str) -> None:
         me, processes = segment.processes.index(process), segment.processes
@@ -129,7 +114,7 @@ class Rings:
             self._stalled.add(process)
 
     def take(self) -> list[Frame]:
-        """Move bytes both ways; the messages that are now complete, each channel's in order."""
+        """Move bytes in both directions; returns the completed messages, in order for each channel."""
         if self._stalled:
             for process in sorted(self._stalled):
                 out = self._out[process]
@@ -143,13 +128,13 @@ class Rings:
         for incoming, new, old in zip(self._in, tails, self._seen):
             if new != old and incoming is not None:
                 incoming.pump()
-        self._seen = tails  # what was published since is seen next time: the tail differs again
+        self._seen = tails  # bytes published since are noticed next time, because the tail differs again
         frames = self._frames[:]
         self._frames.clear()
         return frames
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message comes in the next moment."""
+        """Whether a message arrives in the next moment."""
         return self._waiter.soon(timeout)
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
@@ -184,7 +169,7 @@ class Rings:
             self._pool.forget(self._processes.index(process))
 
     def close(self) -> None:
-        """Nothing to do: the memory goes with the process."""
+        """Nothing to do: the memory is freed with the process."""
 
 
 def _writer(segment: Segment, src: int, to: int) -> Callable[[memoryview], int]:
@@ -229,7 +214,7 @@ def _reader(segment: Segment, src: int, to: int, wake_up: WakeUp) -> Callable[[m
                 view[first:n] = data[: n - first]
             head += n
             words[own] = head
-            if head - told >= size // 2:  # a stalled sender has a full ring ahead of us: we shall pass here
+            if head - told >= size // 2:  # a stalled sender has a full ring ahead, so we always get here
                 told = head
                 wake_up.wake()
         return n

@@ -1,9 +1,9 @@
-"""Transport over TCP on this machine: one loopback connection for each pair of processes.
+"""Transport over TCP on this computer: one loopback connection for each pair of processes.
 
 Frames, queue and decoder are those of `refsgd.runtimes.transports.wire`.  The launcher makes all listening
-sockets before the fork, so ports are known and no call comes too early; the process of higher place calls.
-Before any payload both sides prove that they know the run's secret, which is never sent: each proof is valid
-for one side of one connection and accepted once.  A caller without it is dropped and logged.
+sockets before the fork, so ports are known and no call comes too early; the process with the higher index
+calls.  Before any payload, both sides prove that they know the run's secret, which is never sent: each proof
+is valid for one side of one connection and accepted once.  A caller without a proof is dropped and logged.
 
 A lost connection raises no error here: only the launcher can distinguish the failed process from its
 neighbours.
@@ -35,11 +35,11 @@ from refsgd.runtimes.transports.wire import (
 
 log = logging.getLogger("refsgd.tcp")
 
-HELLO = struct.Struct("<8sII32s")  #: magic, place of the caller, place of the called, the caller's proof
+HELLO = struct.Struct("<8sII32s")  #: magic, index of the caller, index of the called, the caller's proof
 MAGIC = b"refsgd2\n"
 PROOF = 32
-PATIENCE = 30.0  # seconds for all connections of a process
-CALL = 10.0  # seconds in which a caller must prove itself
+PATIENCE = 30.0  # seconds to make all connections of a process
+CALL = 10.0  # seconds for a caller to prove itself
 READ_BYTES = 1 << 16
 
 
@@ -48,16 +48,9 @@ class HandshakeError(ConnectionError):
 
 
 class Listeners:
-    """The listening sockets, addresses, wake-ups and the secret of a run.
-
-    Parameters
-    ----------
-    processes : sequence of str
-    nodes : mapping of str to set of int
-        For each process the places of its nodes.
-    largest : int
-        Largest payload that a message of the run can have: no peer can make a process allocate more.
-    """
+    """The listening sockets, addresses, wake-ups and the secret of a run; `nodes` are the indices of each
+    process's nodes, and a message has at most `largest` payload bytes, so that no peer can make a process
+    allocate more."""
 
     def __init__(self, processes: Sequence[str], nodes: Mapping[str, frozenset[int]],
                  largest: int = LARGEST_PAYLOAD) -> None:
@@ -118,7 +111,7 @@ def call(address: tuple[str, int], secret: bytes, me: int, other: int,
 
 
 def _identify(s: socket.socket, secret: bytes, me: int, expected: set[int]) -> int:
-    """The called side: read the caller's proof, answer, and return the peer's place."""
+    """The called side: read the caller's proof, answer, and return the peer's index."""
     hello = s.recv(HELLO.size)
     if len(hello) < HELLO.size:
         raise HandshakeError("closed the connection")
@@ -170,7 +163,7 @@ def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int]
                     drop(key.fileobj, f"has not proved itself within {CALL:g} s")
         poll.unregister(listener)
         for key in list(poll.get_map().values()):
-            drop(key.fileobj, "has not finished the handshake when all peers were there")
+            drop(key.fileobj, "had not finished the handshake when all peers were connected")
         unless_complete.pop_all()
     return [found[k] for k in peers]
 
@@ -179,18 +172,8 @@ def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int]
 
 
 class Sockets:
-    """One process's connections to all others.
-
-    Its methods are those of every `refsgd.runtimes.transports.transport.Transport`.
-
-    Parameters
-    ----------
-    listeners : Listeners
-    process : str
-        Which process this is.
-    peers : dict of str to socket
-        A connection to each other process, past its handshake.
-    """
+    """One process's connections `peers` to all others, past their handshakes: a
+    `refsgd.runtimes.transports.transport.Transport`."""
 
     def __init__(self, listeners: Listeners, process: str, peers: Mapping[str, socket.socket]) -> None:
         self._wake_up, self._peers, self.lost = listeners.wake_ups[process], peers, set[str]()
@@ -208,8 +191,8 @@ class Sockets:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_CONGESTION"):
                 with suppress(OSError):  # it may be lost already
-                    # no congestion control that paces, such as BBR: there is no network to spare
-                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # which every Linux has
+                    # congestion control that paces, such as BBR, only slows a loopback connection down
+                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # exists on every Linux
             self._out[other] = Outgoing(self._writer(s, other))
             parts = decoder(self._frames.append, listeners.nodes[other], listeners.nodes[process],
                             listeners.largest)
@@ -245,7 +228,7 @@ class Sockets:
 
         def receive(view: memoryview) -> int:
             nonlocal drained
-            # the last read was short: another finds nothing, for a system call and an exception
+            # the last read was short: another would find nothing, at the cost of a call and an exception
             if drained:
                 drained = False
                 return 0
@@ -296,7 +279,7 @@ class Sockets:
                 try:
                     self._in[other].pump()
                 except WireError as error:
-                    raise WireError(f"from {other} came {error}") from None
+                    raise WireError(f"{other} sent {error}") from None
         if not self._frames:
             return []
         frames = self._frames[:]
@@ -304,7 +287,7 @@ class Sockets:
         return frames
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message comes in the next moment."""
+        """Whether a message arrives in the next moment."""
         return self._waiter.soon(timeout)
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
@@ -323,7 +306,7 @@ class Sockets:
         return sum(out.nbytes for out in self._out.values())
 
     def sever(self, process: str = "") -> bool:
-        """Lose all connections, or that to one process."""
+        """Cut all connections, or the one to a process."""
         lost = [s for other, s in self._peers.items() if process in ("", other) and other not in self.lost]
         for s in lost:
             with suppress(OSError):
@@ -331,7 +314,7 @@ class Sockets:
         return bool(lost)
 
     def forget(self, process: str) -> None:
-        """Drop bytes queued for a process that has died; what it sent is still read to its end."""
+        """Drop bytes queued for a process that has died; the bytes that it sent are still read."""
         self._out[process].clear()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Shared memory without a name, and what a process sleeps on."""
+"""Anonymous shared memory, and the wake-ups on which processes sleep."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-SPIN, LOOKS = 2e-3, 200  # seconds, and looks: 0.3 ms where nobody else wants the core
-# named from Python 3.13 on
+SPIN, LOOKS = 2e-3, 200  # limits of polling in seconds and polls: 0.3 ms if no other process wants the core
+# named since Python 3.13
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 def anonymous(nbytes: int) -> mmap.mmap:
-    """Zeroed memory that children share; untouched pages cost nothing, not even a promise."""
+    """Zeroed memory shared with children; untouched pages cost nothing and are not even reserved."""
     return mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
 
 
 class WakeUp:
-    """What a process sleeps on: a wake-up that comes before the sleep ends it at once."""
+    """A descriptor on which a process sleeps; a wake-up that comes before the sleep ends it immediately."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
@@ -40,17 +40,17 @@ class WakeUp:
         try:
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
         except BlockingIOError:
-            pass  # it cannot count any further
+            pass  # the counter is full, so the owner will wake
 
     def drain(self) -> None:
-        """Forget earlier wake-ups; look for work afterwards, not before."""
+        """Forget earlier wake-ups; check for work afterwards, not before."""
         try:
             os.read(self._read, 4096)
         except BlockingIOError:
             pass
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for fd in {self._read, self._write} - {-1}:
             os.close(fd)
         self._read = self._write = -1
@@ -62,7 +62,7 @@ class WakeUp:
 def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
     """The readable ones of `descriptors`, after at most `timeout` seconds.
 
-    `select` because it counts in microseconds: `poll` and `epoll` round up to a millisecond.
+    It uses `select`, which counts in microseconds, because `poll` and `epoll` round up to a millisecond.
     """
     if max(descriptors) < 1024:
         return select.select(descriptors, [], [], timeout)[0]
@@ -73,17 +73,12 @@ def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
 
 
 class Waiter:
-    """Sleeps until something comes, or looks a little longer before it does.
+    """Sleeps until a message arrives, after polling for a moment.
 
-    If messages came soon the last time, it first looks again for a moment and yields the core between looks:
-    an answer that is on its way then costs no wake-up.  Looks are counted, and not only time: where several
-    processes share a core, time passes while others work.  A process that usually waits long, as
-    in a paced run, sleeps immediately.
-
-    Parameters
-    ----------
-    arrived : callable
-        Whether a message, or a part of one, is there.
+    It polls only if messages came soon the last time, and yields the core between polls, so that an answer in
+    transit costs no wake-up.  It limits polls and not only time, because on a shared core time passes while
+    others work.  A process that usually waits long, as in a paced run, sleeps immediately.  `arrived` says
+    whether a message, or a part of one, is there.
     """
 
     def __init__(self, arrived: Callable[[], bool]) -> None:
@@ -91,8 +86,7 @@ class Waiter:
         self._brisk = False  # whether the last sleep was short, and ended with a message
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message comes within the next looks; none is taken where the last one was long in
-        coming."""
+        """Whether a message arrives during the next polls; without polling if the last wait was long."""
         if not self._brisk:
             return False
         looks, end = LOOKS, time.perf_counter() + min(SPIN, timeout)

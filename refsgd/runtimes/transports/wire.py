@@ -1,11 +1,11 @@
 """Frames on a byte stream: a fixed head, a typed description of the fields, then the raw bytes of the arrays.
 
 Shared-memory rings and TCP connections are both byte streams (``write(view) -> n`` and ``read_into(view) ->
-n``, neither ever waits), so both use this file: one format, one overflow queue, one decoder.  A message may
-be larger than a ring for the same reason that it may be larger than a socket's buffer.
+n``, neither of which waits), so both use this file: one format, one overflow queue, one decoder.  A message
+may be larger than a ring, just as it may be larger than a socket's buffer.
 
-Nothing is pickled and nothing is looked up by a name from the wire.  What comes in is checked before memory
-is taken for it: both lengths are bounded, and the shapes must add up to the announced bytes.
+Nothing is pickled, and no name from the wire is looked up.  Input is checked before memory is allocated for
+it: both lengths are bounded, and the shapes must add up to the announced bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from refsgd.runtimes.mailbox import tag_of
 #: bytes of description, tag, sender, receiver, number, stamp, bytes of arrays
 HEAD = struct.Struct("<IIHHQdQ")
 LONGEST_DESCRIPTION = 1 << 16
-LARGEST_PAYLOAD = 1 << 34  #: where nobody says what a run needs
+LARGEST_PAYLOAD = 1 << 34  #: by default
 DEEPEST_TUPLE = 4
 MOST_DIMENSIONS = 32
-JOINED = 1 << 14  # up to here one copy is cheaper than a second write
+JOINED = 1 << 14  # bytes up to which a copy is cheaper than a second write
 
 NONE, FALSE, TRUE, INT, FLOAT, TEXT, SCALAR, ARRAY, REPEATED, TUPLE, LENT = range(11)
-DTYPES = [np.dtype(code)
-          for code in ("<f4", "<f8", "<i4", "<i8", "?", "<f2", "|i1", "|u1", "<i2", "<u2", "<u4", "<u8",
-                                      "<c8", "<c16")]
+DTYPES = [np.dtype(code) for code in ("<f4", "<f8", "<i4", "<i8", "?", "<f2", "|i1", "|u1", "<i2", "<u2",
+                                      "<u4", "<u8", "<c8", "<c16")]
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 _BYTE, _INT, _FLOAT, _SHORT, _PAIR = (struct.Struct(f) for f in ("<B", "<Bq", "<Bd", "<BH", "<BB"))
@@ -48,11 +47,11 @@ Borrow = Callable[[int, tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
 
 
 class WireError(ValueError):
-    """Bytes that no peer of this run can have sent."""
+    """Bytes that cannot come from a peer of this run."""
 
 
 class Frame(NamedTuple):
-    """One message as it came over a wire; `src` and `to` are places in the deployment's order."""
+    """One message from the wire; `src` and `to` are indices in the deployment."""
 
     src: int
     to: int
@@ -65,7 +64,7 @@ class Frame(NamedTuple):
 # -- sending -----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)  # a run has few shapes, and sends each very often
+@lru_cache(maxsize=1024)  # a run sends few shapes very often
 def _shape(kind: int, code: int, shape: tuple[int, ...]) -> bytes:
     return _SHAPES[len(shape)].pack(kind, code, len(shape), *shape)
 
@@ -78,7 +77,7 @@ def _describe_array(value: npt.NDArray[Any], parts: list[bytes], raws: list[Raw]
                         f"such as float32 and at most {MOST_DIMENSIONS} dimensions")
     shape = value.shape
     if 0 in value.strides and value.size > 1 and not any(value.strides):
-        # One number seen through a shape (np.broadcast_to): nothing but the number needs to travel.
+        # one number broadcast to a shape (np.broadcast_to): only the number needs to be sent
         parts += [_shape(REPEATED, code, shape), value.reshape(-1)[:1].tobytes()]
         return
     loan = lend(value) if lend is not None else None
@@ -126,10 +125,8 @@ def _describe(value: Any, parts: list[bytes], raws: list[Raw], lend: Lend | None
 
 def encode(body: Any, src: int, to: int, number: int, stamp: float, lend: Lend | None = None,
            limit: int = LARGEST_PAYLOAD) -> list[memoryview]:
-    """The bytes of a message, as views to be written one after the other.
-
-    Large arrays are not copied: they crossed a yield and are read-only.
-    """
+    """The bytes of a message, as views to be written in order; large arrays, which are read-only since they
+    crossed a yield, are not copied."""
     fields = getattr(type(body), "_fields", None)
     if fields is None:
         raise TypeError(
@@ -144,9 +141,8 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, lend: Lend |
     total = sum([raw.nbytes for raw in raws])
     description = b"".join(parts)
     if len(description) > LONGEST_DESCRIPTION or total > limit:
-        raise TypeError(
-            f"a message {type(body).__name__} of {total} bytes with {len(description)} of description; "
-                        f"expected at most {limit} and {LONGEST_DESCRIPTION}")
+        raise TypeError(f"a message {type(body).__name__} of {total} bytes with {len(description)} of "
+                        f"description; expected at most {limit} and {LONGEST_DESCRIPTION}")
     head = HEAD.pack(len(description), tag_of(type(body)), src, to, number, stamp, total) + description
     if total <= JOINED:
         return [memoryview(b"".join([head, *[raw.tobytes() for raw in raws]]) if raws else head)]
@@ -154,13 +150,8 @@ def encode(body: Any, src: int, to: int, number: int, stamp: float, lend: Lend |
 
 
 class Outgoing:
-    """The overflow queue of one stream: what it does not take now waits here, so that no `Send` ever waits.
-
-    Parameters
-    ----------
-    write : callable
-        ``write(view)`` takes as many bytes as it can without waiting and says how many.
-    """
+    """The overflow queue of one stream, so that no `Send` ever waits; ``write(view)`` takes as many bytes as
+    it can without waiting and returns their number."""
 
     def __init__(self, write: Callable[[memoryview], int]) -> None:
         self._write = write
@@ -168,8 +159,8 @@ class Outgoing:
         self.nbytes = 0  #: bytes that wait
 
     def post(self, views: list[memoryview]) -> int:
-        """Queue the views of a frame and write what goes; bytes written."""
-        if not self._waiting and len(views) == 1:  # nearly always it goes at once, and need not wait
+        """Queue the views of a frame and write what the stream accepts; returns the bytes written."""
+        if not self._waiting and len(views) == 1:  # the usual case: no need to queue
             view = views[0]
             moved = self._write(view)
             if moved == len(view):
@@ -182,12 +173,12 @@ class Outgoing:
         return self.flush()
 
     def clear(self) -> None:
-        """Forget what waits: nobody will read it."""
+        """Drop the queue: nobody will read it."""
         self._waiting.clear()
         self.nbytes = 0
 
     def flush(self) -> int:
-        """Write what goes; bytes written."""
+        """Write what the stream accepts; returns the bytes written."""
         moved = 0
         while self._waiting:
             view = self._waiting[0]
@@ -205,7 +196,7 @@ class Outgoing:
 
 
 class _Description:
-    """Reads the description of a frame; takes memory for its arrays within the announced bytes only."""
+    """Reads the description of a frame; allocates memory for its arrays within the announced bytes only."""
 
     __slots__ = ("arrays", "at", "borrow", "data", "left")
 
@@ -260,7 +251,7 @@ class _Description:
             return np.broadcast_to(np.frombuffer(self.bytes(dtype.itemsize), dtype)[0], shape)
         if kind == LENT:
             if self.borrow is None:
-                raise WireError("an array in shared memory, which this stream has not")
+                raise WireError("an array in shared memory, which this stream does not have")
             return self.borrow(self.take(_LENGTHS[1])[0], shape, dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self.left:
@@ -276,18 +267,15 @@ class _Description:
 
 def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: Container[int],
             limit: int = LARGEST_PAYLOAD, borrow: Borrow | None = None) -> Generator[memoryview, None, None]:
-    """A generator that cuts a byte stream into frames and calls `deliver` with each complete one.
-
-    Bytes go from the stream straight into the array that the program will get: one copy on this side.
-    """
+    """A generator that cuts a byte stream into frames and calls `deliver` with each complete one; bytes go
+    from the stream directly into the arrays that the program gets."""
     head = memoryview(bytearray(HEAD.size))
     while True:
         yield head
         length, tag, src, to, number, stamp, total = HEAD.unpack(head)
         if not 3 <= length <= LONGEST_DESCRIPTION or total > limit:
-            raise WireError(
-                f"a frame of {total} bytes with {length} of description; expected at most {limit} and "
-                            f"{LONGEST_DESCRIPTION}")
+            raise WireError(f"a frame of {total} bytes with {length} of description; expected at most "
+                            f"{limit} and {LONGEST_DESCRIPTION}")
         if src not in sources or to not in targets or not math.isfinite(stamp):
             raise WireError(f"a frame from node {src} to node {to} at {stamp}, which does not belong here")
         data = bytearray(length)
@@ -309,16 +297,8 @@ def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: 
 
 
 class Incoming:
-    """Feeds a decoder from a byte stream.
-
-    Parameters
-    ----------
-    read_into : callable
-        ``read_into(view)`` writes what it has, as far as it fits, and gives the number of bytes (0: none at
-        present).
-    parts : generator
-        Of `decoder`.
-    """
+    """Feeds a `decoder` from a byte stream: ``read_into(view)`` writes the bytes that it has and that fit, and
+    returns their number."""
 
     def __init__(self, read_into: Callable[[memoryview], int],
                  parts: Generator[memoryview, None, None]) -> None:
@@ -326,7 +306,7 @@ class Incoming:
         self._view = next(parts)
 
     def pump(self) -> int:
-        """Read what there is; bytes read."""
+        """Read what has arrived; returns the bytes read."""
         moved, read_into, parts = 0, self._read_into, self._parts
         while n := read_into(self._view):
             moved += n
