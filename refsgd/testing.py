@@ -36,7 +36,8 @@ from refsgd.trace.diagram import diagram
 MACHINES = (
     Machine(compute="fixed(1)"),  # type: ignore[arg-type]
     Machine(compute="exponential(1)"),  # type: ignore[arg-type]
-    Machine(compute="lognormal(1,1.5)", latency=0.3, bandwidth=50.0, speeds=(1, 0.2, 5)),  # type: ignore[arg-type]
+    Machine(compute="lognormal(1,1.5)", latency=0.3, bandwidth=50.0,  # type: ignore[arg-type]
+            speeds=(1, 0.2, 5)),
     Machine(compute="pareto(1,1.5)", latency=2.0, update="exponential(0.3)"),  # type: ignore[arg-type]
 )
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact

@@ -47,7 +47,8 @@ if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
 __all__ = ["Experiment", "Usage", "predict", "prepare"]
 
 #: The default machine: a small cluster with some jitter.
-DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=50e6)  # type: ignore[arg-type]
+DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001,  # type: ignore[arg-type]
+                          bandwidth=50e6)
 DEFAULT_DATA = "digits"
 DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
 

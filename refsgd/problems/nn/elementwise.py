@@ -17,7 +17,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @kernel
-def zero(start, count):  # type: ignore[no-untyped-def]
+def zero(start, count):
     """Set ``count`` floats from the address ``start`` on to 0."""
     target = carray(floats(start), (count,))
     for k in range(count):
@@ -25,7 +25,7 @@ def zero(start, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def zero_border(b, height, width, c, pad, x):  # type: ignore[no-untyped-def]
+def zero_border(b, height, width, c, pad, x):
     """Set the ``pad`` pixels around each image to 0; x is the place of the first pixel inside."""
     for n in range(b):
         for r in range(-pad, height + pad):
@@ -37,7 +37,7 @@ def zero_border(b, height, width, c, pad, x):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def output_backward(b, rows, columns, o, y, dy, floor, db):  # type: ignore[no-untyped-def]
+def output_backward(b, rows, columns, o, y, dy, floor, db):
     """``dy = 0 where y <= floor``, in place, and ``db += sum of dy``, unless the address of db is 0."""
     for n in range(b):
         for r in range(rows):
@@ -55,7 +55,7 @@ def output_backward(b, rows, columns, o, y, dy, floor, db):  # type: ignore[no-u
 
 
 @kernel
-def add(b, rows, run, y, z, floor):  # type: ignore[no-untyped-def]
+def add(b, rows, run, y, z, floor):
     """``y = max(y + z, floor)`` in place, over rows of ``run`` floats."""
     for n in range(b):
         for r in range(rows):
@@ -66,7 +66,7 @@ def add(b, rows, run, y, z, floor):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def moments(b, rows, columns, c, x, fresh, partial, sums):  # type: ignore[no-untyped-def]
+def moments(b, rows, columns, c, x, fresh, partial, sums):
     """Add the sums of x - p and (x - p)**2 of each channel to ``sums`` (3, c), float64, whose last row is the
     pivot p.
 
@@ -93,7 +93,7 @@ def moments(b, rows, columns, c, x, fresh, partial, sums):  # type: ignore[no-un
 
 
 @kernel
-def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):  # type: ignore[no-untyped-def]
+def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
     """Batch norm, by ``gain``, ``bias`` and ``epsilon``, as ``scale * x + shift``; if ``fresh``, mean and
     inverse deviation, the two rows of ``statistics``, are set first.
 
@@ -113,7 +113,7 @@ def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm): 
 
 
 @kernel
-def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):  # type: ignore[no-untyped-def]
+def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):
     """Add to ``dgain`` and ``dbias``, the gradients of ``gain`` and bias, and set the ``factors`` of
     `normalise_backward`.
 
@@ -135,7 +135,7 @@ def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):  # 
 
 
 @kernel
-def normalise(b, rows, columns, c, x, norm, y, floor):  # type: ignore[no-untyped-def]
+def normalise(b, rows, columns, c, x, norm, y, floor):
     """``y = max(scale * x + shift, floor)``, scale and shift by channel, from the rows of ``norm`` that
     `scale_and_shift` has set."""
     at = norm.ctypes.data
@@ -148,7 +148,7 @@ def normalise(b, rows, columns, c, x, norm, y, floor):  # type: ignore[no-untype
 
 
 @kernel
-def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):  # type: ignore[no-untyped-def]
+def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
     """Add sums of e and ``e * (x - mean)`` of each channel to ``sums``; e is dy where the output exceeds the
     floor, else 0.
 
@@ -171,7 +171,7 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):  # t
 
 
 @kernel
-def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):  # type: ignore[no-untyped-def]
+def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
     """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e and ``norm`` as in
     `normalise_sums`."""
     by, factors_at = norm.ctypes.data, factors.ctypes.data
@@ -186,7 +186,7 @@ def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):  #
 
 
 @kernel
-def _inside(place, stride, pad, size, length):  # type: ignore[no-untyped-def]
+def _inside(place, stride, pad, size, length):
     """The rows (or columns) of a window that lie in an image of that length: the first, and the one after
     the last."""
     at = place * stride - pad
@@ -194,7 +194,7 @@ def _inside(place, stride, pad, size, length):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def max_pool(sizes, c, x, image, window, y, winner):  # type: ignore[no-untyped-def]
+def max_pool(sizes, c, x, image, window, y, winner):
     """Max-pooling by a ``window`` of size, stride and pad; ``image`` is the shape of one, and ``winner``
     (uint8, flat) the place within the window, row * size + column."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
@@ -220,7 +220,7 @@ def max_pool(sizes, c, x, image, window, y, winner):  # type: ignore[no-untyped-
 
 
 @kernel
-def max_pool_backward(sizes, c, dy, image, window, winner, dx):  # type: ignore[no-untyped-def]
+def max_pool_backward(sizes, c, dy, image, window, winner, dx):
     """Add each dy to the dx of its window's winner; ``image``, ``window`` and ``winner`` are those of
     `max_pool`."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
@@ -241,7 +241,7 @@ def max_pool_backward(sizes, c, dy, image, window, winner, dx):  # type: ignore[
 
 
 @kernel
-def average(b, rows, columns, c, x, y):  # type: ignore[no-untyped-def]
+def average(b, rows, columns, c, x, y):
     """The mean of all pixels of each image."""
     share = np.float32(1.0 / (rows * columns))
     for n in range(b):
@@ -257,7 +257,7 @@ def average(b, rows, columns, c, x, y):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def average_backward(b, rows, columns, c, dy, dx):  # type: ignore[no-untyped-def]
+def average_backward(b, rows, columns, c, dy, dx):
     """Give each pixel its share of dy."""
     share = np.float32(1.0 / (rows * columns))
     for n in range(b):
@@ -270,7 +270,7 @@ def average_backward(b, rows, columns, c, dy, dx):  # type: ignore[no-untyped-de
 
 
 @kernel
-def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):  # type: ignore[no-untyped-def]
+def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):
     """Set some numbers in rows of ``run`` floats to 0: where the hash of place and key is below
     ``threshold``; times ``scale`` the others.
 
@@ -290,7 +290,7 @@ def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):  # typ
 
 
 @kernel
-def copy(b, rows, columns, c, source, target, accumulate):  # type: ignore[no-untyped-def]
+def copy(b, rows, columns, c, source, target, accumulate):
     """Copy c floats of each pixel from ``source`` to ``target``, or to ``accumulate`` add them."""
     for n in range(b):
         for r in range(rows):
@@ -305,7 +305,7 @@ def copy(b, rows, columns, c, source, target, accumulate):  # type: ignore[no-un
 
 
 @kernel
-def softmax_cross_entropy(b, classes, z, labels, share, dz):  # type: ignore[no-untyped-def]
+def softmax_cross_entropy(b, classes, z, labels, share, dz):
     """Sum of the cross-entropies of scores ``z``, shape ``(b, classes)``, against ``labels``, number
     classified rightly; sets ``dz``.
 

@@ -49,9 +49,9 @@ def kept() -> bool:
     warnings.warn(f"compiled kernels are {are}, since nothing can be written to {tried}; expected "
                   "NUMBA_CACHE_DIR to name a folder that you may write to", RuntimeWarning, stacklevel=2)
     if folder:
-        from numba import config
+        from numba import config  # which has read its variables already
 
-        os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba has read its variables
+        os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
     return folder is not None
 
 

@@ -91,8 +91,8 @@ _compile: Any = numba.njit(  # type: ignore[call-overload]
 def kernel(function: Any) -> Any:
     """Compile a function when it is first called, and keep it on disk."""
     compiled = _compile(function)
-    if kept():
-        compiled._cache = Cache(function)  # type: ignore[no-untyped-call]  # as numba's `cache=True`, with the cache above
+    if kept():  # as numba's `cache=True`, with the cache above
+        compiled._cache = Cache(function)  # type: ignore[no-untyped-call]
     return compiled
 
 
@@ -114,20 +114,20 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
 
 
 @numba.njit(inline="always")
-def address(place, n, r, c):  # type: ignore[no-untyped-def]
+def address(place, n, r, c):
     """Where pixel ``(r, c)`` of image ``n`` lies, by the ``place`` of the first."""
     first, image, row, column = place
     return first + n * image + r * row + c * column
 
 
 @numba.njit(inline="always")
-def pixel(place, n, r, c, count):  # type: ignore[no-untyped-def]
+def pixel(place, n, r, c, count):
     """The ``count`` floats that begin at pixel ``(r, c)`` of image ``n``, by the ``place`` of the first."""
     return carray(floats(address(place, n, r, c)), (count,))
 
 
 @kernel
-def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
     """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products; see
     `make_tile` for the formula.
 
@@ -156,7 +156,7 @@ def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)
 
 
 @kernel
-def convolve(sizes, x, patch, w, o, start, y, floor):  # type: ignore[no-untyped-def]
+def convolve(sizes, x, patch, w, o, start, y, floor):
     """``y[n, r, c, :] = max(start + sum over taps of x w, floor)``.
 
     The strides of x are those from one output to the next; ``w`` has shape (taps, run, o). ``start`` is a
@@ -172,7 +172,7 @@ def convolve(sizes, x, patch, w, o, start, y, floor):  # type: ignore[no-untyped
 
 
 @kernel
-def convolve_weights(sizes, x, patch, dy, o, dw):  # type: ignore[no-untyped-def]
+def convolve_weights(sizes, x, patch, dy, o, dw):
     """``dw += x * dy`` summed over images and positions; ``x`` and ``patch`` as in `convolve`."""
     (b, rows, columns), (taps, tr, run) = sizes, patch
     for n in range(b):
@@ -185,7 +185,7 @@ def convolve_weights(sizes, x, patch, dy, o, dw):  # type: ignore[no-untyped-def
 
 
 @kernel
-def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):  # type: ignore[no-untyped-def]
+def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):
     """`convolve`, relu and 2x2 max-pooling at once: y has ``rows // 2`` rows and ``columns // 2`` columns.
 
     ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window was taken, or that none
@@ -219,7 +219,7 @@ def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):  # type: ign
 
 
 @kernel
-def _live(n, dy, winner, o, k, sizes, strides, offsets, values):  # type: ignore[no-untyped-def]
+def _live(n, dy, winner, o, k, sizes, strides, offsets, values):
     """List the windows of channel k of image n that carry gradient: offsets of their winners' patches, and
     the gradients; ``strides`` are those of rows and pixels of the patches."""
     (_, rows, columns), (row, column) = sizes, strides
@@ -240,7 +240,7 @@ def _live(n, dy, winner, o, k, sizes, strides, offsets, values):  # type: ignore
 
 
 @kernel
-def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch):  # type: ignore[no-untyped-def]
+def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch):
     """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
 
     ``sizes`` are those of the pooling's output; ``winner`` as `convolve_pool` left it. ``w`` and dw, which
@@ -265,7 +265,7 @@ def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch)
 
 
 @kernel
-def _sparse_row(run, dw, x, w, dx, at, values, count):  # type: ignore[no-untyped-def]
+def _sparse_row(run, dw, x, w, dx, at, values, count):
     most = SPARSE_VECTORS * LANES
     for done in range(0, run, most):
         q = 4 * done
@@ -273,7 +273,7 @@ def _sparse_row(run, dw, x, w, dx, at, values, count):  # type: ignore[no-untype
 
 
 @kernel
-def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no-untyped-def]
+def _sparse_weights(taps, run, dw, x, xr, at, values, count):
     for done in range(0, run, LANES):
         lanes, q = min(run - done, LANES), 4 * done
         t = 0
@@ -291,7 +291,7 @@ def _sparse_weights(taps, run, dw, x, xr, at, values, count):  # type: ignore[no
 
 
 @kernel
-def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
+def transpose(rows, columns, a, t, accumulate):
     """``t = a.T``, or if ``accumulate`` is 1 ``t += a.T``, for ``a`` of shape (rows, columns)."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
     for c in range(0, whole_columns, LANES):
@@ -308,7 +308,7 @@ def transpose(rows, columns, a, t, accumulate):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):  # type: ignore[no-untyped-def]
+def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
     """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, of which ``turned`` holds one panel
     transposed at a time; at ``zeros`` lie as many as a panel has columns."""
     for first in range(0, inputs, PANEL):
@@ -321,7 +321,7 @@ def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):  # type: ignore
 
 
 @kernel
-def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):  # type: ignore[no-untyped-def]
+def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):
     """`convolve` for images of few pixels: the images are the rows of the product, and taps outside are
     skipped.
 
@@ -345,7 +345,7 @@ def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):  # type: i
 
 
 @kernel
-def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):  # type: ignore[no-untyped-def]
+def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):
     """`convolve_weights` for images of few pixels; ``image`` and ``patch`` as in `convolve_by_pixel`."""
     (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
     for i in range(taps):

@@ -54,7 +54,7 @@ def _add_to(b: Any, total: Any, value: Any) -> None:
 
 
 @emitted
-def pixel_moments(b, rows, columns, x, xr, xc, pivot, s, q, lanes):  # type: ignore[no-untyped-def]
+def pixel_moments(b, rows, columns, x, xr, xc, pivot, s, q, lanes):
     """``s = sum of x - pivot``, ``q = sum of (x - pivot)**2`` over the pixels of one image, for ``lanes``
     channels."""
     mask = mask_of(b, lanes)
@@ -70,7 +70,7 @@ def pixel_moments(b, rows, columns, x, xr, xc, pivot, s, q, lanes):  # type: ign
 
 
 @emitted
-def pixel_scale(b, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes):  # type: ignore[no-untyped-def]
+def pixel_scale(b, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lanes):
     """``y = max(scale * x + shift, floor)`` over the pixels of one image, for ``lanes`` channels."""
     mask, least = mask_of(b, lanes), splat(b, floor)
     factor, offset = load(b, scale, mask), load(b, shift, mask)
@@ -92,7 +92,7 @@ def make_pixel_gradient(sums: bool) -> Any:
     """
 
     @emitted
-    def gradient(  # type: ignore[no-untyped-def]
+    def gradient(
         b, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes
     ):
         mask, least = mask_of(b, lanes), splat(b, floor)

@@ -58,8 +58,8 @@ def emitted(emit: Any) -> Any:
     kernels call: numbers with a fraction reach it as float32, all others as int64."""
 
     @functools.wraps(emit)  # numba reads the names of the arguments, the first left out
-    def typed(context, *given):  # type: ignore[no-untyped-def]
-        def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+    def typed(context, *given):
+        def generate(context, b, signature, arguments):
             emit(b, *arguments)
             return context.get_dummy_value()
 
@@ -168,7 +168,7 @@ def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
     """
 
     @emitted
-    def tile(b, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns):  # type: ignore[no-untyped-def]
+    def tile(b, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns):
         def of_width(masks: list[Any]) -> None:
             sums = [variables(b, len(masks)) for _ in range(rows)]
             for m, row_sums in enumerate(sums):
@@ -207,7 +207,7 @@ def above(b: Any, value: Any, least: Any) -> Any:
 
 
 @emitted
-def sparse(b, dw, x, w, dx, offsets, values, count, columns):  # type: ignore[no-untyped-def]
+def sparse(b, dw, x, w, dx, offsets, values, count, columns):
     """One row of taps of a convolution whose output gradient has few entries ``g_p`` at offsets ``o_p``.
 
     ``sparse(dw, x, w, dx, offsets, values, count, columns)`` computes ``dw[k] += sum_p g_p * x[o_p + k]``
@@ -237,7 +237,7 @@ def make_sparse_rows(rows: int) -> Any:
     """
 
     @emitted
-    def sparse_rows(b, dw, wr, x, xr, offsets, values, count, lanes):  # type: ignore[no-untyped-def]
+    def sparse_rows(b, dw, wr, x, xr, offsets, values, count, lanes):
         mask = mask_of(b, lanes)
         to = [(b.add(dw, b.mul(wr, I64(r))), mask) for r in range(rows)]
         source = [(b.add(x, b.mul(xr, I64(r))), mask) for r in range(rows)]
@@ -286,7 +286,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
         return total
 
     @emitted
-    def transform(b, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):  # type: ignore[no-untyped-def]
+    def transform(b, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):
         mask, least = mask_of(b, lanes), splat(b, floor)
 
         def place(address: Any, row: Any, column: Any, i: int, j: int) -> Any:
@@ -307,7 +307,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
 
 
 @emitted
-def transpose_block(b, a, ar, t, tr, accumulate):  # type: ignore[no-untyped-def]
+def transpose_block(b, a, ar, t, tr, accumulate):
     """``t = a.T``, or to ``accumulate`` ``t += a.T``, for a block of LANES x LANES with row strides
     ``ar`` and ``tr``."""
     rows = [load(b, b.add(a, b.mul(ar, I64(i)))) for i in range(LANES)]
@@ -337,7 +337,7 @@ PRODUCT = types.void(*[types.int64] * 16, types.float32)
 
 
 @intrinsic
-def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):  # type: ignore[no-untyped-def]
+def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
     """Call `refsgd.problems.nn.kernels.product`, which the linker finds by its name: the caller's code holds
     no copy of it, as it would of another kernel.
 
@@ -345,7 +345,7 @@ def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, sta
     `refsgd.problems.nn.kernels.product`.
     """
 
-    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, b, signature, arguments):
         convention = context.call_conv
         kind = convention.get_function_type(signature.return_type, signature.args)
         function = cgutils.get_or_insert_function(b.module, kind, call_product.__name__)
@@ -356,10 +356,10 @@ def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, sta
 
 
 @intrinsic
-def floats(context, address):  # type: ignore[no-untyped-def]
+def floats(context, address):
     """``address`` as a pointer to float32, for `numba.carray`."""
 
-    def generate(context, b, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, b, signature, arguments):
         return _pointer(b, arguments[0], _f32)
 
     return types.CPointer(types.float32)(types.int64), generate

@@ -29,7 +29,7 @@ _NO_FLOOR = np.float32(-np.inf)
 
 
 @kernel
-def pack_filters(c, o, w, u, ue):  # type: ignore[no-untyped-def]
+def pack_filters(c, o, w, u, ue):
     """``u = G w G.T`` for ``w`` of shape (3, 3, c, o); ``ue`` is the stride of the 16 places."""
     for k in range(c):
         for j in range(0, o, LANES):
@@ -39,7 +39,7 @@ def pack_filters(c, o, w, u, ue):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pack_turned_filters(c, o, w, turned, u, ue):  # type: ignore[no-untyped-def]
+def pack_turned_filters(c, o, w, turned, u, ue):
     """As `pack_filters`, for the gradient of the input: filters turned by half a turn, from the o channels of
     dy to the c channels of dx.
 
@@ -53,7 +53,7 @@ def pack_turned_filters(c, o, w, turned, u, ue):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def unpack_gradient(c, o, g, dw):  # type: ignore[no-untyped-def]
+def unpack_gradient(c, o, g, dw):
     """``dw += G.T g G`` for ``g`` of shape (16, c, o)."""
     ge, row, column = c * o * 4, 3 * c * o * 4, c * o * 4
     for j in range(0, c * o, LANES):
@@ -62,7 +62,7 @@ def unpack_gradient(c, o, g, dw):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def convolve(sizes, x, c, u, o, tiles, start, y, floor):  # type: ignore[no-untyped-def]
+def convolve(sizes, x, c, u, o, tiles, start, y, floor):
     """``y = max(start + x * w, floor)`` as `refsgd.problems.nn.kernels.convolve`, ``u`` being w
     transformed."""
     (b, height, width, chunk), (v, m, zeros) = sizes, tiles
@@ -96,7 +96,7 @@ def convolve(sizes, x, c, u, o, tiles, start, y, floor):  # type: ignore[no-unty
 
 
 @kernel
-def convolve_weights(sizes, x, c, dy, o, tiles, g):  # type: ignore[no-untyped-def]
+def convolve_weights(sizes, x, c, dy, o, tiles, g):
     """``g`` (16, c, o): the gradient of the transformed filters, for `unpack_gradient`.
 
     Here ``m`` holds the transformed dy, in panels: (16, panels, tiles, PANEL).

@@ -297,7 +297,7 @@ def decoder(deliver: Callable[[Frame], None], sources: Container[int], targets: 
 
 
 class Incoming:
-    """Feeds a `decoder` from a byte stream: ``read_into(view)`` writes the bytes that it has and that fit, and
+    """Feeds a `decoder` from a byte stream: ``read_into(view)`` writes as many bytes as it can and
     returns their number."""
 
     def __init__(self, read_into: Callable[[memoryview], int],
