@@ -218,7 +218,7 @@ A figure on which a term was fitted tests nothing.
 
 * **One direction at a time** (strategies with a server; no number): a server's link carries pushes or answers, a step is
   max(C + (n-1) w, 2 (n-1) w), w = M/B. Chosen by the ceiling of 20 images/s.
-* **A hidden ring** (Collective Allreduce; no number): the exchange goes on behind the backward pass. Chosen by 0.55 s a batch on 16 nodes.
+* **A hidden ring** (Collective Allreduce; no number): the exchange continues behind the backward pass. Chosen by 0.55 s a batch on 16 nodes.
 * **A slow machine** (all; two numbers): in runs of more than {published.WITHOUT_SLOW} nodes one machine computes {published.SLOW:.2f} times as long as the
   others and is answered last. The factor is one node's figure: 40.5 s for a batch of 128, where the line through 8 and 256 has 25.6 s. The number of
   nodes was chosen by a figure of InfiniBand: a batch of 256 took 0.04 s less on 24 nodes than on 16. Answered first, the machine would be hidden

@@ -7,7 +7,7 @@ term without a number was chosen by a figure too.  What a term was fitted on or 
 
 * *One direction at a time* (strategies with a server; no number): half duplex, a server's link carries pushes
   or answers. Chosen by the ceiling of 20 images/s.
-* *A hidden ring* (Collective Allreduce; no number): the exchange goes on behind the backward pass.  Chosen by
+* *A hidden ring* (Collective Allreduce; no number): the exchange continues behind the backward pass.  Chosen by
   0.55 s.
 * *A slow machine* (all): it computes 1.58 times as long as the others and is answered last, in runs of more
   than 16 nodes, see `benchmarks.published.SLOW`; fitted on one node's 40.5 s for a batch of 128.  The 16

@@ -170,7 +170,7 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
     where.add_argument("--server-speeds", metavar="1,0.5",
                        help="speed of every server relative to --update, one for each")
     where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
-                       help="factors by which all that a node computes takes longer, each from a second on: "
+                       help="factors by which all computing of a node takes longer, each from a second on: "
                             "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")
     where.add_argument("--slow", metavar="W=SPEED", action="append",
                        help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "

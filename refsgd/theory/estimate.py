@@ -93,5 +93,5 @@ def check_distribution(name: str, time: Time | None) -> Distribution:
 def check_width(workers: int) -> None:
     """Raise Uncovered if there are too many workers to evaluate a recursion in a second or two."""
     if workers > WIDEST:
-        raise Uncovered(f"the recursion of who waits for whom has no closed form and is evaluated for up to "
+        raise Uncovered(f"the recursion of waiting times has no closed form and is evaluated for at most "
                         f"{WIDEST} workers, not for {workers}")

@@ -52,25 +52,22 @@ def _check_covered(name: str, c: Setting) -> None:
     """Raise Uncovered if no formula accounts for resources that nodes share."""
     m = c.machine
     if m.loads:
-        raise Uncovered(f"speeds change in time (load of {m.loads[0]}), for which no formula accounts: "
-                        f"{name} is simulated and measured only")
+        raise Uncovered(f"no formula accounts for speeds that change over time (load of {m.loads[0]}): "
+                        f"{name} can only be simulated or measured")
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
     if c.shared and name in UNFOLLOWED:
-        raise Uncovered(f"no formula follows the messages of {name} over links that several nodes or both "
-                        "directions share: it is simulated and measured only")
+        raise Uncovered(f"no formula follows the messages of {name} over links shared by several nodes or "
+                        "both directions: it can only be simulated or measured")
     if m.cores is not None and (busiest := _computing(name, c)) > m.cores:
-        cores = f"{m.cores} core{'s' if m.cores > 1 else ''}"
-        raise Uncovered(f"{busiest} programs of one host share {cores}, for which no formula accounts: "
-                        f"{name} is simulated and measured only")
+        raise Uncovered(f"no formula accounts for {busiest} programs of one host that share "
+                        f"{units.counted(m.cores, 'core')}: {name} can only be simulated or measured")
 
 
 def _computing(name: str, c: Setting) -> int:
-    """How many programs of the fullest host may compute at a time.
-
-    Under BSP's barrier workers wait while the servers update.
-    """
+    """The number of programs of the fullest host that may compute at the same time; under BSP's barrier,
+    workers wait while servers update."""
     servers = 0 if name in SERVERLESS else c.servers
     on: dict[str, list[int]] = {}
     for number, host in enumerate(Network.of(c.machine, c.workers, servers).host.values()):
@@ -87,10 +84,10 @@ def _served(name: str, machine: Machine, servers: int) -> Machine:
     updates = {prices.at(machine, "server", k).update for k in range(servers)}
     if len(updates) > 1:
         raise Uncovered(f"servers of different speeds ({units.written(machine.server_speeds)}) have no "
-                        f"formula: {name} is simulated and measured only")
+                        f"formula: {name} can only be simulated or measured")
     if name == "easgd":
-        raise Uncovered("easgd on servers of another speed than 1 has no formula, since its workers update "
-                        "too: it is simulated and measured only")
+        raise Uncovered("easgd has no formula for servers of a speed other than 1, because its workers "
+                        "update too: it can only be simulated or measured")
     return machine.with_(update=updates.pop(), server_speeds=())
 
 
@@ -104,13 +101,13 @@ def _of_no_steps(found: Figures) -> Figures:
 
 
 def _of_unequal_batches(found: Figures, c: Setting) -> None:
-    """Images per second need equal paces where batches differ: paces of workers that wait for each other are
-    equal in the long run, of others where their gradients take equally long."""
+    """Adapt the throughput to different batches, which needs equal paces: those of workers that wait for each
+    other are equal in the long run, others only if gradients take equally long."""
     if len(set(c.batches)) == 1 or c.alike or "images_per_second" not in found:
         return
     lead = found.get("lead_max")
     if lead is None or lead.value >= max(c.steps, 2):
-        found.without("workers with different batches go at different paces", "images_per_second")
+        found.without("workers with different batches have different paces", "images_per_second")
     elif lead.value > 1 and found["images_per_second"].kind != "bound":
         found["images_per_second"] = replace(found["images_per_second"], kind="approximation")
 
@@ -131,7 +128,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     nbytes : int
         M: bytes of the model on the wire.
     batch : int or sequence of int
-        Images per worker and iteration; or of each worker.  Times do not depend on it.
+        Images per worker and iteration, or for each worker.  Times do not depend on it.
     steps : int
         Iterations of each worker.
     options : mapping
@@ -142,10 +139,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Figures
         A dictionary of predictions, some of seconds_per_iteration, images_per_second, seconds, updates,
         bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
-        clock_gap_max, lead_max.  Its ``missing`` says why others are not there.  It is empty where the
-        options name a graph without a formula, where programs of a host share its processors, for more
-        workers than formulas are evaluated for, and where nodes share links whose messages no formula
-        follows: those of AD-PSGD, of pair averaging and of collectives other than the ring.
+        clock_gap_max, lead_max.  Its ``missing`` says why others are absent.  It is empty if the options name
+        a graph without a formula, if programs of a host share its processors, if there are more workers than
+        formulas are evaluated for, or if nodes share links and no formula follows the messages: those of
+        AD-PSGD, pair averaging, and collectives other than the ring.
 
     Raises
     ------
@@ -159,7 +156,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     >>> round(out["seconds_per_iteration"].value, 5), out["seconds_per_iteration"].kind
     (0.05436, 'exact')
     >>> predict("asp", machine.with_(latency=0.001), workers=4, steps=9).missing
-    {'staleness_max': 'no bound but the length of the run: others may update any number of times meanwhile'}
+    {'staleness_max': 'bounded only by the length of the run: others may make any number of updates'}
     """
     name = algorithm.replace("_", "-")
     if name not in ALGORITHMS:
@@ -171,7 +168,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     for each in set(batches):
         check_count("batch", each, 0)
     if len(batches) != workers:
-        raise DomainError(f"{len(batches)} batches of {workers} workers; expected one for each")
+        raise DomainError(f"{len(batches)} batches for {workers} workers; expected one for each")
     check_count("steps", steps, 0)
     check_distribution("compute", prices.own(machine, 0))
     servers = 1 if name in SERVERLESS else servers

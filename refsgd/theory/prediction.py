@@ -124,7 +124,7 @@ class Figures(dict[str, Prediction]):
         self.missing: dict[str, str] = {}
 
     def simplify(self, assumption: str) -> None:
-        """Take all figures that depend on times for approximations under one assumption more.
+        """Turn all figures that depend on times into approximations under one more assumption.
 
         Parameters
         ----------

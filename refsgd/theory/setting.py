@@ -33,12 +33,12 @@ class Setting:
 
     @functools.cached_property
     def times(self) -> list[Distribution]:
-        """Compute time of each worker, slower or faster by its speed."""
+        """Compute time of each worker at its speed."""
         return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
 
     @functools.cached_property
     def own(self) -> list[float]:
-        """E[u] of each worker's own update, slower or faster by its speed."""
+        """E[u] of each worker's own update at its speed."""
         return [iteration.update_mean(self.machine.update) / self.machine.speed(i)
                 for i in range(self.workers)]
 
@@ -79,8 +79,7 @@ class Setting:
 
     @functools.cached_property
     def placed(self) -> bool:
-        """Whether the messages of workers and servers meet on other links than one in each direction for
-        each node."""
+        """Whether the messages of workers and servers meet on links other than each node's two."""
         beside = self.machine.colocated and self.servers > 1 and self.workers > 1
         return self.shared or (self.machine.linked and beside)
 
@@ -92,11 +91,11 @@ class Setting:
 
     @functools.cached_property
     def links(self) -> Network:
-        """What messages to the servers meet."""
+        """The network between workers and servers."""
         return self.network_of(self.machine.colocated and self.servers == self.workers)
 
     def network_of(self, rotated: bool) -> Network:
-        """What messages to the servers meet; `rotated`: worker i sends to server i first."""
+        """The network between workers and servers; `rotated`: worker i sends to server i first."""
         m, k = self.machine, self.servers
         if not self.placed:
             return Network(k, self.transfer, m.latency, m.update, m.colocated)
@@ -112,7 +111,7 @@ class Setting:
 
     @property
     def clear(self) -> bool:
-        """Whether the network of `links` is that of the servers, with nothing simplified."""
+        """Whether `links` describes the network without simplification."""
         return self.placed or self.servers == 1
 
     @property
@@ -130,14 +129,12 @@ class Setting:
 
     @property
     def tied(self) -> bool:
-        """Whether all gradients take fixed times: messages then tie, and the last digit of a sum decides
-        their order.
-        """
+        """Whether all gradients take fixed times, so that messages tie and rounding decides their order."""
         return all(time.family == "fixed" for time in self.times)
 
     @property
     def alike(self) -> bool:
-        """Whether all workers have the same distribution, and nothing but their servers in common."""
+        """Whether all workers have the same distribution and share only the servers."""
         return not self.placed and len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
     def with_options(self, **options: Any) -> Setting:
@@ -152,7 +149,7 @@ def slices(nbytes: int, servers: int) -> list[int]:
 
 
 def weaker(*kinds: Kind) -> Kind:
-    """exact only if all are; numerical if all are faithful."""
+    """The weakest kind: exact only if all are exact, numerical if all are faithful."""
     return kind_of(all(k in ("exact", "numerical") for k in kinds), "numerical" in kinds)
 
 
@@ -163,7 +160,7 @@ def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
 
 def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float,
             *more: Mapping[str, Prediction]) -> Figures:
-    """The metrics of every algorithm: times, throughput, updates, bytes, idle time by cause; and `more`."""
+    """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`."""
     out = Figures({
         "seconds_per_iteration": step, "images_per_second": throughput(c, step), "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
@@ -173,7 +170,7 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     if 0 < run.value < math.inf:
         out |= _idleness(c, step, run)
     else:
-        out.without("a run of no finite time has no idle share", "idle_ratio", "idle_by_cause")
+        out.without("a run without a finite duration has no idle share", "idle_ratio", "idle_by_cause")
     for others in more:
         out |= others
     return out
@@ -238,7 +235,7 @@ def clocks(c: Setting, gap: float, lead: float, formula: str) -> dict[str, Predi
                              "the gate", bound="upper") for name, value in limits.items()}
 
 
-RUN = "no bound but the length of the run"
+RUN = "bounded only by the length of the run"
 
 
 def unbounded(c: Setting) -> dict[str, Prediction]:

@@ -112,7 +112,7 @@ class Chosen(NamedTuple):
 
 
 class Marked(NamedTuple):
-    """A `Mark`: its name and its values, of which `Thinner` may remove the parameters `x`."""
+    """A `Mark`: its name and its values; `Thinner` may remove the parameters `x`."""
 
     time: float
     node: str

@@ -64,9 +64,9 @@ class Trace:
         When each link served which message, on machines with placed nodes, links inside hosts or groups of
         hosts; empty on others.
     wires : mapping of (str, str) to (float, float)
-        Latency and bandwidth from one node to another, where they are not `latency` and `bandwidth`.
+        Latency and bandwidth between two nodes, if they differ from `latency` and `bandwidth`.
     hosts : mapping of str to str
-        The host of each node, on the machines of which `links` tells; empty on others.
+        The host of each node, on machines for which `links` is kept; otherwise empty.
     shared_links : mapping of int to str
         Names of those of `links` that several nodes or hosts share, by index.
     """

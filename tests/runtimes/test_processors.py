@@ -239,7 +239,7 @@ def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhe
         found = predict(name, SHARED, servers=servers, **sizes)
         assert bool(found) == given_, name
         if not given_:
-            assert "share 1 core, for which no formula accounts" in found.missing["seconds"]
+            assert f"that share 1 core: {name} can only" in found.missing["seconds"]
     for free in (SHARED.with_(cores=2), SHARED.with_(update=None), SHARED.with_(colocated=False)):
         assert predict("asp", free, servers=3,
                        **sizes)["seconds"].value == predict("asp", free.with_(cores=None), servers=3,

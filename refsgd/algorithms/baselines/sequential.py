@@ -15,7 +15,7 @@ With a batch of n*b it takes the same steps as BSP with n workers and b images e
 
 What differs from the paper
 ---------------------------
-Robbins and Monro lower the rate such that its sum diverges and the sum of its squares converges; here it is
+Robbins and Monro lower the rate so that its sum diverges and the sum of its squares converges; here it is
 constant unless a schedule is given.  They have no momentum and one observation per step; here a step uses the
 mean of a batch.
 

@@ -275,7 +275,7 @@ def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> G
 
 
 def sides(graph: Graph) -> list[int] | None:
-    """Colour a graph with two colours such that neighbours differ.
+    """Colour a graph with two colours so that neighbours differ.
 
     Parameters
     ----------

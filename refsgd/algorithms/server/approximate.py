@@ -139,8 +139,8 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
     staleness : int or inf
         Clocks >= 0 that a worker may be ahead of the slowest of its data centre, under ssp.
     barrier : int or inf
-        Iterations >= 0 of which updates to another data centre may be without acknowledgement before their
-        indexes go ahead of their values; inf: never.
+        Iterations >= 0 whose updates to another data centre may be unacknowledged before their indexes
+        are sent ahead of their values; inf: never.
     ahead : int or inf
         Clocks >= 0 that a data centre may be ahead of the slowest one; inf: any number.
     share : float, optional

@@ -309,8 +309,8 @@ def transpose(rows, columns, a, t, accumulate):
 
 @kernel
 def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
-    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``, of which ``turned`` holds one panel
-    transposed at a time; at ``zeros`` lie as many as a panel has columns."""
+    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``; ``turned`` holds one panel of it
+    transposed at a time, ``zeros`` as many zeros as a panel has columns."""
     for first in range(0, inputs, PANEL):
         width = min(PANEL, inputs - first)
         transpose(width, outputs, w + first * outputs * 4, turned, OVERWRITE)

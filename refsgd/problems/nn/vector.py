@@ -162,7 +162,7 @@ def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
 
         c[m, n] = max(start[m, n] + sum_{i < ni, j < nj} a[m*am + i*ai + j*aj] * w[i*wi + j*wj + n], floor)
 
-    in one of the ``widths``, counted in vectors, of which the last holds all columns; ``c`` has row stride
+    in one of the ``widths``, counted in vectors; the last holds all columns. ``c`` has row stride
     ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate) row stride ``sm``. One such tile is a piece
     of a convolution, of its weight gradient or of a linear layer, depending on the strides.
     """

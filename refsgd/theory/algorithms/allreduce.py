@@ -1,5 +1,4 @@
-"""Predictions for algorithms whose peers all wait for all: allreduce, and the exchange of sparse
-gradients."""
+"""Predictions for algorithms in which all peers wait for all: allreduce, exchange of sparse gradients."""
 
 from __future__ import annotations
 
@@ -49,15 +48,15 @@ def group_of(c: Setting) -> int:
         devices = {size} if c.workers % size == 0 else {0}
     if len(devices) > 1 or (given is not None and int(given) not in devices):
         raise Uncovered("formulas of hierarchical all-reduce assume full groups, the workers of a host; "
-                        "others are simulated and measured only")
+                        "other groups can only be simulated or measured")
     return devices.pop()
 
 
 def _hierarchical(c: Setting, link: Link) -> Exchange:
-    """Of a run of several steps, in which the star comes staggered."""
+    """The exchange in a run of several steps, in which the messages of the star arrive staggered."""
     g, inside = group_of(c), c.machine.inside
     if inside and inside.duplex == "half" and g > 2:
-        raise Uncovered("no formula of hierarchical all-reduce knows half-duplex links inside hosts")
+        raise Uncovered("no formula of hierarchical all-reduce covers half-duplex links inside hosts")
     inner = link
     if c.machine.hosts:
         inner = Link(inside.latency, inside.bandwidth) if inside else Link()
@@ -126,8 +125,8 @@ def allreduce(c: Setting) -> Figures:
     run = repeat(c, step)
     followed = name == "ring" or (name == "hierarchical" and not (c.machine.groups or c.one_link))
     if c.placed and not followed:
-        raise Uncovered(f"no formula follows the messages of the collective {name} over links that several "
-                        "nodes share: it is simulated and measured only")
+        raise Uncovered(f"no formula follows the messages of the collective {name} over links shared by "
+                        "several nodes: it can only be simulated or measured")
     if name == "root" and c.workers > 1:
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
@@ -144,7 +143,7 @@ def allreduce(c: Setting) -> Figures:
         run = replace(run, value=run.value + first, terms={**run.terms, "first and last": first},
                       formula="steps x iteration + (g-2) M beta'")
     return figures(c, step, run, c.steps, exchange.total, fresh(),
-                   clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))
+                   clocks(c, 0, 1, "no peer ends an exchange before all have begun it"))
 
 
 def dgc(c: Setting) -> Figures:
@@ -160,4 +159,4 @@ def dgc(c: Setting) -> Figures:
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
         step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1), rotated=True)
     return figures(c, step, run, c.steps, exchange.total, fresh(),
-                   clocks(c, 0, 1, "nobody has all entries before all have sent theirs"))
+                   clocks(c, 0, 1, "no peer has all entries before all have sent theirs"))

@@ -35,6 +35,6 @@ def hogwild(c: Setting) -> Figures:
     if c.machine.update is None:
         out["staleness_mean"] = staleness.asp_run(c.times, c.steps)
     else:
-        out.without("no formula where additions to the cells take time: a read then falls between them",
+        out.without("no formula if additions to the cells take time, because reads then fall between them",
                     "staleness_mean")
     return out.without(PUSHES, "staleness_max")

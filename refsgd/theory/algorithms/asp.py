@@ -10,7 +10,7 @@ from refsgd.theory.phenomena import iteration, queues, server, staleness
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import RUN, Setting, clocks, count, figures, last_of_sums, unbounded, weaker
 
-PUSHES = RUN + ": others may update any number of times meanwhile"
+PUSHES = RUN + ": others may make any number of updates"
 DRAWN = ("closed network of links with a gate, by Monte Carlo",
          "Ho et al. 2013: the gate; Lindley 1952: the queues")
 
@@ -37,7 +37,7 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
     else:
         total, exact = c.steps * (slowest + queue), False
     return Prediction(total, "s", weaker(step.kind, "exact" if exact else "approximation"),
-                      {"iterations": free, "the last one's excess": total - free},
+                      {"iterations": free, "excess of the last worker": total - free},
                       "E[max_i of the sum of steps times] + steps x (exchange + queueing)", step.source,
                       step.assumptions)
 
@@ -59,7 +59,7 @@ def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, 
     """Iteration, run and mean staleness of an evaluated network of links."""
     order = "first come first served" if c.clear else "pushes reach all servers in one order"
     whole = path.pace.value * c.steps
-    ends = {"iterations": whole, "the last one's excess": path.end.value - whole}
+    ends = {"iterations": whole, "excess of the last worker": path.end.value - whole}
     return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful and path.steady,
                                 lower=lower),
             path.end.predicted("s", ends, formula, source, order, faithful=faithful and path.whole),
@@ -79,12 +79,12 @@ def asp(c: Setting) -> Figures:
     in_turn = c.alike and c.tied
     if c.workers == 1 or in_turn:
         out["staleness_max"] = Prediction(c.workers - 1.0, "updates", "exact", {},
-                                          "n - 1: the workers come in turn", staleness.SOURCE)
+                                          "n - 1: the workers take turns", staleness.SOURCE)
     elif c.alike and c.times[0].family == "exponential" and not any(c.exchanges):
         out["staleness_max"] = staleness.geometric_maximum(c.workers, c.workers * c.steps)
     else:
         out.without(PUSHES, "staleness_max")
-    out |= clocks(c, 1, 1, "the workers come in turn") if in_turn else unbounded(c)
+    out |= clocks(c, 1, 1, "the workers take turns") if in_turn else unbounded(c)
     return out
 
 

@@ -41,7 +41,7 @@ def backup(c: Setting) -> Figures:
     out["idle_ratio"] = figure(Estimate(1 - p.computing.value, p.computing.error), "1")
     out["bytes_per_iteration"] = figure(p.pushes.scaled(2 * c.nbytes / c.steps), "bytes")
     out["bytes_sent"] = figure(p.pushes.scaled(2 * c.nbytes), "bytes")
-    out.without("late workers compute what is discarded, so their time has no split by cause",
+    out.without("late workers compute gradients that are discarded, so their time has no split by cause",
                 "idle_by_cause")
-    return out.without("a late worker skips iterations, so clocks are not counted by gradients",
+    return out.without("a late worker skips iterations, so gradients do not count its clock",
                        "clock_gap_max", "lead_max")

@@ -37,4 +37,4 @@ def _figures(c: Setting, step: Prediction, run: Prediction) -> Figures:
     """Figures of iterations in which all wait for all."""
     return figures(c, step, run, c.steps, 2 * c.workers * c.nbytes,
                    fresh("a barrier before each update"),
-                   clocks(c, 0, 1, "nobody starts before all have ended"))
+                   clocks(c, 0, 1, "no worker starts before all have ended"))

@@ -1,4 +1,4 @@
-"""Figures of approximate synchronous SGD: data centres, each with servers of its own, under BSP, SSP or ASP
+"""Predictions for approximate synchronous SGD: data centres with their own servers, and BSP, SSP or ASP
 inside."""
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from refsgd.theory.estimate import check_count
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, count, figures
 
-SIGNIFICANT = "what crosses between the data centres depends on the data"
+SIGNIFICANT = "the traffic between data centres depends on the data"
 INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
 
 
 def approximate(c: Setting) -> Figures:
     """Data centres with equal shares of the workers: the slowest one decides.
 
-    What crosses between them takes links of servers too, and may hold workers back: where it does, times of a
-    centre alone are lower bounds.
+    Traffic between them also occupies servers' links and may delay workers; the times of a centre alone are
+    then lower bounds.
     """
     given, inside = c.options.get("centers"), str(c.options.get("local", "bsp"))
     number = min(2, c.workers) if given is None else check_count("centers", int(given))
@@ -69,7 +69,7 @@ def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
                 own = c.steps if inside == "bsp" else size * c.steps
                 total += 8 * (len(sizes) - 1) * ((own - 1) * k + part)
     formula = ("2 n M within the centres, 8 k to each other centre" if exact
-               else "2 n M within the centres, and what is significant")
+               else "2 n M within the centres, and the significant entries")
     for name, value in (("bytes_per_iteration", total / c.steps), ("bytes_sent", total)):
         out[name] = (count(value, "bytes", formula) if exact else
                      Prediction(value, "bytes", "bound", {}, formula, "the message protocol", bound="lower"))

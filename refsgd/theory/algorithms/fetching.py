@@ -95,8 +95,8 @@ def easgd(c: Setting) -> Figures:
     if sync:
         step, run, _ = _fetched(c, step, path)
         out = _exchanging(c, h, step, run, exchanges)
-        out["staleness_mean"] = zero("updates", "all forces are of the centre that they are added to")
-        out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is shown when all forces of this one are in")
+        out["staleness_mean"] = zero("updates", "forces are added to the centre that they were computed from")
+        out |= clocks(c, 2 * h - 1, 2 * h, "the next centre is sent once all forces on this one have arrived")
         return out
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
@@ -110,7 +110,7 @@ def easgd(c: Setting) -> Figures:
     if c.machine.latency or not c.tied:
         out["staleness_mean"] = _age(c, path)
     else:
-        out.without("workers that ask at one moment have no order: fixed times without latency",
+        out.without("workers that ask at the same moment have no order: fixed times without latency",
                     "staleness_mean")
     return out.without(RUN, "clock_gap_max", "lead_max")
 
@@ -126,4 +126,4 @@ def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: 
     out = figures(c, step, run, updates, 2 * c.workers * c.nbytes / h)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * -(-c.steps // h), "bytes",
                               "2 n M ceil(steps/period)")
-    return out.without("forces of all others may come between a fetch and its own force", "staleness_max")
+    return out.without("forces of all others may arrive between a fetch and its force", "staleness_max")

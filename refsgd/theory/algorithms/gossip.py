@@ -46,8 +46,8 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
     value, mean = c.workers / math.fsum(rates), iteration.mean_time(c.times)
     return Prediction(value, "s", kind,
                       {"compute E[T]": mean, "update": update, "partner": max(value - mean - update, 0.0)},
-                      "n / sum of rates; those that ask E[max(T, x)], those asked E[T]", "Lian et al. 2018",
-                      "those that ask do not meet at one partner")
+                      "n / sum of rates; asking peers E[max(T, x)], asked peers E[T]", "Lian et al. 2018",
+                      "asking peers do not meet at one partner")
 
 
 def adpsgd(c: Setting) -> Figures:
@@ -83,7 +83,7 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
     end = mean_of_maximum(sums)
     quiet = (not exchange or not c.transfer) and (not update or len(set(c.own)) == 1)
     return Prediction(end, "s", "exact" if exact and quiet else "approximation", {"last": end},
-                      "E[max_i of the sum of steps times], those that ask E[max(T, x)]", "Lian et al. 2018")
+                      "E[max_i of the sum of steps times], asking peers E[max(T, x)]", "Lian et al. 2018")
 
 
 def pair_averaging(c: Setting) -> Figures:

@@ -25,7 +25,7 @@ def alone(c: Setting) -> Prediction:
     u = math.fsum(c.own) / c.workers
     return Prediction(value, "s", "exact", {"compute E[T]": value - u, "update": u, "own update": u},
                       "n / sum 1/(E[T_i] + E[u_i])",
-                      "definition", "nobody waits")
+                      "definition", "no worker waits")
 
 
 def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
@@ -43,7 +43,7 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
     fixed = c.tied and (not own or c.machine.update is None or c.machine.update.family == "fixed")
     known = exact and step.kind == "exact" and (fixed or not (exchange or any(mine)))
     return Prediction(last + other + tail, "s", kind_of(known),
-                      {"last of the sums": last, "exchanges": other, "until the servers have ended": tail},
+                      {"last of the sums": last, "exchanges": other, "until the servers end": tail},
                       "E[max_i of the sum of steps times] + exchanges", step.source, step.assumptions)
 
 

@@ -120,7 +120,7 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
 
 
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
-    """Seconds per iteration with n workers of which the first n - k count, without a network.
+    """Seconds per iteration if the first n - k of n workers count, without a network.
 
     Late workers finish: exact for equal exponential times (h) and, by Monte Carlo, for other equal
     distributions; unequal ones: the order statistic, a lower bound.  E[T_(N:n)] <= step <= E[max of N fresh]

@@ -25,8 +25,8 @@ HEAVIEST = 1_500  # workers, times the events of an iteration over those of a fl
 
 def too_many(workers: int, servers: int) -> Uncovered:
     """The reason why no recursion is evaluated."""
-    return Uncovered(f"the recursion of who waits for whom has no closed form, and the messages of {workers} "
-                     f"workers and {servers} servers on shared links are too many to evaluate it")
+    return Uncovered(f"the recursion of waiting times has no closed form, and {workers} workers and "
+                     f"{servers} servers on shared links send too many messages to evaluate it")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Fresh:
         self.final = max(self.final, server.busy)
 
     def staleness(self, server: Server, i: int) -> float:
-        """Updates between the read and the push that is about to be applied, but for own ones meanwhile."""
+        """Updates by others between the read and the push that is about to be applied."""
         return server.version - server.known[i][server.done[i]]
 
     def need(self, server: Server, i: int) -> float:
@@ -190,7 +190,7 @@ class Fresh:
         self.then(server.busy, self.n + k, self.answer, told)
 
     def others(self, server: Server, i: int) -> int:
-        """Updates in the model of now, but for those of a worker's own clocks."""
+        """Updates in the current model, without those of a worker's own clocks."""
         return server.version - server.done[i]
 
     def answer(self, now: float, node: int, told: Sequence[tuple[int, int, int]]) -> None:

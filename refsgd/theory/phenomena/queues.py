@@ -216,7 +216,7 @@ class Fetching(Fresh):
         steps = range(len(times[0]))
         self.own, self.fetch_every, self.elastic = own, fetch_every, elastic
         self.pushes = [not elastic and (t % push_every == 0 or t == steps[-1]) for t in steps]
-        # each at its time where nodes share links, or where a worker would go on and on
+        # by time if nodes share links, or if a worker would continue for many iterations
         over = network.over(len(times))
         self.timely = bool(over.crowded) or over.instant or fetch_every > 40 * push_every
         self.window = [0, *(t + 1 for t in steps if self.pushes[t])]  # first gradient of each push
@@ -271,7 +271,7 @@ class Fetching(Fresh):
 
 
 class Centred(Fetching):
-    """EASGD in step: the next centre is shown when all forces of this one are in, added together."""
+    """EASGD in step: the next centre is sent once all forces on this one have arrived and been added."""
 
     def apply(self, server: Server, i: int) -> None:
         """A force is kept until all are there."""

@@ -96,8 +96,8 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
     events, least = messages * hops + n, 4 if random else 1
     if events * least * 2 > EVENTS:
-        raise Uncovered(f"the recursion of who waits for whom has no closed form, and {messages} messages of "
-                        f"{n} peers at a time, on links that they share, are too many to evaluate it")
+        raise Uncovered(f"the recursion of waiting times has no closed form, and {messages} messages of {n} "
+                        "peers at a time on shared links are too many to evaluate it")
     seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
     replicas = max(least, min(REPLICAS, int(EVENTS / (events * len(seen))))) if random else 1
     rng, ends = np.random.default_rng(1992), np.zeros((replicas, len(seen), n))

@@ -130,5 +130,5 @@ def repairman(workers: int, think: float, service: float) -> Prediction:
     idle = math.exp(logs[0] - top) / math.fsum(math.exp(x - top) for x in logs)
     return Prediction((1 - idle) / service, "updates/s", "exact", {"utilisation": 1 - idle},
                       "(1 - p0)/E[u], p0 = 1 / sum_j n!/(n-j)! (E[u]/E[T])^j", "Takacs 1962, chapter 5",
-                      "exponential updates, first come first served; any law of T; negligible links",
+                      "exponential updates, first come first served; any distribution of T; negligible links",
                       {"utilisation": "1"})

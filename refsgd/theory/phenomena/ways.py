@@ -124,7 +124,7 @@ class Ways:
 
     @functools.cached_property
     def weight(self) -> int:
-        """How many events an iteration of a worker takes, of which 2 count as one."""
+        """The number of events in an iteration of a worker, divided by 2."""
         every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
                                                                     for way in back]
         events = sum(part.meets for way in every for part in way) + sum(not way for way in every)
