@@ -242,30 +242,6 @@ def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link,
                    "definition", steps / m * nbytes, 2 * (g * m - 1) * nbytes)
 
 
-def ring_of_hosts(group: int, hosts: int, nbytes: float, link: Link, inner: Link) -> Exchange:
-    """The flat ring in the order of m hosts of g ranks: only one edge of each host leaves it.
-
-    Step s of the rank on seat j of its host ends at e_j(s) = max(t_{j-1}(s-1) + alpha_j, e_j(s-1)) + b_j, and
-    t_j = e_j plus the addition in the first n-1 steps; alpha_0 and b_0 = w/n are those between hosts, all
-    others those inside.  Without additions, and for alpha' + b' <= b, it is 2 (n-1) b + max(alpha, c alpha -
-    (c-1) (g-1) (b - alpha' - b')), with c = floor((2n + g - 3)/g) crossings.
-    """
-    g, m = check_count("group", group), check_count("hosts", hosts)
-    n, steps = g * m, 2 * (g * m - 1)
-    edges = [link if seat == 0 and m > 1 else inner for seat in range(g)]
-    ready, ends = [0.0] * g, [0.0] * g
-    for s in range(steps):
-        ends = [max(ready[seat - 1] + e.latency, ends[seat]) + e.wire(nbytes / n)
-                for seat, e in enumerate(edges)]
-        ready = [end + (s < n - 1) * nbytes / n * link.reduction for end in ends]
-    time = max(ready)
-    wire = steps * max(e.wire(nbytes / n) for e in edges)
-    reduction = (n - 1) / n * nbytes * link.reduction
-    return _priced(max(time - wire - reduction, 0.0), min(wire, time), min(reduction, max(time - wire, 0.0)),
-                   "e_j(s) = max(t_(j-1)(s-1) + alpha_j, e_j(s-1)) + b_j", "definition",
-                   2 * (n - 1) / n * nbytes, 2 * (n - 1) * nbytes)
-
-
 @_among_workers
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
     """All-gather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.

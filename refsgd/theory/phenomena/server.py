@@ -46,14 +46,6 @@ def alone(times: Sequence[Distribution], servers: int, transfer: float, latency:
     return out
 
 
-def beside_workers(workers: int, servers: int, transfer: float) -> float:
-    """Seconds for which an iteration occupies the link of a server's node, with servers on workers' hosts.
-
-    With a server on every node all stay in step, and no worker waits.
-    """
-    return 0.0 if workers == servers else (workers + servers - 2) / servers / workers * transfer
-
-
 def mean_value_analysis(workers: int, round_time: float, service: float,
                         cv2: float = 0.0) -> tuple[float, float]:
     """Throughput and time at the bottleneck of a closed network with one station that queues.

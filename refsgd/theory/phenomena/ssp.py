@@ -49,7 +49,6 @@ class Chain:
 
     blocked: float
     missed: float
-    gap: float
     states: int
 
 
@@ -92,10 +91,8 @@ def lumped_chain(workers: int, staleness: int) -> Chain:
     right = np.zeros(size)
     right[size - 1] = 1.0
     share: Values = np.atleast_1d(linalg.spsolve(generator.tocsc(), right))
-    states = np.array(list(index), float)
-    held = states[:, -1]
+    held = np.array(list(index), float)[:, -1]
     running = n - held
     blocked = float(share @ held) / n
     missed = float(share @ (held * running)) / (float(share @ running))
-    gap = float(share @ (states @ np.arange(s + 2))) / n
-    return Chain(blocked, missed, gap, size)
+    return Chain(blocked, missed, size)
