@@ -252,7 +252,7 @@ def test_a_server_under_load_updates_later():
 def test_loads_have_no_formula_and_the_reason_is_said(kind):
     found = refsgd.predict("bsp", data="quadratic", steps=3,
                            machine=Machine(compute="1", loads="worker1: 2@1"))
-    assert not found and "speeds change in time (load of worker1: 2@1)" in found.missing["seconds"]
+    assert not found and "speeds that change over time (load of worker1: 2@1)" in found.missing["seconds"]
     if kind:
         found = refsgd.predict("bsp", data="quadratic", steps=3, kind="simulated",
                                machine=Machine(compute="1", loads="worker1: 2@1"))
