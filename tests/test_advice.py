@@ -476,7 +476,7 @@ def test_the_table_has_a_section_for_each_kind(capsys, quick_command):
     (["--net", "tiny", "--image", "8,8,1", "--rate", "1e8", "--no-overlap"],
      "Overlap is not applied (--no-overlap)"),
     (["--parameters", "9930", "--compute", "0.1"],
-     "Overlap is not applied, since only --net says how large each layer is")])
+     "Overlap is not applied, because only --net gives the size of each layer")])
 def test_it_says_whether_overlap_is_applied_and_why_not(flags, said, capsys, ring_only):
     assert main(["advise", *flags, "--workers", "2", "--bandwidth", "1e7"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())

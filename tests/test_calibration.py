@@ -262,11 +262,11 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
 
 
 @pytest.mark.parametrize(("flags", "found"), [
-    ("predict bsp --net resnet18:4 --batch 16", "of tiny at batch 16, and resnet18:4 at batch 16"),
+    ("predict bsp --net resnet18:4 --batch 16", "for tiny at batch 16, not resnet18:4 at batch 16"),
     ("run bsp --steps 1 --batch 128", "tiny at batch 128"),
     ("predict bsp --net shapes:1000 --data none --batch 32", "shapes:1000 at batch 32"),
     ("advise --parameters 1000",
-     "your model at batch 32 is asked for; give the time of one such gradient with --compute DIST or --rate "
+     "not your model at batch 32; give the time of one such gradient with --compute DIST or --rate "
      "FLOP/S"),
     ("advise --net tiny --image 8,8,1 --batch 64 --rate 1e9", ""),
     ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
@@ -288,7 +288,7 @@ def test_a_preset_says_whose_times_it_has(capsys):
              "--batch"]
     assert main(
         [*flags,
-         "64"]) == 0 and "machine das5-ethernet: its gradient times are of resnet50 at batch 32" in capsys.readouterr().err
+         "64"]) == 0 and "machine das5-ethernet: its gradient times are for resnet50 at batch 32" in capsys.readouterr().err
     assert main([*flags, "32"]) == 0 and capsys.readouterr().err == ""
 
 

@@ -99,7 +99,7 @@ def refuse(capsys, *arguments):
     (["run", "bsp", "--net", "shallow"], "data digits has images of shape (8, 8, 1)"),
     (["run", "bsp", "--batch", "0"], "batch 0; expected"),
     (["run", "bsp", *SMALL, "--plot", "x.bmp"], "expected a name that ends in .png"),
-    (["run", "bsp", *SMALL, "--json", "nowhere/x.json"], "there is no folder nowhere"),
+    (["run", "bsp", *SMALL, "--json", "nowhere/x.json"], "no folder nowhere"),
     (["compare", "--algorithms", "bsp,nope"], "algorithm 'nope' is unknown"),
     (["predict", "bsp", "--compute", "none"], "no formula covers"),
     (["ssp"], "ssp is an algorithm; did you mean: refsgd run ssp"),
@@ -176,7 +176,7 @@ def test_a_module_that_does_not_run_is_one_line(capsys, tmp_path, text, expected
     mine = tmp_path / "mine.py"
     mine.write_text(text)
     code, line = refuse(capsys, "check", f"{mine}:f")
-    assert code == 2 and expected in line and "expected a module that runs by itself" in line
+    assert code == 2 and expected in line and "expected a module that can be imported" in line
 
 
 def test_a_result_that_could_not_be_written_is_refused_before_anything_runs(capsys, tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 1 the run failed, 2 wrong use, 130 interrupted."""
+    """Run the command line and return the exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
     return carry_out(
         lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
 

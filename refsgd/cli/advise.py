@@ -37,8 +37,8 @@ def add(commands: Any) -> None:
     p = commands.add_parser("advise", help="which strategy fits a model and a cluster",
                             description="Compares strategies, by kind, with synchronous allreduce: predicted "
                             "time of a pass over the data, idleness, staleness, bytes and memory. Recommends "
-                            "one; says where another becomes the fastest, what studies found of accuracy, "
-                            "what is not known, and which command tries each.")
+                            "one, and says where another becomes the fastest, what studies found about "
+                            "accuracy, what is unknown, and which command tries each.")
     model = p.add_argument_group("model")
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
     model.add_argument("--image", default="224,224,3", metavar="H,W,C",
@@ -47,13 +47,13 @@ def add(commands: Any) -> None:
     model.add_argument("--flops", type=float, metavar="F",
                        help="of one image's forward pass, if no net is named")
     model.add_argument("--batch", type=int, default=32, metavar="B",
-                       help="images of a worker's gradient (default 32)")
+                       help="images in a worker's gradient (default 32)")
     model.add_argument("--images", type=whole, default=50_000, metavar="N",
-                       help="images of a pass (default 50000)")
+                       help="images in a pass (default 50000)")
     where = p.add_argument_group("cluster")
     where.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
     where.add_argument("--servers", type=int, default=1, metavar="K",
-                       help="of strategies with servers of their own (default 1)")
+                       help="servers of strategies with dedicated servers (default 1)")
     where.add_argument("--rate", type=typed(flops), metavar="FLOP/S",
                        help="of one worker, e.g. 5TFLOPS: with FLOPs it gives the time of a gradient (three "
                             "forward passes)")
@@ -67,14 +67,14 @@ def add(commands: Any) -> None:
                        + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
     p.add_argument("--memory", type=typed(_memory), metavar="BYTES",
-                   help="of a node, e.g. 16GB: strategies that need more are rejected")
+                   help="of a node, e.g. 16GB: reject strategies that need more")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES",
-                   help="strategies with a larger mean are rejected")
+                   help="reject strategies with a larger mean staleness")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
-                   help="exchange gradients during the backward pass, in buckets of 25 MB, where --net says "
-                        "how large each layer is (default)")
+                   help="exchange gradients during the backward pass, in buckets of 25 MB, if --net gives "
+                        "the size of each layer (default)")
     p.add_argument("--json", metavar="PATH",
-                   help="write the advice as JSON; - for standard output and nothing else")
+                   help="write the advice as JSON; -: only that, to standard output")
     p.set_defaults(do=do, colocated=None, cores=None)
 
 
@@ -87,7 +87,7 @@ def whole(text: str) -> int:
 
 
 def _memory(text: str) -> float:
-    """Bytes of a node; refused if they are so few that a unit is probably missing."""
+    """Bytes of a node; refused if the number is so small that a unit is probably missing."""
     if 0 < (value := nbytes(text)) < 1e6:
         raise ValueError(f"{text} is {value:g} bytes; expected at least 1MB{with_unit(text, 'GB')}")
     return value
@@ -103,8 +103,8 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
                 0.0, [])
     for name in ("parameters", "flops"):
         if (value := getattr(args, name)) is not None:
-            raise Usage(
-                f"--net {args.net} and --{name} {value:g}; expected one of the two: a net's sizes are known")
+            raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: --net implies "
+                        "the sizes")
     from refsgd.problems.nn import nets
 
     check_net(args.net, ", or --parameters and --flops")
@@ -123,7 +123,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
 
 
 def _time_of_gradient(args: argparse.Namespace) -> str | None:
-    """What says how long a gradient takes: --compute, or a device of --rate and --spread, or the machine."""
+    """The time of a gradient: --compute, a device of --rate and --spread, or None for the machine's."""
     if args.compute is not None and args.rate is not None:
         raise Usage(f"--rate {args.rate:g} and --compute {args.compute}; expected one of the two: each gives "
                     "the time of a gradient")
@@ -138,7 +138,7 @@ def _time_of_gradient(args: argparse.Namespace) -> str | None:
 
 
 def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
-    """The machine of the flags; refused where it has devices to price a model whose work is not known."""
+    """The machine of the flags; refused if it has devices and the model's work is unknown."""
     machine = machine_of(args)
     if on_devices(machine) and flops is None:
         rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"
@@ -197,9 +197,9 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
             [*found.crossings, _yours(args.workers, found.machine)] if found.crossings else [],
         "Largest learning rate that still converges on a quadratic, as a fraction of the limit with fresh "
         "gradients": [stable] if stable else [],
-        "What studies found of accuracy when workers are added":
+        "What studies found about accuracy when workers are added":
             [f"{LETTERS[i]}  {e}: docs/studies/{e.split()[0]}" for i, e in enumerate(findings)],
-        "What is not known": found.unknown,
+        "What is unknown": found.unknown,
         "Try them (messages and times only; with a real --net and --data they train)": tries,
     }.items():
         _list(title, lines, wide)
@@ -216,7 +216,7 @@ def _yours(workers: int, machine: Machine) -> str:
 def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
     """The strategies whose exchange overlaps with the backward pass, or the reason why none does."""
     if args.net is None:
-        return ("Overlap is not applied, since only --net says how large each layer is: computing and "
+        return ("Overlap is not applied, because only --net gives the size of each layer: computing and "
                 "exchange add up.")
     if not args.overlap:
         return "Overlap is not applied (--no-overlap): computing and exchange add up."
@@ -228,7 +228,7 @@ def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
 
 
 def _described(args: argparse.Namespace) -> str:
-    """The flags that describe the machine except its speeds; "" if its numbers contain all that was given."""
+    """The flags that describe the machine except its speeds; "" if its numbers say everything."""
     if args.machine is None:
         return ""
     said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update")}
@@ -241,8 +241,8 @@ TITLES = {"one model": "One model, synchronous", "stale gradients": "Stale gradi
 
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], wide: int) -> list[str]:
-    """Print a table with a section for each group, variants under the strategy they vary; `findings` are
-    referred to by letters.  Heads of the columns that do not fit."""
+    """Print a table with a section for each group, variants below their strategy, and letters for `findings`;
+    returns the heads of columns that do not fit."""
     from refsgd.display.tables import Column
 
     columns = [
@@ -285,12 +285,12 @@ def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
     lines = [
         f"pass: time until every worker has finished its equal share of {images:,} images "
         f"({PAGES['links']}); ~ approximation, ? bound, else exact",
-        f"factor: of {base} with equal work; compare times only within a kind: a pass of another kind may "
-        "teach less",
+        f"factor: relative to {base} with equal work; compare times only within a kind: a pass of another "
+        "kind may improve accuracy less",
         "without ...: the cluster without its slowest workers; work by speed: batches in proportion to speed",
         "idle: share of worker time not spent computing gradients, averaged over workers; a worker that ends "
         f"early is idle until the last one ends ({PAGES['idle']})",
-        f"stale: updates between a gradient's reading and its use, on average ({PAGES['staleness']})",
+        f"stale: mean number of updates between a gradient's read and its use ({PAGES['staleness']})",
         f"sent: per iteration, by all nodes together ({PAGES['bytes']}); memory: of the fullest node, "
         "without the framework's own",
         "waits for: the largest cause of idleness; K: servers, K=n: one on each worker's node"]
@@ -305,7 +305,7 @@ def _bold(text: str) -> str:
 
 
 def _list(title: str, lines: Sequence[str], wide: int) -> None:
-    """Print a heading and indented lines; nothing without lines.  Lines of a command stay as they are."""
+    """Print a heading and indented lines, if there are any; commands are not wrapped."""
     if lines:
         print("\n" + _bold("\n".join(wrap(title, wide))))
     for line in lines:

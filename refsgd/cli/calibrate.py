@@ -15,15 +15,14 @@ def add(commands: Any) -> None:
     p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
                             description="Measures gradients of some nets and batches, update time, latency "
                             "and bandwidth of each transport, in under 30 s for the small nets; fits a "
-                            "device to the gradients and says how far it is off each; and writes a machine "
-                            "file that every command accepts. Warns if other processes were at work "
-                            "meanwhile.")
+                            "device to the gradients and prints its error for each; writes a machine file "
+                            "that every command accepts. Warns if other processes were busy meanwhile.")
     p.add_argument("--net", default="tiny,shallow", metavar="A,B",
                    help="two nets or more (default %(default)s)")
     p.add_argument("--batches", default="1,2,8,32,128", metavar="B,...",
                    help="four batches or more (default %(default)s)")
     p.add_argument("--output", default="machine.json", metavar="PATH",
-                   help="default machine.json; - for standard output alone")
+                   help="default machine.json; -: only standard output")
     p.set_defaults(do=do)
 
 
@@ -35,8 +34,8 @@ def do(args: argparse.Namespace) -> None:
     for net in nets:
         check_net(net)
     if len(set(nets)) < 2:
-        raise Usage(f"net {args.net}; expected two nets or more, such as tiny,shallow: one alone does not "
-                    "tell the time of its parameters from the overhead")
+        raise Usage(f"net {args.net}; expected two nets or more, such as tiny,shallow: a single net cannot "
+                    "separate the time of its parameters from the overhead")
     if not all(b.isdecimal() and int(b) for b in batches) or len(set(batches)) < 4:
         raise Usage(f"batches {args.batches}; expected four numbers of images or more, such as 1,8,32,128")
     check_output(args.output)

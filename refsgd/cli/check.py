@@ -18,9 +18,9 @@ from refsgd.experiment.prepare import Usage
 def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("check", help="check everything that your own algorithm must satisfy",
-                            description="Lint, sizes, determinism, the ledger of gradients, the fixed point, "
-                            "descent, every schedule of a small case, real processes. A failure comes with "
-                            "the shortest schedule.")
+                            description="Checks lint, sizes, determinism, the ledger of gradients, the fixed "
+                            "point, descent, every schedule of a small case, and real processes. Reports a "
+                            "failure with its shortest schedule.")
     p.add_argument("target", metavar="MODULE:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), or the name "
                         "of an algorithm of the catalogue")
@@ -71,7 +71,7 @@ def imported(target: str) -> Any:
                     ) from None
     except Exception as error:  # a user's module may raise anything
         raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that "
-                    "runs by itself") from None
+                    "can be imported") from None
     if not callable(getattr(module, name, None)):
         raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
     return getattr(module, name)

@@ -20,16 +20,16 @@ def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("machine", help="show a machine: hosts, groups, links",
                             description="Prints the hosts, groups and links of a machine with their figures, "
-                            "and where the nodes of a run would live.")
+                            "and the placement of a run's nodes.")
     p.add_argument("machine", nargs="?", metavar="FILE|PRESET",
                    help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}")
     where = p.add_argument_group("machine")
-    where.add_argument("--workers", type=int, metavar="N", help="default: as many as fill its hosts, else 4")
-    where.add_argument("--servers", type=int, metavar="K", help="default 1, or those that the machine lists")
+    where.add_argument("--workers", type=int, metavar="N", help="default: enough to fill its hosts, or 4")
+    where.add_argument("--servers", type=int, metavar="K", help="default: those that the machine lists, or 1")
     of_machine(where)
     out = p.add_argument_group("output")
     out.add_argument("--output", metavar="FILE",
-                     help="write a machine file: TOML if it is called *.toml, else JSON")
+                     help="write a machine file: TOML if its name ends in .toml, else JSON")
     file_options(out)
     p.set_defaults(do=do)
 

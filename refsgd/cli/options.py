@@ -47,20 +47,20 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with exit code 2."""
 
     def error(self, message: str) -> typing.NoReturn:
-        """Print the error, and the choice that was perhaps meant."""
+        """Print the error, with the choice that was probably meant."""
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
         elif choice:
             message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
         if choice and ".py" in choice[1]:
-            message += ("; your own: refsgd check FILE:FUNCTION here, and in Python refsgd.run, "
-                        "refsgd.compare and refsgd.Stepper take the function")
+            message += ("; for your own, use refsgd check FILE:FUNCTION, or in Python refsgd.run, "
+                        "refsgd.compare and refsgd.Stepper, which take the function")
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but an unknown flag is an error of the command that does not know it."""
+        """As in argparse, but the command that does not know a flag reports it."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((text.split("=")[0] for text in rest if text.startswith("-")), None)
         if unknown is not None:
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _meant(self, name: str) -> str:
-        """The flag that was perhaps meant by an unknown one, and the algorithms that have it."""
+        """The flag that was probably meant by an unknown one, and the algorithms that have it."""
         mine = [f for f in self._option_string_actions if f.startswith("--")]
         others = {flag(o): o for f in CATALOGUE.values()
                   for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
@@ -88,8 +88,8 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                            "parameters and nothing to compute, shapes:resnet50@224 those of a net for images "
                            "of 224 pixels")
     work.add_argument("--batch", type=batch, metavar="B",
-                      help=f"images per worker and iteration (default {Training.batch}); 20,1: of each "
-                           "worker; auto:21 shares 21 by the workers' speeds")
+                      help=f"images per worker and iteration (default {Training.batch}); 20,1: for each "
+                           "worker; auto:21 divides 21 by the workers' speeds")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
     work.add_argument("--epochs", type=float, metavar="E",
                       help=f"passes over the data (default {DEFAULT_EPOCHS})")
@@ -134,7 +134,7 @@ def of_exchange(how: argparse._ArgumentGroup) -> None:
 def files(out: argparse._ActionsContainer) -> None:
     """The options for output files of a result."""
     out.add_argument("--json", metavar="PATH",
-                     help="write the result as JSON; - for standard output and nothing else")
+                     help="write the result as JSON; -: only that, to standard output")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
 
 
@@ -145,7 +145,7 @@ def player_file(out: argparse._ActionsContainer) -> None:
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:
-    """The function with which argparse reads an option: an error says what `read` expected."""
+    """A reader of options for argparse, whose errors say what `read` expected."""
     def option(text: str) -> float:
         try:
             return read(text)
@@ -183,7 +183,7 @@ def batch(text: str) -> int | str:
 
 
 def of_machine(where: argparse._ArgumentGroup) -> None:
-    """The options of every field of a machine."""
+    """The options for all fields of a machine."""
     where.add_argument("--compute", metavar="DIST",
                        help="time of one gradient, e.g. 158ms or exponential(20ms), default "
                             f"{DEFAULT_MACHINE.compute}; or a device that prices it by the net's operations, "
@@ -193,7 +193,7 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
     where.add_argument("--slow-motion", type=float, metavar="K",
-                       help="all of the machine K times as slow, so that real processes can keep its pace")
+                       help="everything on the machine K times slower, so that real processes can keep pace")
     where.add_argument("--colocated", action="store_true", default=None,
                        help="server k shares the host of worker k mod n")
     where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
@@ -203,8 +203,8 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
 
 
 def levels(where: argparse._ArgumentGroup) -> None:
-    """The options of a machine with hosts of several nodes, or groups of hosts; `none` removes what a file or
-    preset has."""
+    """The options for hosts of several nodes and groups of hosts; `none` removes the value of a file or
+    preset."""
     where.add_argument("--hosts", metavar="WHERE", help="where nodes live: " + placement.HOSTS)
     where.add_argument("--duplex", choices=("full", "half"),
                        help="half: a host's link serves both directions, one message at a time")
@@ -260,11 +260,9 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
-    """Normalise arguments: no command or ``help`` means ``--help``, ``run SSP`` means ``run ssp``, a preset
-    means its flags.
+    """Normalise arguments: no command or ``help`` becomes ``--help``, ``run SSP`` becomes ``run ssp``, a
+    preset becomes its flags.
 
-    Examples
-    --------
     >>> as_meant([]), as_meant(["help", "run"]), as_meant(["run", "AD-PSGD"])
     (['--help'], ['run', '--help'], ['run', 'adpsgd'])
     """
@@ -286,8 +284,6 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
 def expand_preset(arguments: Sequence[str]) -> list[str]:
     """``run --preset NAME ...`` as ``run ALGORITHM ...`` with the flags of the update architecture.
 
-    Examples
-    --------
     >>> expand_preset(["run", "--preset", "caffe2", "--workers", "8"])
     ['run', 'allreduce', '--collective', 'halving-doubling', '--workers', '8']
     """
@@ -361,8 +357,8 @@ def _described(args: argparse.Namespace) -> Machine:
 
 
 def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
-    """Warn if a machine's compute times belong to another net or batch than the run's; shape-only nets may
-    have any times."""
+    """Warn if a machine's compute times belong to another net or batch than the run's, unless the net is
+    shape-only."""
     from refsgd.problems.data import NAMES
 
     trains = hasattr(args, "data")  # otherwise the question is about a model without a net
@@ -372,9 +368,9 @@ def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
     if fits or (trains and data not in (*NAMES, "none")):
         return
     rate = "" if trains else " or --rate FLOP/S"
-    warnings.warn(f"machine {args.machine}: its gradient times are of {net} at batch {size}, and "
-                  f"{asked or 'your model'} at batch {given} is asked for; give the time of one such "
-                  f"gradient with --compute DIST{rate}", stacklevel=3)
+    warnings.warn(f"machine {args.machine}: its gradient times are for {net} at batch {size}, not "
+                  f"{asked or 'your model'} at batch {given}; give the time of one such gradient with "
+                  f"--compute DIST{rate}", stacklevel=3)
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:

@@ -73,10 +73,10 @@ def check_output(path: str | None) -> None:
         return
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
-        raise Usage(f"cannot write {path}: there is no folder {Path(path).parent}; expected an existing one")
+        raise Usage(f"cannot write {path}: no folder {Path(path).parent}; expected an existing one")
     if not os.access(folder, os.W_OK):
-        raise Usage(
-            f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that is")
+        raise Usage(f"cannot write {path}: the folder {Path(path).parent} is not writable; expected one that "
+                    "is")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ def width() -> int | None:
 
 
 def tell(text: str, indent: int = 0) -> None:
-    """Print lines; those wider than the terminal are folded between words."""
+    """Print lines, wrapped between words to the width of the terminal."""
     for line in text.splitlines():
         wide = width()
         fits = wide is None or len(line) <= wide

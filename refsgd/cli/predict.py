@@ -1,4 +1,4 @@
-"""``refsgd predict``: closed forms of one algorithm or simulated figures, and curves of several."""
+"""``refsgd predict``: closed forms or simulated metrics of one algorithm, and curves of several."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Print the formulas' figures, or the curves of a sweep."""
+    """Print the predicted metrics, or the curves of a sweep."""
     if args.sweep:
         draw_sweep(args)
         return
@@ -88,8 +88,8 @@ def draw_sweep(args: argparse.Namespace) -> None:
     names = [catalogued(a) for a in (args.algorithm, *args.against.split(",")) if a]
     own = own_given(args)
     if own and len(names) > 1:
-        raise Usage(f"{', '.join(map(flag, own))} beside --against; expected options of one algorithm alone, "
-                    "or none")
+        raise Usage(f"{', '.join(map(flag, own))} with --against; expected no options of a single algorithm "
+                    "when several are compared")
     arguments = {k: v for k, v in arguments_of(args).items()
                  if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs", *own)}
     if "steps" not in arguments and "epochs" not in arguments:

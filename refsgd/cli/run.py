@@ -33,7 +33,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="DIR",
                         help="write the run's record there while it runs; --resume DIR continues from it")
     parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS",
-                        help="after which the record is flushed to the disk (default 1; 0: at SIGUSR1 only)")
+                        help="epochs between flushes of the record to disk (default 1; 0: only at SIGUSR1)")
     parser.add_argument("--resume", metavar="DIR",
                         help="replay the record in DIR and continue from its end, with the arguments in it")
     parser.add_argument("--fault", metavar="WHAT", action="append", default=[],
@@ -73,8 +73,7 @@ def described(args: argparse.Namespace) -> RunOptions:
 
 @contextlib.contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Errors and warnings, which are the same on all ranks, are printed by rank 0 only; the others just
-    end."""
+    """Let only rank 0 print errors and warnings, which are the same on all ranks; the others just end."""
     if not rank:
         yield
         return
@@ -95,11 +94,11 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
         _, function = deployment_function(args.algorithm)
         servers = args.servers or 1 if has_servers(function) and not args.colocated else 0
         if args.workers is None and args.resume is None and comm.size > 1 and not args.hosts:
-            # as many as mpiexec has started; of hosts a rank is one, with any number of workers
+            # as many as mpiexec has started; with --hosts, a rank is a host with any number of workers
             args.workers = max(1, comm.size - servers)
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)
-        for turn in (True, False):  # one compiles, the others read its cache
+        for turn in (True, False):  # rank 0 compiles, the others read its cache
             if turn == (comm.rank == 0):
                 compile_kernels(args.data, args.net, args.quiet)
             comm.Barrier()

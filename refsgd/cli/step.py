@@ -18,7 +18,7 @@ KEYS = """  number  let this action happen        Enter  the first one
   r       run to the end                w      why each program waits, and where it stands
   d       diagram of what happened      l      lines of the program that acted last; l server0
   h       this help                     q      quit
-  u block until a worker is held back; so also u clock, u send, u receive, u return"""
+  u block until a worker is held back; likewise u clock, u send, u receive, u return"""
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""What is optimised: a starting point, gradients keyed by (worker, step), a loss to look at afterwards."""
+"""Problems to optimise: a starting point, gradients keyed by (worker, step), a loss for evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
 
 def one_image(rank: int, t: int) -> int:
-    """Every gradient weighs the same.
+    """Equal weights of all gradients.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Problem:
 
 
 class _Priced(NamedTuple):
-    """A gradient that says how much work it is: a runtime sees functions and their arguments, no problems."""
+    """A gradient that knows its work, because a runtime sees functions and arguments, not problems."""
 
     function: Callable[[Array, int, int], Array]
     operations: Callable[[int, int], float]
@@ -101,13 +101,13 @@ class _Priced(NamedTuple):
 
 
 def with_batches(problem: Problem, batches: Sequence[int]) -> Problem:
-    """The same gradients as means over so many examples, which weigh them.
+    """The same problem with gradients weighted as means over batches.
 
     Parameters
     ----------
     problem : Problem
     batches : sequence of int
-        Of each worker; of a single number, that of all.
+        The batch of each worker, or a single batch for all.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def with_batches(problem: Problem, batches: Sequence[int]) -> Problem:
 
 
 def described(batches: Sequence[int]) -> dict[str, Any]:
-    """What a problem says of its batches: the mean over workers, and each of them where they differ.
+    """The description of batches: the mean over workers, and all of them if they differ.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def integer_gradients(d: int = 8, workers: int = 4, seed: int = 0, batches: Sequ
 
 
 def _key(seed: int, rank: int, t: int) -> int:
-    """What dropout drops depends on (seed, rank, t) alone."""
+    """The key of dropout's choices, from (seed, rank, t)."""
     return ((seed & 0xFFFFF) << 44) | ((rank & 0xFFFFF) << 24) | (t & 0xFFFFFF)
 
 
@@ -234,13 +234,13 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     workers : int
         n, as of the run.
     batch : int or sequence of int
-        Images per worker and step; or of each worker.
+        Images per worker and step, or for each worker.
     seed : int
         Of the initial parameters and of every epoch's order.
     by_label : bool
         Shards sorted by label instead of identically distributed ones.
     evaluate : int
-        At most so many images are used for a loss or an accuracy along the way.
+        Most training images used for a loss or an accuracy.
 
     Returns
     -------
@@ -287,7 +287,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
         return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
 
     layers = by_work(net.parts, lambda rank, t: LayerByLayer(len(net.parts), steps(rank, t)))
-    # equal batches count as full ones, also where the data are too few by an image or two
+    # equal batches count as full, even if the data lack an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters,

@@ -24,7 +24,7 @@ _SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort
 
 
 class NoContents(TypeError):
-    """A program looks at the entries of a shape-only vector."""
+    """A program reads the entries of a shape-only vector."""
 
 
 def _refuse(found: str, expected: str = "arithmetic") -> NoReturn:
@@ -34,8 +34,6 @@ def _refuse(found: str, expected: str = "arithmetic") -> NoReturn:
 class ShapeOnly:
     """A vector of `size` float32 numbers without contents.
 
-    Examples
-    --------
     >>> x = ShapeOnly(1000)
     >>> (x[:250] - np.float32(0.1) * x[:250]).nbytes
     1000
@@ -52,7 +50,7 @@ class ShapeOnly:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of such an array, which count on a link."""
+        """Bytes of an array of this size, which links charge for."""
         return 4 * self.size
 
     @property
@@ -116,14 +114,12 @@ class ShapeOnly:
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,
                net: str = "", parts: Sequence[Part] = ()) -> Problem:
-    """A problem with `d` shape-only parameters: gradients, of batches that may differ by worker, take their
-    drawn time and nothing else; on a device that of so many floating-point operations of each image.
-
-    Without `parts` it has one layer."""
+    """A problem with `d` shape-only parameters in one layer or in `parts`, whose gradients only take their
+    drawn time, or on a device the time of `operations` for each image; batches may differ by worker."""
     batches = batch if isinstance(batch, Sequence) else [batch]
     for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
         if not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"shape-only net of {value} {name}; expected a whole number, at least 1")
+            raise ValueError(f"shape-only net with {value} {name}; expected a whole number, at least 1")
     parts = parts or [Part("net", slice(0, d), 1.0)]
     x: Any = ShapeOnly(d)
 
@@ -146,7 +142,7 @@ def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
 
 
 def of_net(name: str, batch: int | Sequence[int]) -> Problem:
-    """A net in shape only, by name and size of its images: ``resnet50@224``, ``vgg16@32x32x3``."""
+    """A shape-only net, by name and image size: ``resnet50@224``, ``vgg16@32x32x3``."""
     base, _, size = name.partition("@")
     try:
         sides = tuple(map(int, size.split("x"))) if size else ()
@@ -161,7 +157,7 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
 
 
 def current_name(net: str) -> str:
-    """The name of a net, with ``phantom:P``, as ``shapes:P`` was called until the last release, renamed."""
+    """The name of a net, with the old name ``phantom:P`` replaced by ``shapes:P``."""
     if not net.startswith("phantom:"):
         return net
     warnings.warn("phantom:P is now called shapes:P; the old name will be removed in the next release",

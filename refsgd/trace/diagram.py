@@ -33,8 +33,6 @@ def _words(event: Event) -> str:
 def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False) -> str:
     """Draw events below each other, each in its node's column.
 
-    Examples
-    --------
     >>> print(diagram([Computed(1.0, "peer1", 0, 0.0, "gradient")], ["peer0", "peer1"]))
     peer0 | peer1
           | gradient

@@ -58,8 +58,6 @@ COUNT = whole(0)
 def misfit(value: Any, schema: Any, field: str = "") -> str:
     """The first misfit of a value and a schema, in one line.
 
-    Examples
-    --------
     >>> misfit({"workers": [None]}, {"workers": [COUNT]})
     'workers[0] is None; expected a whole number, at least 0'
     """

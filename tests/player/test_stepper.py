@@ -464,7 +464,7 @@ def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):
     assert "ssp staleness=1: 2 workers, 1 step\n" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
     assert len(data_of((tmp_path / "p.html").read_text())["events"]) == 19
     for wrong, line in [(["--schedule", "x"], "schedule 'x'; expected numbers"),
-                        (["--player", "nowhere/p.html"], "there is no folder nowhere")]:
+                        (["--player", "nowhere/p.html"], "no folder nowhere")]:
         done = subprocess.run([*command, *wrong], input="", capture_output=True, text=True)
         assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1
     done = subprocess.run([*command, "--decisions", "--schedule", "[1, 0]"], input="", capture_output=True,

@@ -64,15 +64,7 @@ def _asset(name: str) -> str:
 
 
 class Player:
-    """A page of the step player, which notebooks show in a frame.
-
-    Parameters
-    ----------
-    html : str
-        The document, of `player_html`.
-    height : int
-        Height of the frame in a notebook, in pixels.
-    """
+    """A page of the step player, `html`, which notebooks show in a frame of `height` pixels."""
 
     def __init__(self, html: str, height: int = 860) -> None:
         self.html, self.height = html, height

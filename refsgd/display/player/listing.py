@@ -59,8 +59,6 @@ def colour(lines: list[str]) -> list[str]:
     Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name
     ``d``.
 
-    Examples
-    --------
     >>> colour(["g = yield Recv(Push)\\n"])
     ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']
     """

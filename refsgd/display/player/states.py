@@ -33,8 +33,6 @@ def shown(value: Any, depth: int = 0) -> str | None:
 
     Arrays of up to four numbers are written out; of larger ones the type and the shape.
 
-    Examples
-    --------
     >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
     ('{worker0: 2}', 'float32 (9,)', '0.1235', None)
     """

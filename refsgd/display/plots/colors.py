@@ -21,8 +21,6 @@ MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay":
 def color_of(algorithm: str) -> str:
     """The colour of an algorithm, the same in every picture.
 
-    Examples
-    --------
     >>> color_of("bsp"), color_of("bsp") == color_of("asp")
     ('#0072B2', False)
     """

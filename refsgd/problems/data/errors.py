@@ -2,4 +2,4 @@
 
 
 class DataError(Exception):
-    """A data set is missing or invalid: one line with the finding and the expectation."""
+    """A data set is missing or invalid: one line with what was found and what was expected."""

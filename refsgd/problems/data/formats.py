@@ -1,4 +1,4 @@
-"""Readers of the published file formats. They verify everything that a file says about itself."""
+"""Readers of the published file formats, which verify all of a file's headers and sizes."""
 from __future__ import annotations
 
 import gzip
@@ -62,5 +62,5 @@ def read_digits(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     pixels, labels = table[:, :64], table[:, 64]
     if not (np.all((pixels >= 0) & (pixels <= 16)) and np.all(np.isin(labels, range(10)))):
         raise DataError(
-            f"{path}: values that are no pixel or label, expected pixels 0 to 16 and labels 0 to 9")
+            f"{path}: invalid pixels or labels, expected pixels 0 to 16 and labels 0 to 9")
     return pixels.reshape(-1, 8, 8, 1), labels.astype(np.int64)

@@ -39,8 +39,7 @@ CHECKSUMS = {
     },
     "cifar10": {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
 }
-# This mirror carries the same six files in an archive of its own; the SHA-1 is the one in Apache MXNet's
-# loader.
+# This mirror packs the same six files into another archive, whose SHA-1 is in Apache MXNet's loader.
 REPACKED = {ADDRESSES["cifar10"][1]: "sha1:fab780a1e191a7eda0f345501ccd62d20f7ed891"}
 
 
@@ -75,13 +74,13 @@ def fetch(name: str) -> Path:
         raise DataError("fetching needs pooch, which is not installed; pip install 'refsgd[data]'") from None
     cache = user_cache()
     if cache is None:
-        raise DataError(f"{name}: this user has no home directory to keep it in; expected XDG_CACHE_HOME to "
-                        "name a folder that you may write to")
+        raise DataError(f"{name}: this user has no home directory for it; expected XDG_CACHE_HOME to name a "
+                        "folder that you may write to")
     folder = cache / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{name}: {folder} cannot be made ({error.strerror}); expected XDG_CACHE_HOME to "
+        raise DataError(f"{name}: {folder} cannot be created ({error.strerror}); expected XDG_CACHE_HOME to "
                         "name a folder that you may write to") from None
     for file, checksum in CHECKSUMS[name].items():
         _download(pooch, name, file, checksum, folder)
@@ -106,7 +105,7 @@ def _download(pooch: object, name: str, file: str, checksum: str, folder: Path) 
 
 
 def _matches(path: Path, known: str) -> bool:
-    """Whether the file is there and has the checksum, written ``algorithm:digest``."""
+    """Whether the file exists and has the checksum, written ``algorithm:digest``."""
     algorithm, _, digest = known.partition(":")
     if not path.is_file():
         return False

@@ -79,7 +79,7 @@ class Dataset:
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             if len(images) != len(labels):
                 raise DataError(
-                    f"{self.name}: {len(images)} {part} images and {len(labels)} labels, expected as many")
+                    f"{self.name}: {len(images)} {part} images, {len(labels)} labels, expected equally many")
             bad = ~np.isfinite(images).all(axis=(1, 2, 3))
             if bad.any():
                 raise DataError(
@@ -106,8 +106,7 @@ def user_cache() -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """The folders in which the files of a data set are searched, in order: ``$REFSGD_DATA``, then the user's
-    cache, if there is one.
+    """The folders searched for the files of a data set, in order: ``$REFSGD_DATA``, then the user's cache.
 
     Parameters
     ----------
@@ -191,7 +190,7 @@ def load(name: str) -> Dataset:
     raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
 
 
-# reading costs seconds and hundreds of MB for each of many consecutive runs
+# cached, because reading takes seconds and hundreds of MB in each of many consecutive runs
 @functools.lru_cache(maxsize=1)
 def _read(name: str, stamps: tuple[tuple[Path, int, int], ...]) -> Dataset:
     return _load_cifar() if name == "cifar10" else _load_idx(name)

@@ -1,10 +1,10 @@
-"""Which images a worker computes its gradient on: a pure function of (seed, epoch, worker, step).
+"""The images for each worker's gradient: a pure function of (seed, epoch, worker, step).
 
-An epoch's order is a permutation drawn for (seed, epoch). Its step k takes the next entries, as many as all
+An epoch's order is a permutation drawn for (seed, epoch). Step k takes the next entries, as many as all
 batches together, and deals them to the workers in rank order; the rest at the end of an epoch is dealt in
-proportion to the batches, so that a share may be short, or empty. Every image is visited exactly once an
-epoch, however many workers there are and whatever their batches: all shares of a step together are what one
-worker would take with the sum of the batches.
+proportion to the batches, so that a share may be short or empty. Every image is visited exactly once per
+epoch, for any number of workers and any batches: together, the shares of a step are those of one worker with
+the sum of the batches.
 """
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
-# Spawn key of the random stream of the order, so that no other use of the same seed repeats it.
+# Spawn key of the order's random stream, so that no other use of the same seed repeats it.
 _ORDER = 0x0DE7
-# Asynchronous workers ask for steps of different epochs in turn.
+# Asynchronous workers alternate between epochs.
 _EPOCHS_KEPT = 8
 
 
@@ -33,7 +33,7 @@ class Shards:
         Number N of training images.
     workers : int
     batch : int or sequence of int
-        Images per worker and step; or of each worker.
+        Images per worker and step, or for each worker.
     seed : int
     labels : integers, shape (N,), optional
         Needed if ``by_label``.
@@ -72,7 +72,7 @@ class Shards:
                 f"labels are {found}, expected one for each of {images} images to shard by label")
         self.images, self.workers, self.seed = images, workers, seed
         together = min(sum(batches), images)
-        #: images of a full share of each worker: not more than its part of all
+        #: images in each worker's full share, at most its part of all
         self.batches = apportion(together, batches)
         self.steps_per_epoch = -(-images // together)
         self._whole = tuple(accumulate(self.batches, initial=0))
@@ -94,11 +94,11 @@ class Shards:
         worker : int
             0 to workers - 1.
         step : int
-            Counts on through the epochs: step ``steps_per_epoch`` is the first of epoch 1.
+            Counted across epochs: step ``steps_per_epoch`` is the first of epoch 1.
 
         Returns
         -------
-        int64 array, read-only, of at most ``batches[worker]`` entries; at the end of an epoch fewer, or none
+        int64 array, read-only, of at most ``batches[worker]`` entries; fewer or none at the end of an epoch
         """
         if not 0 <= worker < self.workers:
             raise ValueError(f"worker is {worker}, expected 0 to {self.workers - 1}")
@@ -114,7 +114,7 @@ class Shards:
 
     def _order(self, epoch: int) -> Indices:
         order = self._orders.get(epoch)
-        if order is None:  # threads may find so at the same time, and draw the same
+        if order is None:  # several threads may get here, and draw the same order
             random = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(_ORDER, epoch)))
             if self._sorted is None:
                 order = random.permutation(self.images).astype(np.int64)
@@ -132,8 +132,8 @@ class Shards:
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Whole shares of `total` in proportion to weights, by largest remainder.
 
-    The sum is `total`, no share is further than 1 from its quota, and a larger weight never gets less; of
-    equal remainders the first gets more.
+    The sum is `total`, no share differs from its quota by more than 1, and a larger weight never gets less;
+    of equal remainders the first gets more.
 
     Parameters
     ----------

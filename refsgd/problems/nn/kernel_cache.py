@@ -45,7 +45,7 @@ def kept() -> bool:
         return True
     tried = ", ".join(map(str, places()))
     folder = _temporary()
-    are = f"kept in {folder}" if folder else "not kept, and compiled again by each process that starts"
+    are = f"kept in {folder}" if folder else "not kept, and each process that starts compiles them again"
     warnings.warn(f"compiled kernels are {are}, since nothing can be written to {tried}; expected "
                   "NUMBA_CACHE_DIR to name a folder that you may write to", RuntimeWarning, stacklevel=2)
     if folder:

@@ -1,8 +1,8 @@
-"""Shared vectors between real processes: their memory, made before the fork, and their lock.
+"""Vectors shared between real processes: their memory, made before the fork, and their lock.
 
-A process may be killed at any moment while the others continue.  So the lock is one that the kernel releases
-with its holder (a lock on a file without a name), and the next access undoes an addition that was not
-finished: an access has happened completely, and then it has a number, or not at all.
+A process may be killed at any moment while the others continue.  So the kernel releases the lock when its
+holder dies (it is a lock on an unnamed file), and the next access undoes an unfinished addition: an access
+either has a number and is complete, or has not happened.
 """
 
 from __future__ import annotations
@@ -25,18 +25,11 @@ DONE, BEGUN, CELL, PART = range(4)
 
 
 class _Lock:
-    """One lock for all cells of a run, and a count of accesses under it: their common order.
-
-    Parameters
-    ----------
-    cells : list of Cell
-        Whose memory is shared already.
-    tickets : int
-        Number of the first access.
-    """
+    """One lock for all `cells` of a run, whose memory is shared already, and a count of accesses under it,
+    from `tickets` on: their common order."""
 
     def __init__(self, cells: list[Cell], tickets: int) -> None:
-        import fcntl  # where there is fork there is this
+        import fcntl  # exists wherever fork does
 
         self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
         self._file = unnamed_file("cells")
@@ -50,12 +43,12 @@ class _Lock:
 
     @contextmanager
     def ticket(self) -> Iterator[int]:
-        """Hold the lock; the number of this access."""
+        """Hold the lock; yields the number of this access."""
         self._lockf(self._file, self._take)
         try:
             words = self._words
             number = words[DONE]
-            if words[BEGUN] == number + 1:  # whoever began it has died
+            if words[BEGUN] == number + 1:  # the process that began it has died
                 self._undo()
             yield number
             words[DONE] = number + 1
@@ -63,7 +56,7 @@ class _Lock:
             self._lockf(self._file, self._free)
 
     def adds(self, effect: Add) -> None:
-        """While the lock is held: an addition begins, which a death would leave half done."""
+        """Prepare, while the lock is held, for undoing an addition that a death may interrupt."""
         words, cell = self._words, effect.cell
         x = cell.x[cell.cut[effect.part]]
         self._before[: x.nbytes] = x.view(np.uint8)
@@ -77,8 +70,8 @@ class _Lock:
 
 
 def share(deployment: Deployment, tickets: int = 0) -> None:
-    """Move all cells of a deployment into anonymous shared memory, before any fork; `tickets` accesses have
-    been made."""
+    """Move all cells of a deployment into anonymous shared memory, before any fork, after `tickets`
+    accesses."""
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
     for cell in found.values():
         shared = np.frombuffer(anonymous(max(1, cell.x.nbytes)), cell.x.dtype, cell.x.size)
@@ -97,12 +90,12 @@ def load(effect: Load) -> tuple[Any, int]:
 
 
 def before(effect: Add) -> Any:
-    """What an `Add` that is not atomic adds to: what it reads now."""
+    """The value to which an `Add` that is not atomic adds: the one that it reads now."""
     return None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
 
 
 def add(effect: Add, seen: Any) -> int:
-    """Write an `Add`; its number, or `UNORDERED` where no lock gives it one."""
+    """Write an `Add`; returns its number, or `UNORDERED` without a lock."""
     if not effect.atomic:
         add_to(effect, seen)
         return UNORDERED
