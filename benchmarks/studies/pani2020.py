@@ -8,23 +8,26 @@ machine beside a fast one can contribute.  A batch is split over the devices, as
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.published import shares
-from benchmarks.studies.lab import Lab, Trial
+from benchmarks.studies.lab import Lab, Seen, Trial
 from benchmarks.studies.study import Document, Line, Panel, Part, decided, interval, judged, shown, untestable
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.presets import load_machine
+from refsgd.cluster.prices import left
 from refsgd.problems.nn import nets
 
 DEVICES = (1, 2, 4, 8)
-#: assumed of the GPUs, which the report does not state: a third of the peak of an RTX 2080 Ti, PCIe, one
-#: launch of all kernels
-RATE, BUS, LAUNCH = 4e12, 12e9, 2e-4  # FLOP/s, bytes/s, s
+PAIR = load_machine(str(Path(__file__).with_name("pani2020.toml")))  #: a fast and a slow device
+FAST, SLOW = PAIR.compute
+#: assumed of the GPUs' bus, which the report does not state: PCIe, one launch of all kernels
+BUS, LAUNCH = 12e9, 2e-4  # bytes/s, s
 IMAGES = {"mnist": 60_000, "digits": 1437}  # of a pass
 SMALLEST = 32  # of the report's batches
-SPEEDS = (20.0, 1.0)  # of a fast and a slow machine, in batches per second
 
 
 def data(lab: Lab) -> dict[str, Any]:
@@ -116,22 +119,23 @@ def same_learning(lab: Lab) -> Part:
         note="The same batches of 64, split over the devices: all see the same images in the same order.")
 
 
-def _device_time(net: str, batch: int, devices: int) -> tuple[dict[str, Any], float]:
-    """Arguments of a run, and seconds of a gradient, for a batch that is split over devices."""
-    built = nets.build(net, (28, 28, 1))
-    flops = 3 * sum(row.flops for row in built.describe())  # a backward pass costs two forward passes
-    compute = LAUNCH + batch / devices * flops / RATE
-    machine = Machine(compute=f"fixed({compute:g})", latency=LAUNCH, bandwidth=BUS)  # type: ignore[arg-type]
-    return {"net": f"shapes:{built.parameters}", "data": "none", "workers": devices,
-            "batch": max(1, batch // devices), "steps": 20,
-            "machine": machine, "collective": "root"}, compute
+def _shapes(net: str) -> str:
+    """The name of a net for MNIST in shape only."""
+    return f"shapes:{net}@28x28x1"
+
+
+def _divided(net: str, batch: int, devices: int) -> dict[str, Any]:
+    """Arguments of a run whose batch is split over devices."""
+    machine = Machine(compute=replace(FAST, overhead=LAUNCH), latency=LAUNCH, bandwidth=BUS)
+    return {"net": _shapes(net), "data": "none", "workers": devices, "batch": max(1, batch // devices),
+            "steps": 20, "machine": machine, "collective": "root"}
 
 
 def devices(lab: Lab) -> Part:
     """Figs. 3 and 6: the time of a step with one to eight devices, for a small and a larger net."""
     sizes = (32, 512, 8192)
     keys = [(net, b, n) for net in ("shallow", "resnet18") for b in sizes for n in DEVICES]
-    trials = [Trial("allreduce", {**_device_time(*key)[0], "seed": lab.seed}) for key in keys]
+    trials = [Trial("allreduce", {**_divided(*key), "seed": lab.seed}) for key in keys]
     seen = dict(zip(keys, lab.runs(trials)))
     time = {key: 1e3 * run.measured["seconds_per_iteration"] for key, run in seen.items()}
     formula = {key: 1e3 * run.the_result.predicted["seconds_per_iteration"]["value"]
@@ -175,13 +179,13 @@ def devices(lab: Lab) -> Part:
         "devices: eight RTX 2080 Ti beside a "
         "Xeon Silver 4214 of 2.2 GHz; elsewhere a GTX 1660 Ti, a Ryzen 5 3600 and an i7-5500U. Its runs on "
         "one CPU are not redone. Assumed: "
-        f"{RATE / 1e12:g} TFLOP/s, {BUS / 1e9:g} GB/s and {1e3 * LAUNCH:g} ms a launch or transfer."))
+        f"{FAST.rate / 1e12:g} TFLOP/s, {BUS / 1e9:g} GB/s and {1e3 * LAUNCH:g} ms a launch or transfer."))
 
 
 def crossing(net: str) -> float:
     """Batch from which two devices beat one: b c (1 - 1/2) = 2 (latency + bytes/bandwidth)."""
     built = nets.build(net, (28, 28, 1))
-    each = 3 * sum(row.flops for row in built.describe()) / RATE
+    each = 3 * sum(row.flops for row in built.describe()) / FAST.rate
     return 2 * 2 * (LAUNCH + 4 * built.parameters / BUS) / each
 
 
@@ -211,51 +215,52 @@ def here(lab: Lab) -> Part:
         "figures are this machine's."))
 
 
-def _split(lab: Lab, parts: tuple[float, float]) -> tuple[float, float]:
-    """Seconds of a step, by formula and simulated, if the fast and the slow machine take these parts of
-    the batch."""
-    used = [(part, speed) for part, speed in zip(parts, SPEEDS) if part]
-    formula = max(part / speed for part, speed in used)
-    each = Machine(compute="fixed(1)",
-                   speeds=tuple(speed / part for part, speed in used))  # type: ignore[arg-type]
-    run = lab.runs(
-        [Trial("allreduce",
-               {"data": "quadratic", "workers": len(used), "steps": 20, "machine": each, "seed": lab.seed})])[
-                   0]
-    return formula, run.measured["seconds_per_iteration"]
+def _split(lab: Lab, batch: int, slow: int | None = None) -> Seen:
+    """A run on the two devices with so many images of each batch on the slow one, by default in proportion to
+    speed; a device that gets none is left out."""
+    parts = {0: batch - (slow or 0), 1: slow}
+    used = [rank for rank, images in parts.items() if images != 0]
+    each = f"auto:{batch}" if slow is None else ",".join(str(parts[rank]) for rank in used)
+    return lab.runs([Trial("allreduce", {
+        "net": _shapes("resnet18"), "data": "none", "workers": len(used), "batch": each, "steps": 20,
+        "machine": left(PAIR, used, 0.0), "seed": lab.seed})])[0]
 
 
 def unequal(lab: Lab) -> Part:
     """Section V: a machine 20 times slower than the other takes at most 1/21 of a batch."""
-    share, sizes = shares(SPEEDS)[1], (32, 128, 512, 1024, 8192)
-    slow = {"all on the fast one": 0.0, "equal": 0.5, "20:1": share, "1/11 to the slow one": 1 / 11}
-    enough = {b: max(share, SMALLEST / b) for b in sizes}
-    names = {b: f"batch {b}, {b * part:.0f} to the slow one" for b, part in enough.items()}
-    slow |= {names[b]: part for b, part in enough.items()}
-    times = {name: _split(lab, (1 - part, part)) for name, part in slow.items()}
-    lines = [Line(f"split {name}: a step", None, formula, found, unit="s")
-             for name, (formula, found) in times.items()]
-    gain = {name: times["all on the fast one"][1] / found for name, (_, found) in times.items()}
-    small = [b for b in sizes if b * share < SMALLEST]
+    sizes, batch = (32, 128, 512, 1024, 8192), 462  # 2 x 11 x 21
+    auto = _split(lab, batch)
+    share = auto.the_result.problem["batches"][1]
+    enough = {b: max(round(b / 21), SMALLEST) for b in sizes}
+    keys = [(batch, 0), (batch, batch // 2), (batch, batch // 11),
+            *((b, slow) for b in sizes for slow in (0, enough[b]))]
+    seen = {(batch, share): auto} | {key: _split(lab, *key) for key in keys}
+    time = {key: run.measured["seconds_per_iteration"] for key, run in seen.items()}
+    lines = [Line(f"batch {b}, {slow} to the slow one: a step", None,
+                  1e3 * (run.predicted("seconds_per_iteration") or 0.0), 1e3 * time[b, slow], unit="ms")
+             for (b, slow), run in seen.items()]
+    gain = {(b, slow): time[b, 0] / found for (b, slow), found in time.items()}
+    best, small = gain[batch, share], [b for b in sizes if b < 21 * SMALLEST]
     return Part("unequal", "Unequal machines", "V", lines, [
         judged("the weaker machine can take at most 1/21 of the load", "V",
-               abs(share - 1 / 21) < 1e-12 and gain["1/11 to the slow one"] < gain["20:1"],
-               f"share {share:.4f}; the step is then {gain['20:1']:.3f} times as fast as on the fast machine "
-               "alone"),
+               share * 21 == batch and gain[batch, batch // 11] < 1 < best,
+               f"--batch auto:{batch} gives it {share} images; a step then takes {1 / best:.4f} (20/21) of the time "
+               f"on the fast machine alone, and {1 / gain[batch, batch // 11]:.3g} times as long with 1/11"),
         judged("no gain if the slow machine's batch leaves the trainable range", "V",
-               all(gain[names[b]] <= 1 for b in small),
-               f"1/21 of a batch of {small[-1]} is {small[-1] * share:.1f} images, and the report trains on "
-               f"no fewer than {SMALLEST}; if the slow "
-               "machine takes at least these, a step is so many times as fast as on the fast one alone: "
-               + ", ".join(f"batch {b}: {gain[names[b]]:.3g}" for b in sizes), shape=True),
+               all(gain[b, enough[b]] <= 1 for b in small),
+               f"1/21 of a batch of {small[-1]} is {small[-1] / 21:.1f} images, and the report trains on no "
+               f"fewer than {SMALLEST}; if the slow machine takes at least these, a step is so many times as "
+               "fast as on the fast one alone: "
+               + ", ".join(f"batch {b}: {gain[b, enough[b]]:.3g}" for b in sizes), shape=True),
         untestable("an RTX 2080 Ti is 20 times as fast as a GTX 1660 Ti", "V",
                    "a measurement of two graphics cards; the factor is taken as given"),
         untestable("SparkNet is asynchronous", "II",
                    "a statement about another system, which averages parameters in rounds, that is, "
                    "synchronously"),
-        judged("no gain with equal batches", "V", gain["equal"] < 1, f"{1 / gain['equal']:g} times as long")],
-        note="The fast machine's step on the whole batch takes 1/20 s; no network. A gain of 5 % is lost if "
-             "exchanging takes 1/21 of the time.")
+        judged("no gain with equal batches", "V", gain[batch, batch // 2] < 1,
+               f"{1 / gain[batch, batch // 2]:g} times as long")],
+        note=f"ResNet-18 on {FAST} and {SLOW}, `benchmarks/studies/pani2020.toml`; no network. The gain of 5 % "
+             "is lost if exchanging takes 1/21 of the time.")
 
 
 LEARN = """More devices, more time is no paradox: below a crossing batch the exchange costs more than half a gradient. That the report sees no crossing

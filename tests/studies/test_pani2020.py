@@ -36,11 +36,21 @@ def test_the_pass_is_as_long_as_the_data():
     assert IMAGES["digits"] == len(load("digits").train_labels)
 
 
+def step(study, batch, slow):
+    """Simulated seconds of a step with so many images on the slow machine."""
+    (line,) = (line for line in study.part("unequal").lines if line.what.startswith(f"batch {batch}, {slow} to"))
+    return line.simulated
+
+
+def test_by_speed_a_step_takes_20_of_21_parts_of_the_fast_devices_time_and_with_equal_shares_ten_times(study):
+    alone = step(study, 462, 0)
+    assert step(study, 462, 22) == pytest.approx(20 / 21 * alone, rel=1e-12)
+    assert step(study, 462, 231) == pytest.approx(10 * alone, rel=1e-12)
+
+
 def test_a_slow_machine_pays_only_above_its_smallest_batch(study):
-    time = {line.what.split(",")[0]: line.simulated for line in study.part("unequal").lines}
-    alone = time["split all on the fast one: a step"]
-    assert [alone / time[f"split batch {b}"]
-            for b in (32, 512, 1024)] == pytest.approx([0.05, 0.8, 1.05], rel=1e-3)
+    assert [step(study, b, 0) / step(study, b, slow) for b, slow in ((32, 32), (512, 32), (1024, 49))] == (
+        pytest.approx([1 / 20, 512 / 640, 1024 / 980], rel=1e-12))
 
 
 def test_the_larger_net_crosses_earlier():
