@@ -24,6 +24,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import machines
+from benchmarks.machines import FIGURES, NAMES, D, scale_of, unit
 from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.distributions import Distribution
@@ -36,13 +37,11 @@ from refsgd.trace import Computed, Trace
 
 RESULTS = Path(__file__).parent / "results" / "validation.json"
 DOCS = Path(__file__).parent.parent / "docs"
-D = 1200  # parameters: 4,800 bytes
 LAWS = ("fixed(0.02)", "exponential(0.02)", "lognormal(0.02,0.5)")
 WORKERS = (2, 4, 8)
 # latency [s], seconds of the model on a link
 LINKS = ((0.0, 0.0), (0.002, 0.0), (0.002, 0.001), (0.002, 0.005))
 STEPS, SEEDS = 120, 12
-FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
 FAITHFUL = ("exact", "numerical")  #: kinds of formulas that simplify nothing
 MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bsp", {"servers": 2}), ("asp", {"servers": 2}), ("ssp", {"servers": 2}),
@@ -117,11 +116,13 @@ class Row:
 
     @property
     def relative(self) -> float:
-        """Error of the formula: a share for times and bytes, absolute for ratios and for staleness below
-        one update."""
-        scale = 1.0 if self.figure == "idle_ratio" else max(abs(self.simulated),
-                                                            1.0) if self.figure == "staleness_mean" else self.simulated
-        return (self.predicted - self.simulated) / scale if scale else self.predicted - self.simulated
+        """Error of the formula, see `machines.scale_of`."""
+        return (self.predicted - self.simulated) / scale_of(self.figure, self.simulated)
+
+    @property
+    def noise(self) -> float:
+        """Standard error of the simulation in the unit of `relative`."""
+        return self.error / scale_of(self.figure, self.simulated)
 
 
 def problem_of(algorithm: str) -> Problem:
@@ -341,11 +342,6 @@ def percent(value: float) -> str:
     return f"{value:+.1%}"
 
 
-def unit(r: Row, value: float) -> str:
-    """An error as people read it."""
-    return f"{value:+.3f}" if r.figure == "idle_ratio" else percent(value)
-
-
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows in the order of the grid, however many parts have made them."""
     place = {label: i for i, label in enumerate(dict.fromkeys(case.label for case in cases()))}
@@ -397,10 +393,6 @@ standard errors ({worst}); with a probability of 99 %, all of them stay below {l
 ![Deviations of exact figures](images/validation-exact.png)
 """
 
-NAMES = {"seconds_per_iteration": "iteration time", "seconds": "run time", "idle_ratio": "idle ratio",
-         "staleness_mean": "staleness", "bytes_sent": "bytes"}
-
-
 def _where(r: Row) -> str:
     return f"{r.workers} workers, {r.law}, latency {r.latency * 1e3:g} ms, transfer {r.transfer * 1e3:g} ms"
 
@@ -422,7 +414,7 @@ def _approximations(rows: list[Row]) -> str:
            "difference in updates), and the difference for the idle ratio. They include the noise of the "
            "simulation; its standard error is in brackets, in the same unit. Over the whole grid:", "",
            "| figure | largest error | where |", "|---|---|---|"]
-    out += [f"| {NAMES[name]} | {unit(r, r.relative)} ({_noise(r):.3f}) | `{r.label}`, {_where(r)} |"
+    out += [f"| {NAMES[name]} | {unit(r.figure, r.relative)} ({r.noise:.3f}) | `{r.label}`, {_where(r)} |"
             for name in FIGURES if (r := most.get(name))]
     out += ["", "GoSGD's bytes are predicted in expectation; the rest is the random variation of its draws.",
             "", "## Every algorithm", "",
@@ -437,17 +429,11 @@ def _approximations(rows: list[Row]) -> str:
             loose = sum(r.kind == "approximation" for r in mine)
             far = worst.get((label, name))
             cells.append("-" if not mine
-                         else f"{loose} of {len(mine)}: {unit(far, far.relative)} ({_noise(far):.3f})" if far
+                         else f"{loose} of {len(mine)}: {unit(far.figure, far.relative)} ({far.noise:.3f})" if far
                          else
                          "B" if any(m.kind == "bound" for m in mine) else f"E {len(mine)}")
         out.append(f"| `{label}` | " + " | ".join(cells) + " |")
     return "\n".join([*out, ""])
-
-
-def _noise(r: Row) -> float:
-    """Standard error of the simulation in the unit of `Row.relative`."""
-    return r.error / (1.0 if r.figure == "idle_ratio" else max(abs(r.simulated), 1.0)
-                      if r.figure == "staleness_mean" else r.simulated or 1.0)
 
 
 def _processes(runs: list[dict[str, Any]]) -> str:

@@ -59,7 +59,7 @@ def test_a_ring_leaves_each_host_once():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_few_random_machines(seed):
     """Figures that call themselves exact equal the simulation."""
-    found = machines.held(machines.draw(seed, 8, "fixed"))
+    found = machines.held(machines.draw(seed, 8))
     assert len(found) > 20
 
 
@@ -76,8 +76,8 @@ def test_the_stored_points():
 @pytest.mark.slow
 def test_many_random_machines():
     """As above, and drawn times within their own error bars."""
-    machines.held(machines.draw(100, 150, "fixed"))
-    machines.held(machines.draw(200, 40, "exponential"))
+    machines.held(machines.draw(100, 150))
+    machines.held(machines.draw(200, 40, drawn=True))
 
 
 def test_heads_without_events_would_be_noticed(monkeypatch):
@@ -96,7 +96,7 @@ def test_links_of_their_own_would_be_noticed(monkeypatch):
         machine.with_(hosts="", colocated=False, groups=(), uplink=None), *count))
     with pytest.raises(AssertionError):
         for seed in range(3):
-            machines.held(machines.draw(seed, 8, "fixed"))
+            machines.held(machines.draw(seed, 8))
 
 
 def test_a_shorter_ring_would_be_noticed(monkeypatch):
