@@ -21,12 +21,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, check_count, check_distribution, check_width, kind_of, sampling
+from refsgd.theory.estimate import (
+    Estimate,
+    Values,
+    check_count,
+    check_distribution,
+    check_width,
+    kind_of,
+    sampling,
+)
 from refsgd.theory.phenomena import queues
 from refsgd.theory.phenomena.gate import Fresh, Server, Table
-from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
+from refsgd.theory.phenomena.stragglers import atoms, mean_of_maximum, mean_of_order
 from refsgd.theory.prediction import DomainError, Prediction
+
+SEED = 1604
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,6 +107,25 @@ class Quorum(Fresh):
         return pace, self.final, self.computing / (self.n * self.final), self.sent / self.clocks
 
 
+def unhindered(table: Values, latency: Values, needed: int) -> Values:
+    """The summaries of `Quorum` where no message waits for a link or an update, of all replicas at a time;
+    `table`: seconds by replica, worker and step."""
+    replicas, n, steps = table.shape
+    answered = np.zeros((replicas, n)) - latency  # when the server answers each worker
+    ends, computing, sent = np.zeros((replicas, steps)), np.zeros(replicas), np.zeros(replicas)
+    for t in range(steps):
+        due = answered + latency + table[:, :, t] + latency
+        end = np.partition(due, needed - 1)[:, needed - 1:needed]
+        begun = answered <= end  # the others' late pushes of earlier steps are still on their way
+        computing += (table[:, :, t] * begun).sum(axis=1)
+        sent += begun.sum(axis=1)
+        answered = np.where(begun, np.maximum(due, end), answered)
+        ends[:, t] = end[:, 0]
+    low, final = steps // 4, (answered + latency).max(axis=1)
+    pace = (ends[:, -1] - (ends[:, low - 1] if low else 0.0)) / (steps - low)
+    return np.stack([pace, final, computing / (n * final), sent / steps], axis=1)
+
+
 @dataclass(frozen=True)
 class Steps:
     """Seconds of a step and of a run, share of computing, pushes of a run."""
@@ -113,8 +144,12 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     weight = queues.weight_of(network, n, random)
     seen = min(check_count("steps", steps), max(queues.MESSAGES // weight, queues.LEAST))
     replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
-    rows = queues.evaluated(times, network, seen, replicas,
-                            lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=1604)
+    if not (network.ways or network.transfer or network.update or any(atoms(time) for time in times)):
+        latency = np.array([0.0 if network.near and i == 0 else network.latency for i in range(n)])
+        rows = unhindered(queues.sampled(np.random.default_rng(SEED), times, replicas, seen), latency, n - k)
+    else:
+        rows = queues.evaluated(times, network, seen, replicas,
+                                lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=SEED)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
     return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
 

@@ -108,6 +108,7 @@ class Granting(Fresh):
     def __init__(self, network: Network, times: Table, updates: Iterator[float], lower: int,
                  upper: int) -> None:
         self.lower, self.upper = lower, upper
+        # of each worker: clocks granted, its last push, when the next one is due; in pushes of all workers
         self.pushes: dict[Server, tuple[list[int], list[int], list[int]]] = {}
         super().__init__(network, times, updates)
 
@@ -115,21 +116,23 @@ class Granting(Fresh):
         """The bound of a worker moves with each of its pushes."""
         if server not in self.pushes:
             self.pushes[server] = [0] * self.n, [0] * self.n, [0] * self.n
-        granted, before, last = self.pushes[server]
-        before[i], last[i] = last[i], server.version
+        granted, last, due = self.pushes[server]
+        now = server.version
+        last[i], due[i] = now, now + now - last[i]
         ahead = server.done[i] - server.slowest
         if not granted[i] and ahead > self.lower:
-            granted[i] = self.grant(server, i, ahead)
+            granted[i] = self.grant(server, due[i] - now, ahead)
         bound = max(self.lower, ahead - (not granted[i]))
         granted[i] = max(granted[i] - 1, 0)
         return server.done[i] - bound
 
-    def grant(self, server: Server, i: int, ahead: int) -> int:
-        """The fewest clocks after which a push is followed soonest by one of the slowest worker."""
-        _, before, last = self.pushes[server]
-        now, mine = server.version, server.version - before[i]
-        soonest, slow, gap = max((last[j] + max(last[j] - before[j], now - last[j]), j,
-                                  max(last[j] - before[j], now - last[j])) for j in server.behind)
+    def grant(self, server: Server, mine: int, ahead: int) -> int:
+        """The fewest clocks, each of `mine` pushes, after which a push is followed soonest by one of the
+        slowest worker: of those behind, the one that is due last, but not before now."""
+        _, last, due = self.pushes[server]
+        now, latest = server.version, max(map(due.__getitem__, server.behind))
+        slow = max(j for j in server.behind if due[j] == latest) if latest > now else max(server.behind)
+        gap = max(latest, now) - last[slow]
         return min(range(max(self.upper + 2 - ahead, 1)),
                    key=lambda extra: (last[slow] - now - extra * mine) % gap)
 
@@ -294,19 +297,21 @@ class Centred(Fetching):
 Make = Callable[[Table, Iterator[float], Table], Fresh]
 
 
+def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], replicas: int,
+            clocks: int) -> Values:
+    """Drawn times, (replicas, workers, clocks); zeros for None."""
+    shape = replicas, clocks
+    return np.stack([np.zeros(shape) if time is None else time.sample(rng, replicas * clocks).reshape(shape)
+                     for time in times], axis=1)
+
+
 def evaluated(times: Sequence[Distribution], network: Network, clocks: int, replicas: int, make: Make,
                own: Sequence[Distribution | None] = (), seed: int = 1983) -> Values:
     """The summaries of independent evaluations, (replicas, figures)."""
     rng, update = np.random.default_rng(seed), network.update
     count = len(times) * clocks * (len(network.ways.answers) if network.ways else 1)
-
-    def drawn(time: Distribution | None) -> Values:
-        if time is None:
-            return np.zeros((replicas, clocks))
-        return time.sample(rng, replicas * clocks).reshape(replicas, clocks)
-
-    table = np.stack([drawn(time) for time in times], axis=1)
-    after = np.stack([drawn(time) for time in own], axis=1) if any(own) else np.zeros_like(table)
+    table = sampled(rng, times, replicas, clocks)
+    after = sampled(rng, own, replicas, clocks) if any(own) else np.zeros_like(table)
     rows = []
     for r in range(replicas):
         updates = repeat(0.0) if update is None else iter(update.sample(rng, count).tolist())
@@ -391,6 +396,8 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     fewest, followed = (LEAST, PACE) if weight <= MANY else (LEAST // 2, PACE // 2)
     clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, fewest))
     enough = max(fewest, min(160, followed // weight))
+    if clocks < min(enough, 120) and steps >= enough:
+        clocks = enough  # one run shows both
     run = means(clocks)
     long = run if clocks >= min(enough, 120) else means(enough)
     pace = Estimate.of(long[:, 0])

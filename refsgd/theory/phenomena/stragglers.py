@@ -63,7 +63,7 @@ def survival(time: Distribution, t: Values) -> Values:
     return np.asarray(1 - time.cdf(t), float)
 
 
-def _atoms(time: Distribution) -> list[float]:
+def atoms(time: Distribution) -> list[float]:
     """The jumps of the distribution function; the distributions listed here are constant in between."""
     if time.family == "fixed":
         return [time.parameters[0]]
@@ -93,7 +93,7 @@ def _landmarks(time: Distribution) -> list[float]:
     if time.family == "pareto":
         low = p[0] * (p[1] - 1) / p[1]
         return [low * math.exp(k / p[1]) for k in range(20) if k / p[1] < 60]
-    return _atoms(time)
+    return atoms(time)
 
 
 def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> list[float]:
@@ -119,8 +119,8 @@ def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values]
     Seconds.  Exact if all distributions are discrete; otherwise Gauss-Legendre on each piece, relative error
     about 1e-10 (Pareto with an index below 1.1: 1e-6).
     """
-    if all(_atoms(time) for time in times):
-        jumps = np.array(sorted({0.0, *(x for time in times for x in _atoms(time))}))
+    if all(atoms(time) for time in times):
+        jumps = np.array(sorted({0.0, *(x for time in times for x in atoms(time))}))
         return float(np.dot(np.diff(jumps), survive(jumps[:-1])))
     grid = np.array(_grid(times, survive))
     half, mid = np.diff(grid) / 2, (grid[1:] + grid[:-1]) / 2
