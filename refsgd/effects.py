@@ -75,8 +75,9 @@ class Compute:
     *args
         Its arguments; arrays among them are read-only from now on.
     kind : str
-        Decides the price: "gradient", "update" (an optimiser's step), "reduction" and "codec" (by the bytes
-        of all arguments but the first); any other costs nothing.
+        Decides the price: "gradient", "update" (an optimiser's step), "reduction" (by the bytes of all
+        arguments but the first, to which they are added), "codec" (by the bytes of a gradient, the second
+        argument); any other costs nothing.
     piece : Piece, optional
         Which piece of a gradient it is, where a gradient is computed layer by layer.
     """

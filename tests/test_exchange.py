@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refsgd
+from refsgd.algorithms import compression
 from refsgd.algorithms.exchange import Exchange, section
 from refsgd.experiment.exchanges import ANSWERED, SERVERS, TAKES, refusal
 from refsgd.runtimes import priority, simulator
+from refsgd.runtimes.engine import Deadlock
 from refsgd.trace import Computed, Sent
 from tests.wrong import changed
 
@@ -129,6 +131,95 @@ def test_with_priority_a_message_waits_for_at_most_one_of_a_lower_one():
             part = [int((f.to if "part" in f.to else f.node).partition("part")[2]) for f in sent]
             before = [j for j in range(k) if sent[j].start > e.time and part[j] > part[k]]
             assert not before
+
+
+@pytest.mark.parametrize("bucket", [0, 2000, 10**9])
+@pytest.mark.parametrize(("collective", "compress"), [("ring", ""), ("halving-doubling", ""), ("ring", "topk:0.1"),
+                                                      ("halving-doubling", "powersgd:2")])
+def test_buckets_sum_what_the_whole_vector_would(bucket, collective, compress):
+    """With integers to the bit, uncompressed: in floats a ring adds each entry in an order that depends on its
+    chunk."""
+    options = {"data": "integers", "lr": 0.25, "collective": collective, "compress": compress, "workers": 4}
+    whole, parts = run("allreduce", **options), run("allreduce", overlap="backward", bucket=bucket, **options)
+    there = run("allreduce", runtime="processes", overlap="backward", bucket=bucket, **options)
+    assert there.parameters_sha256 == parts.parameters_sha256
+    assert there.measured["bytes_sent"] == parts.measured["bytes_sent"]
+    if not compress or bucket == 10**9:
+        assert parts.parameters_sha256 == whole.parameters_sha256
+        assert sum(parts.measured["bytes_sent"].values()) == sum(whole.measured["bytes_sent"].values())
+
+
+@pytest.mark.parametrize("collective", ["ring", "halving-doubling"])
+def test_an_allreduce_hides_its_buckets_behind_the_backward_pass(collective):
+    """A bucket starts when its gradients are known and the one before is summed: by hand, from the simulated
+    time of each collective alone."""
+    machine = refsgd.Machine(compute="fixed(0.03)", bandwidth=2e6)
+    found = run("allreduce", machine, overlap="backward", collective=collective, workers=4, steps=1)
+    layers = refsgd.experiment.prepare.prepare("allreduce", data="digits", workers=4, steps=1).problem.layers
+    alone = [run("allreduce", machine, data="none", net=f"shapes:{part.stop - part.start}", collective=collective,
+                 workers=4, steps=1).measured["seconds"] - 0.03 for part in layers.parts]
+    now, end = 0.03 * sum(layers.forward), 0.0
+    for k in reversed(range(len(layers.parts))):
+        now += 0.03 * layers.backward[k]
+        end = max(now, end) + alone[k]
+    assert found.measured["seconds"] == pytest.approx(end, rel=1e-9)
+    serial = run("allreduce", machine, collective=collective, workers=4, steps=1).measured["seconds"]
+    assert max(0.03, sum(alone)) <= found.measured["seconds"] <= 0.03 + sum(alone) + 1e-9
+    assert found.measured["seconds"] < serial
+
+
+def test_peers_whose_buckets_come_in_another_order_deadlock(monkeypatch):
+    """WRONG: one peer sums its first bucket last; each then waits for a part of a bucket that the other has not
+    begun, or adds up parts of different buckets."""
+    def reordered(self, problem):
+        found = right(self, problem)
+        reordered.calls += 1
+        return found[::-1] if reordered.calls % 2 else found
+
+    right, reordered.calls = Exchange.buckets, 0
+    monkeypatch.setattr(Exchange, "buckets", reordered)
+    with pytest.raises((Deadlock, ValueError)):
+        run("allreduce", overlap="backward", workers=2)
+
+
+@pytest.mark.parametrize("compress", ["topk:0.05", "randk:0.1", "dgc:0.05", "onebit", "twobit:0.1", "qsgd:16", "fp16",
+                                      "powersgd:2"])
+@pytest.mark.parametrize("name", ["bsp", "downpour"])
+def test_servers_get_the_compressed_form(name, compress):
+    """Fewer bytes up, as many down; the same in processes."""
+    how = {"layout": "layers", "overlap": "backward", "compress": compress, "servers": 2}
+    here, dense = run(name, **how), run(name, layout="layers", servers=2)
+    up = {k: sum(v for node, v in r.measured["bytes_sent"].items() if node.startswith("worker"))
+          for k, r in (("coded", here), ("dense", dense))}
+    assert up["coded"] < 0.6 * up["dense"]
+    if name == "bsp":
+        assert run(name, runtime="processes", **how).parameters_sha256 == here.parameters_sha256
+
+
+def test_a_codec_that_takes_time_is_priced_at_both_ends():
+    """Of a gradient of M bytes, M bytes at the worker and M at the server."""
+    free, priced = (run("bsp", FIXED.with_(codec=price), workers=1, compress="fp16") for price in (0.0, 1e-6))
+    nbytes = free.problem["bytes"]
+    assert priced.measured["seconds"] - free.measured["seconds"] == pytest.approx(4 * 2 * 1e-6 * nbytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(("module", "right", "wrongly"), [
+    ("compression", "s - self.rule.decode(message, s.size) if self.feedback else rest", "0 * s"),
+    ("compression", "s - self.rule.decode(message, s.size) if self.feedback else rest",
+     "2 * (s - self.rule.decode(message, s.size))")])
+def test_a_residual_that_is_dropped_or_added_twice_breaks_the_ledger(module, right, wrongly):
+    """Sum of what is sent + residual = sum of gradients, exactly on integers."""
+    def owed(how):
+        codec, rng, total = how.codec("topk:0.25"), np.random.default_rng(0), np.zeros(8, np.float32)
+        state, sent = codec.start(8), np.zeros(8, np.float32)
+        for t in range(20):
+            g = rng.integers(-8, 9, 8).astype(np.float32)
+            message, state = codec.encode(state, g, codec.key(0, t))
+            total, sent = total + g, sent + codec.decode(message, 8)
+        return total - sent - state[1]
+
+    assert not owed(compression).any()
+    assert owed(changed(compression, right, wrongly)).any()
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.sampled_from(["robin", "size", "hash"]), st.data())

@@ -8,7 +8,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from refsgd.algorithms import parts, replica
-from refsgd.algorithms.allreduce import allreduce
+from refsgd.algorithms.allreduce import allreduce, mean
 from refsgd.algorithms.server import mirrors, softsync, ssp_gate
 
 
@@ -30,7 +30,7 @@ def wrong_deployment(deploy, right, wrong):
     if right in inspect.getsource(module):
         return getattr(changed(module, right, wrong), deploy.__name__)
     source = inspect.getsource(module)
-    shared = next(m for m in (allreduce, replica, softsync, ssp_gate, mirrors, parts)
+    shared = next(m for m in (mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
                   if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
     package, _, name = shared.__name__.rpartition(".")
     copy, wrongly = ModuleType(module.__name__), changed(shared, right, wrong)

@@ -9,6 +9,9 @@ problem: `parts` for those with servers, `allreduce` for those without.
   backpropagation); `both`, the next forward pass starts as well, layer by layer as parameters arrive.
 * **Priority**: outgoing links serve the parts of the lowest layers first, which the next forward pass needs
   first.
+* **Codec**: what is sent of each part, see `compression`; its state stays with the sender.
+* **Bucket**: peers without servers sum consecutive layers together, from the last on, as soon as they have so
+  many bytes.
 
 References
 ----------
@@ -24,11 +27,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from refsgd.algorithms.compression import Codec
+from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Piece, Program
 
 Overlap = Literal["none", "backward", "both"]
@@ -51,6 +56,12 @@ class Exchange:
         Whether links serve the lowest layers first.
     bucket : int
         Bytes that an all-reduce with overlap waits for before it sums them; 0: each layer by itself.
+    compress : str
+        A codec by name, such as ``"topk:0.01"``; empty: gradients as they are.
+    feedback : bool
+        Whether the sender adds what a message left out to its next one.
+    codec : Codec, optional
+        The codec, for the run's number of workers and rule.
     """
 
     layout: str = "equal"
@@ -58,6 +69,9 @@ class Exchange:
     overlap: Overlap = "none"
     priority: bool = False
     bucket: int = 0
+    compress: str = ""
+    feedback: bool = True
+    codec: Codec | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.layout not in ("equal", "layers") and not CHUNKS.fullmatch(self.layout):
@@ -70,10 +84,13 @@ class Exchange:
         if self.bucket < 0:
             raise ValueError(f"bucket {self.bucket}; expected a number of bytes >= 0")
 
-    @property
-    def layered(self) -> bool:
-        """Whether the problem's layers matter."""
-        return self.layout != "equal" or self.overlap != "none" or self.priority
+    def receiver(self, sgd: SGD) -> SGD:
+        """The update rule for what arrives."""
+        return sgd if self.codec is None else self.codec.receiver(sgd)
+
+    def codec_of(self, part: slice) -> Codec | None:
+        """The codec of one part."""
+        return self.codec and self.codec.part(part)
 
     def cut(self, problem: Any, servers: int) -> list[slice]:
         """The parts of the parameters in order, of which there are `servers` equal ones."""
@@ -102,6 +119,16 @@ class Exchange:
             home[j] = held.index(min(held))
             held[home[j]] += parts[j].stop - parts[j].start
         return home
+
+
+    def buckets(self, problem: Any) -> list[slice]:
+        """What peers sum together: layers from the last to the first."""
+        found, end = [], problem.x0.size
+        for part in reversed(problem.layers.parts):
+            if 4 * (end - part.start) >= self.bucket or part.start == 0:
+                found.append(slice(part.start, end))
+                end = part.start
+        return found
 
 
 PLAIN = Exchange()  #: the whole gradient at once, in equal parts
@@ -147,10 +174,10 @@ class _Of:
 
 def by_layer(problem: Any, rank: int, t: int, x: Array | None,
              ready: Callable[[Sequence[tuple[slice, Array]]], Program[None]],
-             parameters: Callable[[slice], Program[Array]]) -> Program[Array]:
+             parameters: Callable[[slice], Program[Array]] | None = None) -> Program[Array]:
     """The gradient of step t, (d,), computed layer by layer; `ready` runs after each with what is known.
 
-    It is at `x`; where that is None, `parameters` waits for those of each layer before its forward pass.
+    It is at `x`, unless `parameters` waits for those of each layer before its forward pass.
     """
     layers, known = problem.layers, list[tuple[slice, Array]]()
     begun = layers.begin(rank, t)
@@ -158,7 +185,7 @@ def by_layer(problem: Any, rank: int, t: int, x: Array | None,
     def compute(function: Callable[..., Any], *args: Any, piece: Piece) -> Compute:
         return Compute(_Of(function, problem.gradient, (problem.x0, rank, t)), *args, piece=piece)
 
-    if x is not None:
+    if parameters is None:
         yield compute(_through, begun, layers.parts, x, piece=Piece("forward", 0, sum(layers.forward)))
     else:
         for k, part in enumerate(layers.parts):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from refsgd.algorithms import exchange
+from refsgd.algorithms.compression import Codec
 from refsgd.algorithms.exchange import by_layer, section
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
@@ -49,7 +50,7 @@ class Fetch(NamedTuple):
     t: int  # the worker's iteration
 
 
-Message = Callable[[str, Array], Any]  #: (server, gradient of its part) -> what is sent to it
+Message = Callable[[str, Any], Any]  #: (server, gradient of its part) -> what is sent to it
 
 
 def rotate(items: Sequence[str], first: int) -> list[str]:
@@ -85,43 +86,46 @@ class Servers:
         self.version = dict.fromkeys(servers, 0)
         self.x = {s: problem.x0[part] for s, part in self.part.items()}
         self.awaited: set[str] = set()  # of which an answer is on its way
+        self.codec = {s: self.exchange.codec_of(part) for s, part in self.part.items()}
+        self.state = {s: codec and codec.start(self.x[s].size) for s, codec in self.codec.items()}
         self._problem = problem
 
-    def gradient(self, x: Array | None, rank: int, t: int, message: Message | None,
+    def gradient(self, x: Array | None, rank: int, t: int, message: Message,
                  accrued: Array | None = None) -> Program[Array]:
-        """The gradient at x, (d,); each server is sent the `message` of its part, if there is one, as soon as
-        that is known.
+        """The gradient at x, (d,); each server is sent the `message` of its part as soon as that is known.
 
         Where `x` is None, the forward pass begins with what has arrived and waits for each layer.  `accrued`
         is added to what is sent.
         """
-        if message is None:
-            return (yield Compute(self._problem.gradient, x, rank, t))  # type: ignore[no-any-return]
-        tell, sent = message, set[str]()
+        sent = set[str]()
+
+        def tell(s: str, g: Array) -> Program[None]:
+            part = self.part[s]
+            whole = g if accrued is None else accrued[part] + g
+            if (codec := self.codec[s]) is not None:
+                whole = codec.ready(whole, self.x[s] if x is None else x[part])
+                whole, self.state[s] = yield Compute(codec.encode, self.state[s], whole, codec.key(rank, t),
+                                                     kind="codec")
+            self.awaited.add(s)
+            yield Send(s, message(s, whole))
 
         def ready(known: Sequence[tuple[slice, Array]]) -> Program[None]:
             for s, part in reversed(self.part.items()):
                 if part.start >= known[0][0].start and s not in sent:
                     sent.add(s)
-                    g = section(known, part)
-                    yield from self.send(s, g if accrued is None else accrued[part] + g, tell)
+                    yield from tell(s, section(known, part))
 
         if self.exchange.overlap == "none":
             g: Array = yield Compute(self._problem.gradient, x, rank, t)
             for s in self.order:
-                part = self.part[s]
-                yield from self.send(s, g[part] if accrued is None else accrued[part] + g[part], tell)
+                yield from tell(s, g[self.part[s]])
             return g
-        return (yield from by_layer(self._problem, rank, t, x, ready, self._parameters))
+        return (yield from by_layer(self._problem, rank, t, x, ready,
+                                    self._parameters if x is None else None))
 
     def pushes(self, examples: int) -> Message:
         """Messages with gradients that are means of so many examples."""
         return lambda s, g: Push(g, examples, self.version[s])
-
-    def send(self, s: str, g: Array, message: Message) -> Program[None]:
-        """Send a server the gradient of its part."""
-        self.awaited.add(s)
-        yield Send(s, message(s, g))
 
     def _receive(self, s: str) -> Program[None]:
         """Wait for the part of one server."""
@@ -177,9 +181,18 @@ class Shard:
     x: Array  #: (part,) its contents
     sgd: SGD  #: the update rule
     version: int = 0  #: updates applied so far
+    codec: Codec | None = None  #: of the gradients that it gets
 
     def __post_init__(self) -> None:
         self.state: Any = self.sgd.start(self.x)  #: the state of the rule between updates: the velocity
+
+    def recv(self, *kinds: type, src: str | None = None) -> Program[tuple[str, Any]]:
+        """As `Recv`, and a compressed gradient is decoded."""
+        w, message = yield Recv(*kinds, src=src)
+        if self.codec is not None and hasattr(message, "grad"):
+            g = yield Compute(self.codec.decode, message.grad, self.x.size, kind="codec")
+            message = message._replace(grad=g)
+        return w, message
 
     def apply(self, w: str, push: Push) -> Program[None]:
         """One update with the gradient of one worker."""
@@ -232,7 +245,7 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
     nodes = {w: Node(client(i, ss) if client else worker(i, ss, problem, steps, rotated), rank=i)
              for i, w in enumerate(ws)}
     for j, (s, part) in enumerate(zip(ss, parts, strict=True)):
-        shard = Shard(j, problem.x0[part], sgd)
+        shard = Shard(j, problem.x0[part], how.receiver(sgd), codec=how.codec_of(part))
         nodes[s] = Node(server(shard, ws), role="server", rank=home[j], survives=survives,
                         priority=j if how.priority else 0)
     return nodes

@@ -29,7 +29,7 @@ Commands = Any  # what argparse's add_subparsers returns; its class is private
 
 #: options that describe the machine
 FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
-          "hosts", "inside", "groups", "uplink", "server_speeds", "loads")
+          "hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
 MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
 
 
@@ -129,6 +129,10 @@ def of_exchange(how: argparse._ArgumentGroup) -> None:
                      help="links serve the lowest layers first")
     how.add_argument("--bucket", type=int, metavar="BYTES",
                      help="what an all-reduce with overlap sums at once (default 0: each layer)")
+    how.add_argument("--compress", metavar="CODEC",
+                     help="topk:0.01, randk:0.01, dgc:0.001, onebit, twobit:0.1, qsgd:16, fp16 or powersgd:2")
+    how.add_argument("--feedback", choices=("on", "off"),
+                     help="whether what a message leaves out is added to the next (default on)")
 
 
 def files(out: argparse._ActionsContainer) -> None:
@@ -216,6 +220,8 @@ def levels(where: argparse._ArgumentGroup) -> None:
                        help="link of each group to the others, shared by its hosts, such as 20ms,1Gbps")
     where.add_argument("--reduction", type=float, metavar="S",
                        help="seconds per byte that is added in a collective (default 0)")
+    where.add_argument("--codec", type=float, metavar="S",
+                       help="seconds per byte of a gradient that is encoded or decoded (default 0)")
 
 
 def with_unit(text: str, unit: str) -> str:
@@ -381,6 +387,8 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     """The given arguments, as `refsgd.run` and similar functions take them."""
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
+    if "feedback" in given:
+        given["feedback"] = given["feedback"] == "on"
     if any(getattr(args, name, None) is not None for name in MACHINE):
         given["machine"] = machine_of(args)
     return given | own_given(args)

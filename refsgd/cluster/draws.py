@@ -63,8 +63,11 @@ class Draws:
             return pending.pop()
         if (seconds := self._constant.get(kind)) is not None:
             return seconds
-        if (price := self.prices.per_byte(kind)) is not None:
-            return price * payload_bytes(effect.args[1:]) if effect is not None else 0.0
+        if kind == "reduction":
+            return self.prices.reduction * payload_bytes(effect.args[1:]) if effect is not None else 0.0
+        if kind == "codec":  # of a gradient, or to decode of its length
+            g = effect.args[1] if effect is not None and self.prices.codec else 0
+            return self.prices.codec * (4.0 * g if isinstance(g, int) else float(g.nbytes))
         found = self.prices.of(kind)
         if isinstance(found, Device):
             mean = found.seconds(*work_of(effect)) if effect is not None else 1.0

@@ -25,10 +25,6 @@ class Prices(NamedTuple):
         """The time of a `Compute` of a kind that is not priced by its bytes."""
         return self.gradient if kind == "gradient" else self.update if kind == "update" else None
 
-    def per_byte(self, kind: str) -> float | None:
-        """Seconds per byte of a kind that is priced so."""
-        return self.reduction if kind == "reduction" else self.codec if kind == "codec" else None
-
 
 def each(machine: Machine) -> tuple[Time, ...]:
     """Times of gradients at speed 1: one for each worker, or one for all; empty if unpaced."""

@@ -17,13 +17,17 @@ REDUCED = ("allreduce", "dgc")
 #: who takes an option, by its name
 TAKES: dict[str, tuple[str, ...]] = {
     "layout": (*SERVERS, "easgd"), "balance": (*SERVERS, "easgd"), "priority": (*SERVERS, "easgd"),
-    "overlap": (*SERVERS, *REDUCED), "bucket": REDUCED}
+    "overlap": (*SERVERS, *REDUCED), "bucket": REDUCED, "compress": (*SERVERS, "allreduce"),
+    "feedback": (*SERVERS, "allreduce")}
 _OWN = "its programs do not use the exchange that others share"
 _REPLICAS = "it exchanges parameters, which are whole only after the update"
 _REDUCED = "it has no servers: its buckets are parts, in the order in which they are ready"
 #: why an algorithm does not take an option, where the reason is not `_OWN`
 BECAUSE: dict[tuple[str, str], str] = {
     ("easgd", "overlap"): "it exchanges parameters before it computes the gradient",
+    ("easgd", "compress"): "it exchanges parameters, of which nothing may be left out",
+    ("dgc", "compress"): "it compresses by its own ratio",
+    ("dgc", "feedback"): "its residual is a part of it",
     ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
     ("hogwild", ""): "it shares memory and sends nothing",
     ("backup-workers", ""): "its server drops whole gradients, and parts would drop different ones",
@@ -61,7 +65,7 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
         if name == "downpour" or options.get("refresh", "fresh") != "fresh":
             raise Usage(f"overlap both with {name}: its workers do not wait for the answer to a push; "
                         "expected overlap backward" + ", or refresh fresh" * (name == "ssp"))
-    if said and problem.layers is None:
+    if said.keys() - {"compress", "feedback"} and problem.layers is None:
         raise Usage(f"{', '.join(said)} with a problem that says nothing of its layers; expected one with "
                     "layers=..., see refsgd.problems.layers")
     if exchange.layout == "equal":
@@ -69,5 +73,7 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
             if option in said:
                 raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
                             "chunks:BYTES")
+    if "feedback" in said and not exchange.compress:
+        raise Usage("feedback off without compress; expected a codec, such as compress topk:0.01")
     if exchange.bucket and exchange.overlap == "none":
         raise Usage(f"bucket {exchange.bucket} without overlap; expected overlap backward")

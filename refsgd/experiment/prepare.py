@@ -11,6 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import PLAIN, Exchange
 from refsgd.algorithms.exchange import of as exchange_of
 from refsgd.algorithms.sgd import SGD, parse_schedule
@@ -300,6 +301,8 @@ class Training:
     overlap: str = PLAIN.overlap
     priority: bool = PLAIN.priority
     bucket: int = PLAIN.bucket
+    compress: str = PLAIN.compress
+    feedback: bool = PLAIN.feedback
 
     def check(self) -> None:
         """Refuse values of the wrong type or out of range."""
@@ -309,7 +312,8 @@ class Training:
         check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
                    net=self.net or "", layout=self.layout)
-        check_kind(bool, "True or False", priority=self.priority)
+        check_kind(str, "text", compress=self.compress)
+        check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback)
         check_whole(0, bucket=self.bucket)
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
@@ -332,10 +336,15 @@ class Training:
                         "how many images a gradient has")
         return own_problem(own, name, workers)
 
-    def exchange(self) -> Exchange:
+    def exchange(self, problem: Problem, workers: int) -> Exchange:
         """How gradients travel."""
+        epoch = int(problem.describe.get("steps_per_epoch", 100))
+        tensors = problem.layers.tensors if problem.layers is not None else ()
         try:
-            return Exchange(*(getattr(self, f.name) for f in fields(Exchange)))
+            found = codec(self.compress, self.feedback, sgd=self.rule(), ranks=workers, epoch=epoch,
+                          shapes=tensors, seed=self.seed) if self.compress else None
+            given = {f.name: getattr(self, f.name) for f in fields(Exchange) if f.name != "codec"}
+            return Exchange(**given, codec=found)
         except ValueError as error:
             raise Usage(str(error)) from None
 
@@ -366,7 +375,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     batch = batches_of(training.batch, workers, machine, together=name == "sequential")
     own = problem is not None
     problem = training.problem(problem, name, workers, batch)
-    exchange = training.exchange()
+    exchange = training.exchange(problem, workers)
     exchanges.check(name, options, exchange, problem, own=callable(algorithm))
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})

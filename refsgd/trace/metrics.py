@@ -24,16 +24,17 @@ CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
 
 
 def bytes_sent(trace: Trace) -> dict[str, int]:
-    """Payload bytes sent, by node."""
+    """Payload bytes sent to others, by node."""
     out = dict.fromkeys(trace.nodes, 0)
     for e in trace.of(Sent):
-        out[e.node] += e.nbytes
+        if e.to != e.node:
+            out[e.node] += e.nbytes
     return out
 
 
 def messages(trace: Trace) -> int:
-    """Messages sent by all nodes."""
-    return len(trace.of(Sent))
+    """Messages that all nodes sent to others."""
+    return sum(e.to != e.node for e in trace.of(Sent))
 
 
 def updates(trace: Trace) -> dict[str, int]:

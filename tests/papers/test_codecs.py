@@ -16,6 +16,7 @@ import refsgd
 from refsgd.algorithms.allreduce import allreduce
 from refsgd.algorithms.codecs import DGC, FP16, QSGD, RandK, Residual, Rule
 from refsgd.algorithms.compression import Codec, codec
+from refsgd.algorithms.exchange import Exchange
 from refsgd.algorithms.powersgd import PowerSGD, orthonormal
 from refsgd.algorithms.replica import deploy
 from refsgd.algorithms.sgd import SGD
@@ -55,8 +56,9 @@ class Identity(Rule):
 
 def compressed(how, problem, workers, steps, sgd, reduce=ring_allreduce):
     """All-reduce with this codec."""
-    return deploy(problem, workers, how.receiver(sgd),
-                  lambda replica, group: allreduce.peer(replica, group, problem, steps, reduce, how))
+    coded = replace(problem, exchange=Exchange(codec=how))
+    return deploy(coded, workers, how.receiver(sgd),
+                  lambda replica, group: allreduce.peer(replica, group, coded, steps, reduce))
 
 
 def final(deployment, *where):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms.allreduce import allreduce, dgc
+from refsgd.algorithms.allreduce import allreduce, dgc, mean
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.codecs import DGC, Residual, kept
 from refsgd.algorithms.sgd import SGD
@@ -133,13 +133,13 @@ def test_every_entry_is_heard_in_the_end():
 
 def test_a_sum_of_only_the_others_is_caught(monkeypatch):
     """WRONG: a peer forgets its own entries; then replicas differ."""
-    original = allreduce.gather
+    original = mean.gather
 
     def forgetful(rank, group, mine):
         messages = yield from original(rank, group, mine)
         return [m for i, m in enumerate(messages) if i != rank]
 
-    monkeypatch.setattr(allreduce, "gather", forgetful)
+    monkeypatch.setattr(mean, "gather", forgetful)
     with pytest.raises(AssertionError, match="same bits"):
         all_equal(simulate(dgc.dgc(integer_gradients(), 3, 4, SGD(0.25))))
 
@@ -149,13 +149,13 @@ def test_adding_in_the_order_of_arrival_is_caught(monkeypatch):
     def by_arrival(rank, group, mine):
         for to in group:
             if to != group[rank]:
-                yield Send(to, allreduce.Coded(mine))
+                yield Send(to, mean.Coded(mine))
         messages = [mine]
         for _ in group[1:]:
-            messages.append((yield Recv(allreduce.Coded))[1].message)
+            messages.append((yield Recv(mean.Coded))[1].message)
         return messages
 
-    monkeypatch.setattr(allreduce, "gather", by_arrival)
+    monkeypatch.setattr(mean, "gather", by_arrival)
     with pytest.raises(AssertionError, match="same bits"):
         all_equal(simulate(dgc.dgc(quadratic(d=50, workers=4, noise=1.0), 4, 1, SGD(0.1), ratio=1.0)))
 
@@ -177,7 +177,7 @@ def test_mean_of_means_is_caught_where_shares_are_ragged(monkeypatch):
     """WRONG: every peer's gradient counts the same, however few images it saw."""
     dense = simulate(allreduce.allreduce(ragged(3), 3, 12, SGD(0.1))).values["peer0"]
     assert np.allclose(simulate(dgc.dgc(ragged(3), 3, 12, SGD(0.1), ratio=1.0)).values["peer0"], dense)
-    monkeypatch.setattr(allreduce, "weights", lambda images: ([1] * len(images), len(images)))
+    monkeypatch.setattr(mean, "weights", lambda images: ([1] * len(images), len(images)))
     assert not np.allclose(simulate(dgc.dgc(ragged(3), 3, 12, SGD(0.1), ratio=1.0)).values["peer0"], dense)
 
 

@@ -20,8 +20,8 @@ What differs from the papers
 ----------------------------
 Nothing is broadcast at the start: every peer starts with the same x0.  Goyal et al. divide by n since their
 shares are equal; here shares may be unequal, even empty, and gradients are weighted by images.  The counts
-b_i are known to all peers.  The vector is reduced in one piece after the backward pass, not layer by layer
-during it.  With a codec, messages of a linear one are summed by the collective, and others are gathered.
+b_i are known to all peers.  The vector is reduced in one piece after the backward pass; with ``--overlap
+backward`` bucket by bucket during it, and with ``--compress`` in another form, see `mean`.
 
 References
 ----------
@@ -33,69 +33,33 @@ Sergeev and Del Balso, "Horovod", arXiv:1802.05799, 2018: the ring instead of se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-
-from refsgd.algorithms.codecs import Message
-from refsgd.algorithms.compression import Codec
-from refsgd.algorithms.parts import Objective, rotate
-from refsgd.algorithms.replica import Replica, deploy
-from refsgd.algorithms.sgd import SGD, weights
+from refsgd.algorithms import exchange
+from refsgd.algorithms.allreduce.mean import Peers, Reduce, by_bucket, communicate
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, deploy, peers
+from refsgd.algorithms.sgd import SGD
 from refsgd.collectives import ALLREDUCE, hierarchical_allreduce, torus_allreduce
-from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
                      "pscpu", "hierarchical", "torus"]
 
 
-Reduce = Callable[[int, Sequence[str], Array], Program[Array]]  # a collective: (rank, group, x) -> the sum
-
-
-class Coded(NamedTuple):
-    """peer -> peer: a compressed gradient."""
-
-    message: Message
-
-
-def gather(rank: int, group: Sequence[str], mine: Message) -> Program[list[Message]]:
-    """Every peer's message, in rank order; each sends to its right neighbour first, to share the links."""
-    for to in rotate(group, rank + 1)[:-1]:
-        yield Send(to, Coded(mine))
-    messages = [mine] * len(group)
-    for i, src in enumerate(group):
-        if i != rank:
-            _, (messages[i],) = yield Recv(Coded, src=src)
-    return messages
-
-
-def compressed(rank: int, group: Sequence[str], g: Array, t: int, codec: Codec, state: Any,
-               reduce: Reduce) -> Program[tuple[Array, Any]]:
-    """The sum over ranks of what their messages say, the same bits on every peer, and the codec's next
-    state."""
-    if codec.linear:
-        return (yield from codec.summed(state, g, codec.key(rank, t), partial(reduce, rank, group)))
-    mine, state = yield Compute(codec.encode, state, g, codec.key(rank, t), kind="codec")
-    total = np.zeros_like(g)
-    for message in (yield from gather(rank, group, mine)):
-        total = total + (yield Compute(codec.decode, message, g.size, kind="codec"))
-    return total, state
-
-
-def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int, reduce: Reduce,
-         codec: Codec | None = None) -> Program[Array]:
+def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
+         reduce: Reduce) -> Program[Array]:
     """Gradient, all-reduce, update; returns the parameters, (d,), the same on every peer."""
-    rank, state = replica.rank, codec.start(replica.x.size) if codec else None
+    overlaps, all_of = exchange.of(problem).overlap != "none", slice(0, replica.x.size)
+    peers = Peers(replica, group, problem, reduce, all_of)
     for t in range(steps):
-        g: Array = yield Compute(problem.gradient, replica.x, rank, t)
-        share, whole = weights([problem.images(i, t) for i in range(len(group))])
-        if codec is None:
-            g = (yield from reduce(rank, group, g * np.float32(share[rank]))) / np.float32(whole)
-        else:  # weighed first, since what is kept back will be a part of another step
-            g = codec.ready(g, replica.x) * np.float32(share[rank]) / np.float32(whole)
-            g, state = yield from compressed(rank, group, g, t, codec, state, reduce)
+        if overlaps:
+            g = yield from by_bucket(group[replica.rank], replica, problem, t)
+        else:
+            g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+            g = yield from peers.mean(g, t)
         yield from replica.apply(g, t)
         yield Mark("clock", t=t)
     return replica.x
@@ -156,6 +120,11 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         def reduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
             return hierarchical_allreduce(order.index(me), [peers[rank] for rank in order], x, size)
 
-    codec = getattr(getattr(problem, "exchange", None), "codec", None)
-    return deploy(problem, workers, sgd,
-                  lambda replica, peers: peer(replica, peers, problem, steps, reduce, codec))
+    def handler(replica: Replica) -> Program[None]:
+        return communicate(names[replica.rank], [Peers(replica, names, problem, reduce, part)
+                                                 for part in how.buckets(problem)])
+
+    how, names = exchange.of(problem), peers(workers)
+    return deploy(problem, workers, how.receiver(sgd),
+                  lambda replica, group: peer(replica, group, problem, steps, reduce),
+                  handler if how.overlap != "none" else None)

@@ -39,12 +39,13 @@ factor masking.
 
 from __future__ import annotations
 
-from refsgd.algorithms.allreduce.allreduce import peer
+from dataclasses import replace
+
+from refsgd.algorithms.allreduce.allreduce import allreduce
 from refsgd.algorithms.compression import codec
+from refsgd.algorithms.exchange import of
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.collectives import ring_allreduce
 from refsgd.effects import Deployment
 
 
@@ -66,5 +67,5 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
     refsgd.algorithms.compression : the compression of a gradient.
     """
     how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd, ranks=workers)
-    return deploy(problem, workers, how.receiver(sgd),
-                  lambda replica, group: peer(replica, group, problem, steps, ring_allreduce, how))
+    return allreduce(replace(problem, exchange=replace(of(problem), codec=how)),  # type: ignore[type-var]
+                     workers, steps, sgd)

@@ -32,14 +32,14 @@ from contextlib import suppress
 
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Deployment, Program, RunEnded, Send
 
 
 def server(shard: Shard, pushes: int) -> Program[Array]:
     """Apply each of `pushes` gradients on arrival and answer its sender; returns the shard's part."""
     with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(pushes):
-            w, push = yield Recv(Push)
+            w, push = yield from shard.recv(Push)
             yield from shard.apply(w, push)
             yield Send(w, Model(shard.x, shard.version))
     return shard.x

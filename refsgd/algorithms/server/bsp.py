@@ -29,7 +29,7 @@ from typing import Literal
 
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, rotate
 from refsgd.algorithms.sgd import SGD, mean_gradient
-from refsgd.effects import Array, Deployment, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Program, Send
 
 Aggregation = Literal["mean", "sum"]
 
@@ -50,7 +50,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, aggregation: Aggreg
     for _ in range(steps):  # Li et al., algorithm 1, servers
         pushes = {}
         for _ in workers:
-            w, push = yield Recv(Push)
+            w, push = yield from shard.recv(Push)
             pushes[w] = push
         # Lines 2 and 3, in worker order: floating-point addition must not depend on the network.
         ordered = [(w, pushes[w]) for w in workers]

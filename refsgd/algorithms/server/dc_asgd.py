@@ -37,7 +37,7 @@ import numpy as np
 
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Deployment, Program, RunEnded, Send
 
 
 def server(shard: Shard, workers: Sequence[str], pushes: int, compensation: float,
@@ -47,7 +47,7 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, compensation: floa
     backup = dict.fromkeys(workers, shard.x)  # w_bak(m): what each worker has read
     with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(pushes):
-            w, push = yield Recv(Push)
+            w, push = yield from shard.recv(Push)
             yield from shard.update([(w, push)], update, push.grad, backup[w], shard.version, compensation,
                                     adaptive)
             backup[w] = shard.x

@@ -40,7 +40,7 @@ import numpy as np
 
 from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, RunEnded, Send
 
 
 class Accrued(NamedTuple):
@@ -64,13 +64,14 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
         if t % fetch_every == 0:  # step mod n_fetch = 0
             x = yield from there.fetch(t)
         reads = [*reads, dict(there.version)]
-        ends = pushes_at(t, steps, push_every)  # step mod n_push = 0
-        g = yield from there.gradient(x, rank, t, window if ends else None, accrued)
+        if pushes_at(t, steps, push_every):  # step mod n_push = 0
+            g = yield from there.gradient(x, rank, t, window, accrued)  # pushes accrued + g
+            accrued, reads = np.zeros_like(x), []
+        else:
+            g = yield Compute(problem.gradient, x, rank, t)
+            accrued = accrued + g
         # g is in push ceil(t / push_every); all workers' earlier pushes are updates
         x = x - sgd.rate(workers * -(-t // push_every)) * g
-        accrued = accrued + g
-        if ends:
-            accrued, reads = np.zeros_like(x), []
         yield Mark("clock", t=t)
     return x
 
@@ -85,7 +86,7 @@ def server(shard: Shard, messages: int, adagrad: bool) -> Program[Array]:
     rule = adagrad_step if adagrad else SGD.step
     with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(messages):
-            w, message = yield Recv(Accrued, Fetch)
+            w, message = yield from shard.recv(Accrued, Fetch)
             if isinstance(message, Fetch):
                 yield Send(w, Model(shard.x, shard.version))
             else:

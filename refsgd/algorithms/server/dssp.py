@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Send
 
 
 def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: int) -> Program[Array]:
@@ -45,7 +45,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, lower: int, upper: 
     pushed = dict.fromkeys(workers, (0, 0))  # arrival of the last two of each, counted in pushes
     granted, bound = dict.fromkeys(workers, 0), dict.fromkeys(workers, lower)
     while min(clock.values(), default=steps) < steps:
-        w, message = yield Recv(Push, Died)
+        w, message = yield from shard.recv(Push, Died)
         if isinstance(message, Died):
             clock.pop(w, None)  # the others no longer wait for it
             slowest = min(clock.values(), default=steps)

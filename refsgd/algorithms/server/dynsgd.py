@@ -39,7 +39,7 @@ import numpy as np
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Send
 
 Means = dict[int, Array]  # the mean gradient of each clock
 
@@ -60,7 +60,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
     shard.state = shard.state, {}  # velocity; mean of each clock that some workers have pushed
     images: dict[int, int] = {}  # of each of these clocks
     while min(clock.values(), default=steps) < steps:
-        w, message = yield Recv(Push, Died)
+        w, message = yield from shard.recv(Push, Died)
         if isinstance(message, Died):
             clock.pop(w, None)  # the others no longer wait for it
         else:

@@ -36,7 +36,7 @@ from typing import Any
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Deployment, Program, RunEnded, Send
 
 
 def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
@@ -46,7 +46,7 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
     for left in reversed(range(pushes)):
         w = None
         with suppress(RunEnded):  # after a death no worker sends any more: the last update takes the rest
-            w, push = yield Recv(Push)
+            w, push = yield from shard.recv(Push)
             kept.append((w, push))
         last = w is None or not left
         if len(kept) == size or (last and kept):

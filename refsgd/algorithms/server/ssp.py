@@ -99,7 +99,7 @@ def row_server(shard: Shard, workers: Sequence[str], steps: int, eager: bool) ->
     clock = dict.fromkeys(workers, 0)  # gradients received from each living worker
     parked: dict[str, float] = {}
     while (before := min(clock.values(), default=steps)) < steps:
-        w, message = yield Recv(Push, Read, Died)
+        w, message = yield from shard.recv(Push, Read, Died)
         if isinstance(message, Died):
             clock.pop(w, None)  # the others no longer wait for it
         elif isinstance(message, Push):

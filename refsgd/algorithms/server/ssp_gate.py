@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refsgd.algorithms.parts import Model, Push, Shard
-from refsgd.effects import Array, Died, Mark, Program, Recv, Send
+from refsgd.effects import Array, Died, Mark, Program, Send
 
 
 def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -> Program[Array]:
     """Answer a worker once it is at most `staleness` clocks ahead of the slowest; returns its part."""
     clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
     while min(clock.values(), default=steps) < steps:
-        w, message = yield Recv(Push, Died)
+        w, message = yield from shard.recv(Push, Died)
         if isinstance(message, Died):
             clock.pop(w, None)  # the others no longer wait for it
         else:
