@@ -87,16 +87,20 @@ class _Clock:
     """When each rank is ready and its links are free, in many replicas at once."""
 
     def __init__(self, n: int, replicas: int, chunk: float, link: Link) -> None:
-        self.before = np.roll(np.arange(n), 1)
         self.n, self.latency, self.wire, self.add = n, link.latency, link.wire(chunk), link.reduction * chunk
         self.ready, self.outgoing, self.incoming = (np.zeros((replicas, n)) for _ in range(3))
 
     def exchange(self) -> None:
         """One allreduce."""
+        ready, incoming, outgoing = self.ready, self.incoming, self.outgoing
+        start, head = np.empty_like(ready), np.empty_like(ready)
         for step in range(2 * (self.n - 1)):
-            start = np.maximum(self.ready, self.outgoing)
-            self.outgoing = start + self.wire
-            self.incoming = np.maximum(start[:, self.before] + self.latency, self.incoming) + self.wire
-            self.ready = np.maximum(self.ready, self.incoming)
+            np.maximum(ready, outgoing, out=start)
+            np.add(start, self.wire, out=outgoing)
+            np.add(start[:, :-1], self.latency, out=head[:, 1:])  # of the rank before
+            np.add(start[:, -1], self.latency, out=head[:, 0])
+            np.maximum(head, incoming, out=incoming)
+            incoming += self.wire
+            np.maximum(ready, incoming, out=ready)
             if step < self.n - 1:
-                self.ready += self.add
+                ready += self.add
