@@ -10,7 +10,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, roles
+from refsgd.experiment import exchanges
 from refsgd.experiment.arguments import Usage, check_deployment, check_function
 from refsgd.experiment.batches import Batch, weights_of
 from refsgd.experiment.lint import forgotten_yields, parts_of
@@ -391,7 +392,7 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     seed : int
         Seed of the random schedules.
     **options
-        The algorithm's own options.
+        The algorithm's own options, and those of an exchange.
 
     Returns
     -------
@@ -404,6 +405,9 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     """
     name, function = deployment_function(algorithm)
     problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
+    exchange, options = exchanges.given(options)
+    exchanges.check(name, options, exchange, problem, own=callable(algorithm))
+    problem = replace(problem, exchange=exchange)
     extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
     if name == "sequential":
         workers = 1

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refsgd
+import refsgd.testing
 from refsgd.algorithms import compression
 from refsgd.algorithms.exchange import Exchange, section
 from refsgd.experiment.exchanges import ANSWERED, SERVERS, TAKES, refusal
@@ -262,3 +263,46 @@ def test_every_algorithm_takes_an_option_or_says_why_not():
         for option in TAKES:
             assert bool(refusal(name, option)) == (name not in TAKES[option])
     assert set(ANSWERED) < set(SERVERS)
+
+
+def test_a_comparison_takes_algorithms_with_options():
+    from refsgd.experiment.compare import compare
+
+    found = compare(["bsp", "bsp layout=layers overlap=both priority=on", "allreduce compress=topk:0.1"],
+                    runtime="simulator", steps=3, workers=2)
+    assert list(found.results) == ["bsp", "bsp layout=layers priority=True overlap=both",
+                                   "allreduce compress=topk:0.1"]
+    plain, layers, coded = found.results.values()
+    assert layers.measured["seconds"] < plain.measured["seconds"]
+    assert sum(coded.measured["bytes_sent"].values()) < sum(plain.measured["bytes_sent"].values()) / 4
+    with pytest.raises(ValueError, match="'overlap' is no option; expected option=value"):
+        compare(["bsp overlap"], runtime="simulator", steps=1)
+
+
+@pytest.mark.parametrize(("name", "how"), [
+    ("bsp", {"layout": "layers", "overlap": "backward"}), ("asp", {"compress": "topk:0.5"}),
+    ("allreduce", {"overlap": "backward"})])
+def test_every_schedule_of_a_small_case_holds_the_invariants(name, how):
+    """Or many of them at random: two layers and two workers have many more than a whole vector."""
+    said = refsgd.testing.explore_algorithm(name, steps=1, walks=40, **how)
+    assert "40" in said
+
+
+def test_a_stepper_shows_the_layers():
+    stepper = refsgd.Stepper("bsp", workers=1, steps=1, overlap="backward")
+    assert stepper.run_until("update").last
+    assert stepper.name.startswith("bsp overlap=backward")
+
+
+def test_a_record_of_layers_is_replayed_bit_for_bit(tmp_path):
+    for how in ({"layout": "layers", "overlap": "both", "priority": True}, {"compress": "topk:0.1"}):
+        found = run("ssp", record=tmp_path / "record", **how)
+        assert refsgd.replay(tmp_path / "record").parameters_sha256 == found.parameters_sha256
+
+
+def test_a_run_of_layers_is_resumed(tmp_path):
+    how = {"layout": "layers", "overlap": "both"}
+    whole = run("bsp", **how)
+    run("bsp", checkpoint=tmp_path / "half", **how)
+    again = refsgd.run("bsp", resume=tmp_path / "half")
+    assert again.parameters_sha256 == whole.parameters_sha256 and again.measured == whole.measured

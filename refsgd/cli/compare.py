@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
@@ -22,7 +23,8 @@ def add(commands: Any) -> None:
                             "processes paced to one machine, and shows formula, simulation and "
                             "measurement side by side.")
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
-                   help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a list")
+                   help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a "
+                        "list; with options of each: 'bsp; bsp overlap=both; allreduce compress=fp16'")
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
@@ -35,10 +37,11 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.display.tables import comparison_table, sentences
 
     groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}
-    names = groups.get(args.algorithms) or [a for a in args.algorithms.split(",") if a]
+    listed = args.algorithms.split(";" if re.search("[ ;]", args.algorithms.strip()) else ",")
+    names = groups.get(args.algorithms) or [a.strip() for a in listed if a.strip()]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
-    names = [catalogued(name) for name in names]
+    names = [" ".join([catalogued(name), *said]) for name, *said in map(str.split, names)]
     arguments, printed = arguments_of(args), args.json != "-"
     picture = args.plot or ("refsgd-compare.png" if printed else None)
     data = args.json or "refsgd-compare.json"

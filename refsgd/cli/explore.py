@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd.cli.options import each_algorithm, own_given, weights
+from refsgd.cli.options import each_algorithm, exchange_given, of_exchange, own_given, weights
 from refsgd.experiment.prepare import Usage
 
 
@@ -22,6 +22,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
     weights(parser)
+    of_exchange(parser.add_argument_group("how gradients travel"))
     parser.add_argument("--max-runs", type=int, default=20_000,
                         help="stop after this many schedules (default 20000)")
     parser.add_argument("--walks", type=int, metavar="R",
@@ -39,4 +40,4 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"servers {args.servers}; expected at least 1")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
                             batch=args.batch, max_runs=args.max_runs, walks=args.walks, seed=args.seed,
-                            **own_given(args)))
+                            **own_given(args), **exchange_given(args)))

@@ -21,6 +21,7 @@ from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.units import slowed
 from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
+from refsgd.experiment.exchanges import TAKES
 from refsgd.experiment.perform import RUNTIMES
 from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, Training, Usage, default_net
 from refsgd.problems.shapes import current_name
@@ -384,11 +385,16 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
     return {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
 
 
+def exchange_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of an exchange that were given."""
+    given = {name: value for name in TAKES if (value := getattr(args, name)) is not None}
+    return given | {"feedback": given["feedback"] == "on"} if "feedback" in given else given
+
+
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     """The given arguments, as `refsgd.run` and similar functions take them."""
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
-    if "feedback" in given:
-        given["feedback"] = given["feedback"] == "on"
+    given |= exchange_given(args)
     if any(getattr(args, name, None) is not None for name in MACHINE):
         given["machine"] = machine_of(args)
     return given | own_given(args)

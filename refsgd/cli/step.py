@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TextIO
 
-from refsgd.cli.options import each_algorithm, own_given, weights
+from refsgd.cli.options import each_algorithm, exchange_given, of_exchange, own_given, weights
 from refsgd.cli.outputs import write
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.stepper import Stepper
@@ -90,6 +90,7 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="iterations of each worker (default 3)")
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
     weights(parser)
+    of_exchange(parser.add_argument_group("how gradients travel"))
     parser.add_argument("--decisions", action="store_true",
                         help="stop only where messages or programs race, as `refsgd explore` counts; by "
                              "default stop at every effect")
@@ -112,7 +113,7 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"schedule {args.schedule!r}; expected numbers separated by commas, e.g. 0,2,1") from None
     stepper = Stepper(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
                       lr=args.lr, batch=args.batch, grain="decision" if args.decisions else "effect",
-                      schedule=schedule, **own_given(args))
+                      schedule=schedule, **own_given(args), **exchange_given(args))
     converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
     if args.player:
         write(args.player, stepper.player().html)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +110,33 @@ class Comparison:
         return {name: result for name, result in found.items() if result is not None}
 
 
+def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
+    """An algorithm and the options that follow its name.
+
+    >>> with_options("ssp staleness=2 overlap=both priority=on")
+    ('ssp', {'staleness': 2, 'overlap': 'both', 'priority': True})
+    """
+    if callable(algorithm) or not algorithm.strip():
+        return algorithm, {}
+    name, *words = algorithm.split()
+    said: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Usage(f"algorithm {algorithm!r}: {word!r} is no option; expected option=value, such as "
+                        "overlap=both")
+        said[key.replace("-", "_")] = {"on": True, "off": False}.get(value, _number(value))
+    return name, said
+
+
+def _number(text: str) -> Any:
+    """A number if a text is one."""
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text
+
+
 def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str | None = None,
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None,
             hard: bool = False, say: Say | None = None, **arguments: Any) -> Comparison:
@@ -117,7 +145,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     Parameters
     ----------
     algorithms : iterable of str or callable
-        Or a single one.
+        Or a single one; a name may be followed by options: ``"bsp overlap=both layout=layers"``.
     runtime : {"processes", "tcp", "simulator"}
         Where it is measured; "simulator" leaves the measurement out.  By default processes; if the system
         cannot fork, the simulator, with a warning.
@@ -150,12 +178,14 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
     chosen = listed(algorithms)
-    own, names = options or {}, [deployment_function(a)[0] for a in chosen]
+    own, named = options or {}, [with_options(a) for a in chosen]
+    names = [deployment_function(a)[0] for a, _ in named]
     for name in own:
         if name not in (*names, *CATALOGUE):
             raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
                         + suggestion(name, [*names, *CATALOGUE]))
-    experiments = [prepare(a, **{**arguments, **own.get(name, {})}) for a, name in zip(chosen, names)]
+    experiments = [prepare(a, **{**arguments, **own.get(name, {}), **said})
+                   for (a, said), name in zip(named, names)]
     machine = arguments.get("machine") or DEFAULT_MACHINE
     real = [runtime] if runtime != "simulator" and experiments else []
     if real:
@@ -171,14 +201,14 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
         try:
             simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
         except FloatingPointError as error:  # the others can still be compared
-            rows.append(Row(experiment.name, experiment.options, predicted_to_json(experiment.predictions()),
+            rows.append(Row(experiment.name, experiment.told, predicted_to_json(experiment.predictions()),
                             None, None, str(error)))
             continue
         if real:
             step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
                  f"{simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
-        rows.append(Row(experiment.name, experiment.options, simulated.predicted, simulated, measured))
+        rows.append(Row(experiment.name, experiment.told, simulated.predicted, simulated, measured))
     second = None
     if hard and experiments:
         step("the same algorithms in a harder case")

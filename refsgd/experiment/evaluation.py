@@ -57,7 +57,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
                          sum(images for _, images in _images(trace, problem, rank)), loss,
                          accuracy.get("test", nan)])
     return Result(
-        experiment.name, experiment.options, problem.describe, experiment.machine, runtime,
+        experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
         experiment.seed, measure(trace, experiment.by_worker), predicted_to_json(experiment.predictions()),
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),

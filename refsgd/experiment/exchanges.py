@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import PLAIN, Exchange
+from refsgd.algorithms.sgd import SGD
 from refsgd.experiment.arguments import Usage
 from refsgd.problems import Problem
 
@@ -49,6 +52,28 @@ def asked(exchange: Exchange) -> dict[str, Any]:
     """The options of an exchange that differ from those of the plain one."""
     return {option: value for option in TAKES
             if (value := getattr(exchange, option)) != getattr(PLAIN, option)}
+
+
+def given(options: Mapping[str, Any]) -> tuple[Exchange, dict[str, Any]]:
+    """The exchange that some options name, and the other options; a codec is for one rank."""
+    mine = {key: value for key, value in options.items() if key in TAKES}
+    found = exchange_of(mine, SGD(0.0), 1)
+    return found, {key: value for key, value in options.items() if key not in TAKES}
+
+
+def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem | None = None,
+                seed: int = 0) -> Exchange:
+    """The exchange with these options, for a rule, a number of workers and a problem."""
+    try:
+        found = Exchange(**said)
+        if not found.compress:
+            return found
+        layers = problem.layers if problem is not None else None
+        epoch = int(problem.describe.get("steps_per_epoch", 100)) if problem is not None else 100
+        return replace(found, codec=codec(found.compress, found.feedback, sgd=sgd, ranks=ranks, epoch=epoch,
+                                          shapes=layers.tensors if layers else (), seed=seed))
+    except ValueError as error:
+        raise Usage(str(error)) from None
 
 
 def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Problem, own: bool) -> None:

@@ -11,9 +11,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.compression import codec
-from refsgd.algorithms.exchange import PLAIN, Exchange
-from refsgd.algorithms.exchange import of as exchange_of
+from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
@@ -222,6 +220,11 @@ class Experiment:
         """Mean seconds of a gradient at speed 1, over all workers; 0 on an unpaced machine."""
         return mean_gradient(self.priced)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """The algorithm's own options and those of its exchange, which name it in tables."""
+        return self.options | exchanges.asked(of(self.problem))
+
     def deploy(self) -> Deployment:
         """A fresh deployment: generators that have not started."""
         taken = inspect.signature(self.function).parameters
@@ -260,7 +263,7 @@ class Experiment:
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
-        if said := exchanges.asked(exchange_of(self.problem)):
+        if said := exchanges.asked(of(self.problem)):
             return theory.Figures().without(
                 f"no formula knows {', '.join(said)}; simulate it: --kind simulated", *theory.FIGURES)
         found = theory.predict(
@@ -336,18 +339,6 @@ class Training:
                         "how many images a gradient has")
         return own_problem(own, name, workers)
 
-    def exchange(self, problem: Problem, workers: int) -> Exchange:
-        """How gradients travel."""
-        epoch = int(problem.describe.get("steps_per_epoch", 100))
-        tensors = problem.layers.tensors if problem.layers is not None else ()
-        try:
-            found = codec(self.compress, self.feedback, sgd=self.rule(), ranks=workers, epoch=epoch,
-                          shapes=tensors, seed=self.seed) if self.compress else None
-            given = {f.name: getattr(self, f.name) for f in fields(Exchange) if f.name != "codec"}
-            return Exchange(**given, codec=found)
-        except ValueError as error:
-            raise Usage(str(error)) from None
-
     def length(self, problem: Problem) -> int:
         """Iterations of each worker."""
         if self.steps is not None:
@@ -375,7 +366,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     batch = batches_of(training.batch, workers, machine, together=name == "sequential")
     own = problem is not None
     problem = training.problem(problem, name, workers, batch)
-    exchange = training.exchange(problem, workers)
+    exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},
+                                     training.rule(), workers, problem, training.seed)
     exchanges.check(name, options, exchange, problem, own=callable(algorithm))
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})

@@ -225,7 +225,8 @@ class Plan:
         self._slower: dict[str, float] = {}
         self._later: dict[tuple[str, str], float] = {}
 
-    def begins(self, node: str, kind: str, piece: tuple[str, int, float] | None) -> list[Fault]:
+    def begins(self, node: str, kind: str,
+               piece: tuple[str, int, float] | None = None) -> list[Fault]:
         """The faults that happen to a node as it begins a Compute of this kind."""
         if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
