@@ -306,3 +306,10 @@ def test_a_run_of_layers_is_resumed(tmp_path):
     run("bsp", checkpoint=tmp_path / "half", **how)
     again = refsgd.run("bsp", resume=tmp_path / "half")
     assert again.parameters_sha256 == whole.parameters_sha256 and again.measured == whole.measured
+
+
+@pytest.mark.parametrize("fault", ["kill worker 1 at step 0", "kill worker 1 at step 2"])
+def test_a_run_of_layers_shrinks_without_losing_a_layer(fault):
+    """Also where some layers have been updated and others not: the newest of each, at its own place."""
+    found = run("bsp", layout="layers", overlap="backward", faults=[fault], on_death="shrink", workers=3)
+    assert found.parameters.size == found.problem["parameters"] and found.accuracy["test"] > 0.1

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.exchange import equal
+from refsgd.algorithms.exchange import of
 from refsgd.cluster import prices
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
@@ -67,7 +67,7 @@ class Attempts:
         more = iterations(halted)
         self._check(halted, names, more)
         self.run = self.joined(halted.run)
-        self.x, self.done = parameters(halted, self.x, self.experiment.servers), self.done + more
+        self.x, self.done = parameters(halted, self.x, self.experiment), self.done + more
         self.dead.update(names)
         self.next = self._attempt(self.run.trace)
         log.warning("%s; the run continues from iteration %d with %s", halted.reasons,
@@ -160,7 +160,7 @@ def iterations(halted: Halted) -> int:
     return min((ends.get(node, 0) for node in living(halted)), default=0)
 
 
-def parameters(halted: Halted, x0: Array, servers: int) -> Array:
+def parameters(halted: Halted, x0: Array, experiment: Experiment) -> Array:
     """The parameters, (d,), after an attempt that began at `x0`: the servers' newest parts, or the mean of
     the living replicas.  A server without a part, such as a coordinator, marks no updates."""
     trace, kept = halted.run.trace, halted.kept
@@ -170,7 +170,8 @@ def parameters(halted: Halted, x0: Array, servers: int) -> Array:
         newest = [kept[node][-1][1] for node in sorted(part, key=part.__getitem__)]
         if sum(x.size for x in newest) == x0.size:
             return np.concatenate(newest)
-        x, cut = x0.copy(), equal(x0.size, max(servers, 1 + max(part.values(), default=0)))
+        servers = max(experiment.servers, 1 + max(part.values(), default=0))
+        x, cut = x0.copy(), of(experiment.problem).cut(experiment.problem, servers)
         for k, found in zip(sorted(part.values()), newest, strict=True):
             x[cut[k]] = found
         return x
