@@ -1,6 +1,8 @@
 """Pictures show what the traces say: positions and heights are read back from the axes."""
 
+import json
 from collections import Counter
+from itertools import pairwise
 
 import matplotlib.colors
 import matplotlib.text
@@ -14,6 +16,7 @@ from refsgd.display import plots
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.result import PLOTS
 from refsgd.experiment.sweep import sweep
+from refsgd.trace import Computed
 from tests.test_links import Paused, deployment
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -344,3 +347,64 @@ def test_resources_are_drawn_by_process():
     for what, expected in (("processor", [0.5, 1.0]), ("memory", [20, 30]), ("written", [0, 2])):
         ax = plots.resources(result, Figure().subplots(), what)
         assert [list(line.get_ydata()) for line in ax.lines] == [pytest.approx(expected)] * 2
+
+
+# -- layers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_layer():
+    machine = refsgd.Machine(compute="fixed(0.03)", bandwidth=1000, codec=1e-4)
+    return refsgd.run("bsp", data="quadratic", steps=2, workers=2, layout="layers", overlap="both",
+                      machine=machine, compress="fp16")
+
+
+def bars(ax):
+    """(start, end, row, colour) of each bar."""
+    return sorted((box.x0, box.x1, round(box.y0 + 0.35), matplotlib.colors.to_hex(found.get_facecolor()[0]))
+                  for found in ax.collections for box in (path.get_extents() for path in found.get_paths()))
+
+
+def test_the_picture_of_layers_has_each_piece_and_each_message_at_its_time(by_layer, ax):
+    plots.layers(by_layer.trace, ax, node="worker1")
+    trace, found = by_layer.trace, bars(ax)
+    computed = sorted((e.start, e.time) for e in trace.of(Computed, "worker1") if e.time > e.start)
+    assert np.allclose([bar[:2] for bar in found if bar[2] == 0], computed)
+    for row, picked in ((1, [t for t in trace.transits if t.src == "worker1"]),
+                        (2, [t for t in trace.transits if t.to == "worker1"])):
+        drawn = [(a, b) for a, b, r, _ in found if r == row]
+        assert np.allclose(sorted(b - a for a, b in drawn), sorted(t.nbytes / 1000 for t in picked))
+        assert all(b <= c + 1e-9 for (_, b), (c, _) in pairwise(drawn))  # a link serves one at a time
+    labels = {text.get_text() for text in ax.texts}
+    assert {"forward 1", "backward 3", "Push 3"} <= labels or {"1", "3"} <= labels
+
+
+def test_what_a_layer_computes_and_the_parts_it_sends_have_one_colour(by_layer, ax):
+    found = bars(plots.layers(by_layer.trace, ax, end=0.04))
+    last = max((bar for bar in found if bar[2] == 1), key=lambda bar: -bar[0])  # the last layer leaves first
+    assert last[3] in {bar[3] for bar in found if bar[2] == 0}
+
+
+def test_a_timeline_names_pieces_where_there_is_room_and_gives_codecs_their_colour(by_layer, ax):
+    plots.timeline(by_layer.trace, ax, causes=True)
+    assert {text.get_text() for text in ax.texts} & {"forward 1", "backward 3", "1", "3"}
+    assert plots.CAUSE_COLORS["codec"] in colours(ax)
+    assert "codec" in [text.get_text() for text in ax.get_legend().get_texts()]
+    narrow = Figure(figsize=(0.3, 2)).subplots()
+    plots.timeline(by_layer.trace, narrow)
+    assert not narrow.texts
+
+
+def test_pieces_parts_and_codecs_have_names_in_the_exported_trace(by_layer):
+    found = json.loads(by_layer.trace.to_chrome())["traceEvents"]
+    assert {"forward", "forward 1", "backward 0", "codec", "update"} <= {e["name"] for e in found}
+    assert {f"Push of part {k}" for k in range(4)} <= {e["name"] for e in found if e["ph"] == "s"}
+
+
+def test_encoding_is_a_cause_of_waiting_of_its_own(by_layer):
+    """At least the time that workers encode; the servers' decoding comes on top."""
+    waited = by_layer.measured["idle_by_cause"]
+    encoded = sum(e.time - e.start for e in by_layer.trace.of(Computed)
+                  if e.work == "codec" and e.node.startswith("worker"))
+    assert waited["codec"] * by_layer.trace.seconds * 2 >= encoded * (1 - 1e-9) > 0
+    assert waited["update"] == 0

@@ -26,6 +26,7 @@ WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "slack": "waiting at the bound on clocks (slack)",
            "partner": "waiting for a partner that computes (partner)",
            "update": "waiting for updates to be computed (update)",
+           "codec": "encoding, and waiting for decoding (codec)",
            "idleness": "waiting"}
 #: smaller differences of test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03

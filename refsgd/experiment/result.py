@@ -30,7 +30,8 @@ FORMAT = 1  #: version of the JSON format
 #: pictures that `Result.plot` draws, and whether from the trace
 PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False,
          "staleness_histogram": False,
-         "timeline": True, "staleness_over_time": True, "communication": True, "replica_spread": False}
+         "timeline": True, "layers": True, "staleness_over_time": True, "communication": True,
+         "replica_spread": False}
 # NaN and infinity, too, as Python writes them
 _REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
 _FINITE = Kind('a number, null, "inf" or "-inf"',

@@ -23,7 +23,7 @@ def _words(event: Event) -> str:
         case Chosen():
             return f"choose {event.option}"
         case Computed():
-            return event.work
+            return event.what
         case Marked():
             shown = {k: v for k, v in event.values.items() if k in ("t", "version", "worker", "reads")}
             return f"* {event.name} " + " ".join(f"{k}={v}" for k, v in shown.items())

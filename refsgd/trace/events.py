@@ -41,6 +41,14 @@ class Computed(NamedTuple):
         """Whether a whole gradient was there, or the last piece of one."""
         return self.work == "gradient" and (self.piece is None or self.piece[:2] == ("backward", 0))
 
+    @property
+    def what(self) -> str:
+        """The kind of computation, or the piece of a gradient, e.g. ``backward 3``; the forward pass of the
+        first layer, with which all others may be, is ``forward``."""
+        if self.piece is None:
+            return self.work
+        return "forward" if self.piece[:2] == ("forward", 0) else f"{self.piece[0]} {self.piece[1]}"
+
 
 class Sent(NamedTuple):
     """A message handed over, the `number`th from `node` to `to`; its transmission begins at `start`."""

@@ -32,7 +32,7 @@ def to_chrome(trace: Trace) -> str:
 
     for e in trace.events:
         if isinstance(e, Computed):
-            add("X", e.work, e, e.start, dur=(e.time - e.start) * 1e6, cat="compute")
+            add("X", e.what, e, e.start, dur=(e.time - e.start) * 1e6, cat=e.work)
         elif isinstance(e, Received) and e.time > e.since:
             add("X", f"wait for {e.message}", e, e.since, dur=(e.time - e.since) * 1e6, cat="wait",
                 args={"src": e.src})
@@ -40,7 +40,9 @@ def to_chrome(trace: Trace) -> str:
             values = {k: v for k, v in e.values.items() if k != "x"}
             add("i", e.name, e, e.time, s="t", args=json.loads(json.dumps(values, default=str)))
     for t in trace.transits:
-        flow = {"cat": "message", "name": t.message, "id": f"{t.src}>{t.to}#{t.number}", "tid": 0}
+        part = trace.parts.get(t.to, trace.parts.get(t.src))
+        flow = {"cat": "message", "name": t.message if part is None else f"{t.message} of part {part}",
+                "id": f"{t.src}>{t.to}#{t.number}", "tid": 0, "args": {"bytes": t.nbytes}}
         out.append({"ph": "s", "pid": pid[t.src], "ts": t.sent * 1e6, **flow})
         out.append({"ph": "f", "bp": "e", "pid": pid[t.to], "ts": t.received * 1e6, **flow})
     return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"})

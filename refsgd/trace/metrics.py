@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from refsgd.trace.run import Trace
 
 #: causes of waiting, see `refsgd.trace.waiting`
-CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update")
+CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update", "codec")
 
 
 # -- counting ----------------------------------------------------------------------------------------------

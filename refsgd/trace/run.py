@@ -174,6 +174,13 @@ class Trace:
         return [n for n in self.nodes if self.is_worker(n)]
 
     @cached_property
+    def parts(self) -> dict[str, int]:
+        """The part of the parameters that each server has updated; empty if they are not divided."""
+        found = {e.node: e.values["part"] for e in self.marks("update")
+                 if "part" in e.values and not self.is_worker(e.node)}
+        return found if len(set(found.values())) > 1 else {}
+
+    @cached_property
     def transits(self) -> list[Transit]:
         """All messages that were received, in order of reception."""
         sent = {(e.node, e.to, e.number): e for e in self.of(Sent)}

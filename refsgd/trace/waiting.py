@@ -5,6 +5,7 @@ The wait of a worker ends with a message.  While its own request or that message
 holds the request, and the critical path is traced back from the answer: a server that updates (``update`` if
 the request is part of it, ``queueing`` if it is busy with others), that waits for a slower worker
 (``straggling``), that withholds the answer to keep a bound (``slack``), or a peer that is busy (``partner``).
+Encoding and decoding of compressed gradients, at the worker or of its own gradient at a server, is ``codec``.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
             cause = blame
             if activity.work != "gradient":
                 mine = request is None or activity.start >= request.received - 1e-12
-                cause = "update" if mine else "queueing"
+                cause = _own(activity) if mine else "queueing"
             yield activity.start, high, cause  # including the program's marks and sends after it
             high = activity.start
         else:
@@ -136,6 +137,11 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
                         for a, b, cause in pieces)
             yield q.arrival, high, blame
             at, high = (q.src, history.sender[q.src, at[0], q.number]), min(high, q.sent)
+
+
+def _own(activity: Activity) -> str:
+    """The cause of a wait for a computation that is part of one's own request."""
+    return "codec" if activity.work == "codec" else "update"
 
 
 class Wait(NamedTuple):
@@ -164,8 +170,8 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
                 continue
             near = busy[max(0, bisect_right(starts, activity.start) - 1): bisect_right(starts, activity.end)]
             free = _outside(near, activity.start, min(activity.end, trace.seconds))
-            pieces = explain(history, worker,
-                             activity) if activity.message else [(activity.start, activity.end, "update")]
+            pieces = (explain(history, worker, activity) if activity.message
+                      else [(activity.start, activity.end, _own(activity))])
             for cause, lo, hi in _charge(free, pieces):
                 found.append(Wait(worker, cause, lo, hi, activity.message))
                 idle -= hi - lo

@@ -12,11 +12,13 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.display.player.listing import colour, listing, title
+from refsgd.display.player.states import follow
+from refsgd.display.player.why import Why
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment.result import Result
 from refsgd.experiment.run import run
 from refsgd.problems import quadratic
-from refsgd.trace import Received
+from refsgd.trace import CAUSES, Received
 from tests.player.pages import column, data_of, line_at, page, text_at
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -35,7 +37,8 @@ def test_every_event_is_there_and_its_program_stood_at_its_effect(name):
         assert (found.data["nodes"][program["node"]], program["index"]) == (e.node, e.program)
         assert found.data["times"][k] == pytest.approx(e.time, abs=1e-8)
         if e.kind in AT:
-            assert AT[e.kind] in text_at(found, p, k), (k, e.kind)
+            line = text_at(found, p, k)  # a shard's receive is shown where it is called
+            assert AT[e.kind] in line.replace("yield from shard.recv", "yield Recv"), (k, e.kind)
 
 
 @pytest.mark.parametrize("name", [n for n in CATALOGUE if n != "sequential"])
@@ -51,7 +54,7 @@ def test_the_server_of_ssp_waits_at_its_receive_and_holds_back_at_its_mark():
     found = page("ssp", staleness=0)
     server = len(found.data["programs"]) - 1
     assert line_at(found, server, 0)[0] == "refsgd/algorithms/server/ssp_gate.py"
-    assert text_at(found, server, 0) == "w, message = yield Recv(Push, Died)"
+    assert text_at(found, server, 0) == "w, message = yield from shard.recv(Push, Died)"
     blocked = next(k for k, e in enumerate(found.trace.events) if e.kind == "mark"
                    and e.name == "block")
     assert text_at(found, server, blocked) == 'yield Mark("block", worker=w)'
@@ -85,10 +88,28 @@ def test_waiting_is_explained_by_cause_and_by_whom():
         assert "ready = [w for w in clock if w in waiting" in re.sub("<[^>]*>", "",
                                                                      row) and said.endswith(
                                                                          f"; ssp_gate.py:{line}")
-    spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 6)
-    busy = sum(b - a for p, a, b, work, _ in found.data["computing"] if work == "gradient")
+    spent = sum(b - a for p, a, b, cause, _ in found.data["waiting"] if p < 3 and 0 <= cause < 7)
+    busy = sum(b - a for p, a, b, work, *_ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
     assert busy / (3 * found.trace.seconds) == pytest.approx(1 - found.trace.idle_ratio)
+
+
+def test_pieces_of_a_gradient_and_codecs_have_their_words():
+    found = page("bsp", steps=2, workers=2, layout="layers", overlap="both", compress="topk:0.5",
+                 machine=Machine(compute="fixed(0.02)", latency=0.001, codec=1e-3))
+    named = [(work, name) for p, _, _, work, _, name in found.data["computing"] if p == 0]
+    passes = [name for work, name in named if work == "gradient"]
+    backward = ["backward 2", "backward 1", "backward 0"]  # in the first step the parameters are there
+    assert passes == ["forward", *backward, "forward", "forward 1", "forward 2", *backward]
+    assert ("codec", "codec") in named
+    says = {says for _, _, says in found.data["programs"][0]["stands"]}
+    assert {"computes: forward", "computes: forward 1", "computes: backward 0", "computes: codec"} <= says
+    done = run("bsp", quadratic(3, 2), workers=2, steps=1, layout="layers", overlap="backward")
+    why = Why(done.trace, follow(done.trace, done.deploy, 0, len(done.trace.events)))
+    said = [why.sentence("worker0", 0, k) for k in range(len(done.trace.events))]
+    assert "worker0 computes the forward pass" in said and "worker0 computes the backward pass of layer 1" in said
+    codec = CAUSES.index("codec")
+    assert any(p < 2 and cause == codec for p, _, _, cause, _ in found.data["waiting"])
 
 
 def test_a_wait_is_explained_by_what_was_taken_before_the_answer_and_not_at_the_same_time():

@@ -378,9 +378,11 @@ def test_an_open_wait_is_split_by_cause_as_it_is_when_it_has_ended():
 def test_where_of_simulator_and_world_are_the_same():
     s = Stepper("bsp", workers=2)
     sim = Simulator(s.deploy)
-    sim.step()
-    assert [(w.node, w.function, w.filename)
-            for w in sim.where()] == [(w.node, w.function, w.filename) for w in s.where()]
+    for step, both in ((sim.step, slice(0, 1)), (sim.run, slice(None))):  # one program has begun, all have ended
+        step()
+        assert [(w.node, w.function, w.filename)
+                for w in sim.where()[both]] == [(w.node, w.function, w.filename) for w in s.where()[both]]
+        s.run()
 
 
 def test_importing_the_library_does_not_load_the_stepper():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
+RECEIVING = ("Recv", "Poll", "recv")  #: effects, and a shard's sub-program
 Branch = ast.If | ast.For | ast.While
 Condition = tuple[int, tuple[str, ...]]  #: its line, and the names that it depends on
 
@@ -65,7 +66,7 @@ def bound(source: str, line: int) -> frozenset[str]:
     chain = _chain(source, line)
     function, here = chain[0], chain[-1]
     binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)
-             and any(isinstance(n, ast.Call) and _called(n) in ("Recv", "Poll") for n in ast.walk(s.value))]
+             and any(isinstance(n, ast.Call) and _called(n) in RECEIVING for n in ast.walk(s.value))]
     return frozenset(n.id for s in [here, *binds] for n in _names(s) if isinstance(n.ctx, ast.Store)
                      and (s is not here or n.lineno == line))
 

@@ -64,7 +64,7 @@ function badgeRow(list, more) {
 }
 const causeStyle = (cause) => (cause < 0 ? "free" : run.causes[cause] === "not answered" ? "open" : run.causes[cause]);
 const blocksOf = run.programs.map((_, p) => run.blocks.filter((b) => b[0] === p));
-const kindStyle = (work) => (work === "gradient" ? "gradient" : "work");
+const kindStyle = (work, name) => (work === "gradient" ? (name.startsWith("forward") ? "forward" : "gradient") : work === "codec" ? "codec" : "work");
 
 // -- the diagram ---------------------------------------------------------------------------------------------
 
@@ -103,7 +103,14 @@ function drawDiagram() {
   };
   run.programs.forEach((_, p) => svg.append(shape("line", { class: "grid", x1: 0, x2: width, y1: middle(p), y2: middle(p) })));
   for (const [p, a, b, cause, k] of run.waiting) bar(p, a, b, causeStyle(cause), k, cause < 0);
-  for (const [p, a, b, work, k] of run.computing) bar(p, a, b, kindStyle(work), k);
+  for (const [p, a, b, work, k, name] of run.computing) {
+    bar(p, a, b, kindStyle(work, name), k);
+    const short = [name, name.replace(/\D/g, "")].find((s) => s && s.length * 5.6 + 4 < x(b) - x(a));
+    if (name === work || !short) continue;  // only pieces of a gradient are named
+    const label = shape("text", { class: "piece", x: (x(a) + x(b)) / 2, y: middle(p) + 3, "text-anchor": "middle" });
+    label.textContent = short;
+    svg.append(label);
+  }
   const lines = run.messages.map(([from, to, name, sentK, sent, arrival, gotK, got]) => {
     const arrived = arrival !== null && arrival <= run.end ? arrival : got !== null ? got : run.end;
     const y1 = middle(from), y2 = middle(to), way = `M${x(sent)},${y1}L${x(arrived)},${y2}`;
@@ -158,8 +165,10 @@ function moveCursor(k, flying) {
 function drawLegend() {
   const used = new Set(run.waiting.map((w) => w[3]));
   const part = (style, name, hint) => `<span class="entry"${hint ? ` title="${text(hint)}"` : ""}><b class="${style}"></b>${name}</span>`;
-  const others = [...new Set(run.computing.map((c) => c[3]))].filter((work) => work !== "gradient");
-  const parts = [part("gradient", "computing a gradient"), others.length ? part("work", "computing: " + text(others.join(", "))) : ""];
+  const others = [...new Set(run.computing.map((c) => c[3]))].filter((work) => work !== "gradient" && work !== "codec");
+  const pieces = run.computing.some((c) => c[5].startsWith("forward")), codec = run.computing.some((c) => c[3] === "codec");
+  const parts = [pieces ? part("forward", "computing a forward pass") + part("gradient", "computing a backward pass; numbers: layers") : part("gradient", "computing a gradient"),
+    codec ? part("codec", "encoding or decoding") : "", others.length ? part("work", "computing: " + text(others.join(", "))) : ""];
   run.causes.forEach((cause, i) => {
     const why = run.why[cause];
     if (used.has(i)) parts.push(part(causeStyle(i), "waiting: " + cause + (why ? `<span class="word">, ${text(why)}</span>` : ""), why));
@@ -272,9 +281,10 @@ function sourceOf(place) {
   return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
 }
 
-const works = { gradient: "a gradient", update: "the update", reduction: "a reduction" };
+const works = { gradient: "a gradient", update: "the update", reduction: "a reduction", codec: "a codec's step", forward: "the forward pass" };
+const computed = (work) => works[work] || work.replace(/^(forward|backward) (\d+)$/, "the $1 pass of layer $2");
 /** What a program stands before, in words. */
-const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + (works[work] || work)).replace(/^sends /, "is about to send ")
+const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + computed(work)).replace(/^sends /, "is about to send ")
   .replace(/^marks /, "is about to mark: ");
 
 const cards = run.programs.map((_, p) => {
@@ -401,7 +411,7 @@ byId("log").addEventListener("click", (e) => { const li = e.target.closest("li")
 /** What happened at an event, in words. */
 function deed(k) {
   const [p, kind, said] = run.events[k - 1];
-  if (kind === "compute") return "has computed " + (works[said] || said);
+  if (kind === "compute") return "has computed " + computed(said);
   if (kind === "send") return "sends " + said.replace("->", "to");
   if (said.startsWith("<- ")) return "takes " + said.slice(3).replace(/ (\S+)$/, " of $1");
   if (kind === "return") return "has ended";

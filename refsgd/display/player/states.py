@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms.parts import Shard
 from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, Send
 from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
-from refsgd.trace import Trace
+from refsgd.trace import Computed, Trace
 
 Program = tuple[str, int]  #: node, number of its program
 MOST = 12  #: most entries of a container, and a quarter of the characters of a string, that are shown
@@ -82,6 +83,9 @@ def _joined(texts: list[str], count: int) -> str:
     return ", ".join(texts + [f"… {count - MOST} more"] * (count > MOST))
 
 
+RECEIVES = Shard.recv.__code__  #: a `Recv`, for which the line that calls it stands
+
+
 class Stand(NamedTuple):
     """The position of a program: number of the place (-1: it has ended), what it does there; at a `Recv` the
     classes of messages, and the sender."""
@@ -90,6 +94,7 @@ class Stand(NamedTuple):
     says: str
     kinds: tuple[str, ...] = ()
     src: str | None = None
+    work: str = ""  #: the kind of its `Compute`
 
 
 class States:
@@ -134,7 +139,7 @@ class States:
             self._look((node, index), k, program, effect, end)
 
     def _look(self, key: Program, k: int, program: Any, effect: Any, end: str) -> None:
-        alive = [f for f in frames(program) if f.gi_frame is not None]
+        alive = [f for f in frames(program) if f.gi_frame is not None and f.gi_code is not RECEIVES]
         self.names.setdefault(key, getattr(program, "__name__", "program"))
         self.pending[key] = effect
         own = self._of_program.get(key, [])
@@ -153,7 +158,10 @@ class States:
         receives = type(effect) is Recv and alive
         waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if receives else ()
         k = max(k, self.first)
-        _put(self.stands[key], k, Stand(place, waits_for(effect) if alive else end, *waits))
+        stand = Stand(place, waits_for(effect) if alive else end, *waits)
+        if type(effect) is Compute and alive:
+            stand = stand._replace(work=effect.kind)
+        _put(self.stands[key], k, stand)
         column = self.locals[key]
         for name in [*column, *(name for name in values if name not in column)]:
             _put(column.setdefault(name, []), k, values.get(name))
@@ -173,11 +181,16 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
         column.append((k, value))
 
 
+def what(effect: Compute) -> str:
+    """The kind of computation, or the piece of a gradient."""
+    return Computed(0.0, "", 0, 0.0, effect.kind, piece=effect.piece).what
+
+
 def waits_for(effect: Any) -> str:
     """What a program does or waits for, in words."""
     match effect:
         case Compute():
-            return f"computes: {effect.kind}"
+            return f"computes: {what(effect)}"
         case Send():
             return f"sends {type(effect.body).__name__} to {effect.to}"
         case Recv():

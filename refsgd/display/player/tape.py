@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from refsgd.display.player.states import Program, States, rank
+from refsgd.display.player.states import Program, States, rank, what
 from refsgd.display.player.why import Reason, Why
 from refsgd.effects import Compute, Recv
 from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace
@@ -24,6 +24,7 @@ WHY = {
     "slack": "the answer is held back to keep the bound",
     "partner": "the peer is busy",
     "update": "the update with its own gradient is being computed",
+    "codec": "its own gradient is being encoded or decoded",
 }
 OPEN = "not answered"  #: cause of a wait that has no end in the trace
 
@@ -117,14 +118,15 @@ class Tape:
     # -- the diagram ---------------------------------------------------------------------------------------
 
     def _computing(self) -> list[list[Any]]:
-        """[program, start, end, kind of work, position at its end (-1: still computing)] of every Compute
-        in the window."""
+        """[program, start, end, kind of work, position at its end (-1: still computing), its name] of every
+        Compute in the window."""
         out = [[self.number.get((e.node, e.program), 0), *self._clipped(e.start, e.time), e.work,
-                self._after(i)]
+                self._after(i), e.what]
                for i, e in enumerate(self.trace.events) if isinstance(e, Computed)
                and e.time >= self.start and e.start <= self.end and e.time > e.start]
-        return out + [[self.number[key], *self._clipped(since, self.end), self.states.pending[key].kind, -1]
-                      for key, since in self._open(Compute) if since < self.end]
+        return out + [[self.number[key], *self._clipped(since, self.end), self.states.pending[key].kind, -1,
+                       what(self.states.pending[key])] for key, since in self._open(Compute)
+                      if since < self.end]
 
     def _open(self, kind: type) -> list[tuple[Program, float]]:
         """Programs that wait for an effect of this kind when the trace ends, and since when."""

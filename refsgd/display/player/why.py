@@ -23,7 +23,9 @@ from refsgd.display.player.states import ENDED, Program, Stand, States, value_at
 from refsgd.trace import Computed, Marked, Polled, Received, Sent, Trace, taken
 
 Letter = tuple[str, str, int]  #: from, to, number on this channel
-WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction"}
+WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
+         "codec": "a codec's step", "forward": "the forward pass"}
+PIECE = re.compile(r"^(forward|backward) (\d+)$")
 LONG = 60  #: longer values are shown by their keys only
 #: a value that is a number, or numbers by name
 NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")
@@ -116,10 +118,11 @@ class Why:
         if bounded and not theirs.says.endswith(f" to {key[0]}"):
             has = f"{other} holds the answer to {self._name(request)} back" if request else has
         elif not theirs.kinds:
-            ended, work = theirs.says in ENDED, theirs.says.partition("computes: ")[2]
+            ended, work = theirs.says in ENDED, theirs.work
             if not bounded:
                 serves = self._serves(its, taken, k) if request and not work else work not in ("", "gradient")
-                cause = "" if ended else "update" if serves else cause
+                own = "codec" if work == "codec" else "update"
+                cause = "" if ended else own if serves else cause
             return Reason(f": {has}{self._doing(its, k)}{self._at(place)}", cause,
                           work == "gradient" or ended, place)
         elif not request or theirs.src:
@@ -252,7 +255,7 @@ class Why:
         if not stand.kinds:
             verb, _, work = stand.says.partition(": ")
             if verb == "computes":
-                return f"computes {WORKS.get(work, work)}"
+                return "computes " + (WORKS.get(work) or PIECE.sub(r"the \1 pass of layer \2", work))
             if stand.says in ENDED:
                 return f"has {stand.says}"
             return re.sub(r"^(send|mark|choose)s\b", r"is about to \1", stand.says) or "has not begun"

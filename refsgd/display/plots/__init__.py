@@ -14,6 +14,7 @@ Examples
 
 from refsgd.display.plots.colors import CAUSE_COLORS, COLORS, WORK_COLOR, color_of
 from refsgd.display.plots.figures import comparison, run, save, sweep_figure
+from refsgd.display.plots.layers import layers
 from refsgd.display.plots.machines import machine_figure
 from refsgd.display.plots.runs import (
     accuracy_against_time,
@@ -32,7 +33,7 @@ from refsgd.display.plots.traces import causes_key, causes_of, communication, st
 __all__ = [
     "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "causes_key",
     "causes_of", "color_of", "communication",
-    "comparison", "idle_by_cause", "iteration_times", "machine_figure",
+    "comparison", "idle_by_cause", "iteration_times", "layers", "machine_figure",
     "predicted_against_measured", "replica_spread", "resources", "run", "save", "staleness_histogram",
     "staleness_over_time", "sweep", "sweep_figure", "throughput_against_workers", "timeline",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.trace import Computed
 
 #: Okabe and Ito's palette for the algorithms that are compared most often.
 COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
@@ -12,8 +13,9 @@ COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#
 #: Tol's muted palette for the others; lines that share a colour differ in style.
 MORE = ("#332288", "#999933", "#882255", "#44AA99", "#8C6D31", "#AA4499", "#117733", "#CC6677", "#637939")
 CAUSE_COLORS = {"transfer": "#56B4E9", "queueing": "#E69F00", "straggling": "#D55E00", "slack": "#009E73",
-                "partner": "#CC79A7", "update": "#999999"}
+                "partner": "#CC79A7", "update": "#999999", "codec": "#F0E442"}
 WORK_COLOR = "#0072B2"
+FORWARD_COLOR = "#004B75"  #: of a forward pass, where a gradient is computed layer by layer
 LINES = ("-", "--", "-.", ":")
 MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay": "D"}
 
@@ -26,6 +28,13 @@ def color_of(algorithm: str) -> str:
     """
     others = [name for name in CATALOGUE if name not in COLORS]
     return COLORS.get(algorithm) or MORE[others.index(algorithm) % len(MORE) if algorithm in others else 0]
+
+
+def color_of_work(e: Computed) -> str:
+    """The colour of what a node computes."""
+    if e.work == "gradient":
+        return FORWARD_COLOR if e.piece and e.piece[0] == "forward" else WORK_COLOR
+    return CAUSE_COLORS["codec" if e.work == "codec" else "update"]
 
 
 def axes_or_current(ax: Axes | None) -> Axes:

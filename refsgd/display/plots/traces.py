@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
-from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current, with_labels
+from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current, color_of_work, with_labels
+from refsgd.display.plots.layers import write
 from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
 from refsgd.trace.waiting import waits
 
@@ -27,6 +28,7 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
              links: int = 12) -> Axes:
     """Computing (dark) and waiting (light) of each node between two times, messages as thin lines.
 
+    Pieces of a gradient that is computed layer by layer are named where there is room.
     If the machine places nodes on hosts, they are grouped by host.  Below them each shared link has a row,
     which shows when it is busy and for what share of the time; at most `links` rows, the busiest.
     """
@@ -42,27 +44,31 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
         if node in place and b > a:
             spans[node, color, edge].append((a - start, b - a))
 
+    ax.set_xlim(0, end - start)
     if causes:
         for wait in waits(trace)[0]:
             bar(wait.worker, wait.start, wait.end, CAUSE_COLORS[wait.cause])
     for e in trace.events:
         if isinstance(e, Computed):
-            bar(e.node, e.start, e.time, WORK_COLOR if e.work == "gradient" else CAUSE_COLORS["update"], 0.3)
+            bar(e.node, e.start, e.time, color_of_work(e), 0.3)
+            if e.piece is not None and e.node in place and start <= e.start and e.time <= end:
+                write(ax, e.start - start, e.time - start, place[e.node],
+                      [e.what] if e.what == "forward" else [e.what, str(e.piece[1])], color_of_work(e))
         elif isinstance(e, Received) and e.program == 0 and trace.is_worker(e.node) and not causes:
             bar(e.node, e.since, e.time, WAIT_COLOR)
     for (node, color, edge), found in spans.items():
         ax.broken_barh(found, (place[node] - 0.35, 0.7), color=color, linewidth=edge, edgecolor="white")
     for t in trace.transits:
-        if t.src in place and t.to in place and t.sent >= start and t.received <= end:
+        if t.src != t.to and t.src in place and t.to in place and t.sent >= start and t.received <= end:
             ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color=MESSAGE_COLOR,
                     linewidth=0.4, alpha=0.6)
     if causes:
-        ax.legend(handles=causes_key(), fontsize=7, ncols=len(CAUSES) + 1, loc="lower center",
-                  bbox_to_anchor=(0.5, 1.0), frameon=False)
+        ax.legend(handles=causes_key(causes_of(trace, start, end, nodes)), fontsize=7, ncols=len(CAUSES) + 1,
+                  loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     last = max(place.values(), default=lane - 1)
     served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
     ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
-    ax.set(ylim=(max(served.values(), default=last) + 0.5, -0.5), xlim=(0, end - start),
+    ax.set(ylim=(max(served.values(), default=last) + 0.5, -0.5),
            xlabel="seconds" if not start else f"seconds after {start:g}")
     if trace.hosts:
         ax.tick_params(axis="y", labelsize=8)
@@ -131,12 +137,13 @@ def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, mos
 
 def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
               nodes: Collection[str] | None = None) -> set[str]:
-    """The causes that the timeline of these nodes between two times shows; ``update`` also if only servers
-    take time for updates."""
+    """The causes that the timeline of these nodes between two times shows; ``update`` and ``codec`` also
+    if only servers take time for them."""
     end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
     shown = dict.fromkeys(CAUSES, 0.0)
     spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
-    spans += [("update", e.node, e.start, e.time) for e in trace.of(Computed) if e.work != "gradient"]
+    spans += [("codec" if e.work == "codec" else "update", e.node, e.start, e.time)
+              for e in trace.of(Computed) if e.work != "gradient"]
     for cause, node, a, b in spans:
         if node in nodes:
             shown[cause] += max(0.0, min(end, b) - max(start, a))
@@ -145,7 +152,8 @@ def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
     """The meaning of a timeline's colours, for a legend."""
-    waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c == "update" else f"waits: {c}") for c in CAUSES
+    works = ("update", "codec")
+    waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c in works else f"waits: {c}") for c in CAUSES
                  if c in causes]
     return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
 
