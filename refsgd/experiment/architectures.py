@@ -26,6 +26,11 @@ ARCHITECTURES = {
                                                "everything reduced by one worker"),
     "distributed-allreduce-ringx2": Architecture("allreduce", {"collective": "rings"},
                                                  "several rings at once, a part of the vector each"),
-    "horovod": Architecture("allreduce", {"collective": "ring"}, "one ring, by NCCL or MPI"),
+    "collective-allreduce": Architecture("allreduce", {"collective": "ring", "overlap": "backward"},
+                                         "one ring for each layer, during the backward pass"),
+    "horovod": Architecture("allreduce", {"collective": "ring", "overlap": "backward", "bucket": 64 << 20},
+                            "one ring for layers of 64 MiB together, during the backward pass"),
+    "distributed-allreduce-ringx1": Architecture("allreduce", {"collective": "ring"},
+                                                 "one ring after the backward pass"),
     "caffe2": Architecture("allreduce", {"collective": "halving-doubling"}, "Gloo's halving and doubling"),
 }
