@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "machines.json"
 D = 1200  # parameters: 4,800 bytes
 OPERATIONS = 2e7  # of an image's gradient: a batch of 8 takes a device of 10 GFLOPS 16 ms
 FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
-SEEDS = {5: 96, 120: 16}  # runs of so many steps where times are drawn
+SEEDS = {5: 96, 9: 16, 120: 16}  # runs of so many steps where times are drawn
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bsp", {}), ("asp", {}), ("ssp", {"staleness": 0}), ("ssp", {"staleness": 1}), ("ssp", {}),
     ("ssp", {"staleness": 1, "refresh": "lazy"}), ("ssp", {"staleness": 2, "refresh": "eager"}),
@@ -62,6 +62,15 @@ class Point:
         more = [f"{k}={v}" for k, v in self.options.items()]
         return (f"{' '.join([self.algorithm, *more])}: {self.workers} workers, {self.servers} servers, "
                 f"{self.steps} steps, batches {','.join(map(str, self.batches))}, {self.machine}")
+
+    def experiment(self, seed: int) -> Experiment:
+        """The run of a seed."""
+        problem = shape_only(D, self.batches, OPERATIONS)
+        if self.algorithm == "dgc":  # which looks at the entries
+            problem = replace(problem, x0=np.zeros(D, np.float32),
+                              gradient=lambda x, rank, t: np.full(D, 1e-3, np.float32))
+        return prepare(self.algorithm, problem, workers=self.workers, servers=self.servers, steps=self.steps,
+                       machine=self.machine, seed=seed, **self.options)
 
 
 @dataclass(frozen=True)
@@ -189,15 +198,10 @@ def measured(experiment: Experiment) -> tuple[dict[str, float], bool]:
 def rows(point: Point) -> list[Row]:
     """Every figure of a point that a formula gives; a "tie" where the last digit of a time decides which of
     two messages is served first."""
-    problem = shape_only(D, point.batches, OPERATIONS)
-    if point.algorithm == "dgc":  # which looks at the entries
-        problem = replace(problem, x0=np.zeros(D, np.float32),
-                          gradient=lambda x, rank, t: np.full(D, 1e-3, np.float32))
     first, runs = zlib.crc32(point.label.encode()) % 10_000, []
     drawn = has_draws(point.machine) or point.algorithm == "gosgd"
     for seed in range(SEEDS[point.steps] if drawn else 1):
-        experiment = prepare(point.algorithm, problem, workers=point.workers, servers=point.servers,
-                             steps=point.steps, machine=point.machine, seed=first + seed, **point.options)
+        experiment = point.experiment(first + seed)
         runs.append(measured(experiment))
     priced = runs[0][0] if drawn else measured(replace(experiment, machine=experiment.priced))[0]
     found = []
@@ -285,17 +289,21 @@ def section() -> str:
     return "\n".join(out)
 
 
-def load() -> list[Row]:
+def load(results: Path = RESULTS) -> list[Row]:
     """What `main` has found."""
-    return [Row(*values) for values in json.loads(RESULTS.read_text())["rows"]]
+    return [Row(*values) for values in json.loads(results.read_text())["rows"]]
+
+
+def write(results: Path, found: Iterable[Row]) -> None:
+    """Keep rows in a file."""
+    text = ",\n".join(json.dumps(astuple(row)) for row in found)
+    results.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"rows": [\n{text}]}}\n')
 
 
 def main() -> None:
     """Compute all rows."""
-    found = [row for points in (draw(17, 400), draw(71, 120, True))
-             for point in points for row in rows(point)]
-    text = ",\n".join(json.dumps(astuple(row)) for row in found)
-    RESULTS.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"rows": [\n{text}]}}\n')
+    write(RESULTS, [row for points in (draw(17, 400), draw(71, 120, True))
+                    for point in points for row in rows(point)])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks import machines
+from benchmarks import layerwise, machines
 from benchmarks.machines import FIGURES, NAMES, D, scale_of, unit
 from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
@@ -360,7 +360,7 @@ def page(found: dict[str, Any]) -> str:
            f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
            f"Crossed: {len(over)}. Met to the last digit somewhere: "
            f"{', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
-    out.append(machines.section())
+    out += [machines.section(), layerwise.section()]
     if found.get("paced"):
         out.append(_processes(found["paced"]))
     out.append(_published())

@@ -34,7 +34,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import predict
 from refsgd.experiment.run import run
 from refsgd.problems.nn import nets
-from refsgd.theory.phenomena.overlap import first_come
+from refsgd.theory.phenomena.layerwise import first_come
 
 NETS = {"Inception-v1": "inception", "ResNet-18": "resnet18"}
 #: Table II: weight updates, milliseconds of one, of a pull and of a push
@@ -233,11 +233,11 @@ def _since_start(samples: Sequence[Sequence[float]]) -> list[tuple[float, float]
 def figure4(lab: Lab) -> Part:
     """Fig. 4: three layers; every exchange but the first layer's can hide behind the backward pass."""
     forward, backward, exchange = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.5, 1.5, 1.5)
-    found = first_come(forward, backward, exchange)
+    found = first_come(sum(forward), backward, exchange)
     computing = sum(forward) + sum(backward)
-    idle = found.value - computing
+    idle = found - computing
     return Part("figure4", "The idle period of layer 1", "Fig. 4", [
-        Line("iteration", None, found.value, unit="layer times"),
+        Line("iteration", None, found, unit="layer times"),
         Line("computing", None, computing, unit="layer times"),
         Line("idle, at least the exchange of layer 1", None, idle, unit="layer times")], [
         judged(

@@ -30,7 +30,7 @@ from benchmarks.studies.study import (
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import predict
 from refsgd.problems.nn import nets
-from refsgd.theory.phenomena import collectives, overlap
+from refsgd.theory.phenomena import collectives, layerwise
 from refsgd.theory.phenomena.collectives import Link
 
 WORKERS = (4, 8, 16, 24)
@@ -518,9 +518,8 @@ def techniques(lab: Lab) -> Part:
         backward = [2 * f for f in forward]
         link = Link(2e-5, gbps * 1.25e8)
         exchange = [collectives.ring(n, 4 * row.parameters, link).time.value for row in layers]
-        full[net], hidden[net] = overlap.serial(forward, backward,
-                                                exchange).value, overlap.first_come(
-                                                    forward, backward, exchange).value
+        full[net] = sum(forward) + sum(backward) + sum(exchange)
+        hidden[net] = layerwise.first_come(sum(forward), backward, exchange)
         most[net] = min(sum(exchange), sum(backward))
         lines += [Line(f"{net}, allreduce layer by layer without overlap", None, full[net], unit="s"),
                   Line(f"{net}, allreduce with layer-wise overlap", None, hidden[net], unit="s")]

@@ -71,8 +71,8 @@ def add(commands: Any) -> None:
     p.add_argument("--max-staleness", type=float, metavar="UPDATES",
                    help="reject strategies with a larger mean staleness")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
-                   help="exchange gradients during the backward pass, in buckets of 25 MB, if --net gives "
-                        "the size of each layer (default)")
+                   help="consider exchanges that overlap with the passes, in buckets of 25 MB or as P3, if "
+                        "--net gives the size of each layer (default)")
     p.add_argument("--json", metavar="PATH",
                    help="write the advice as JSON; -: only that, to standard output")
     p.set_defaults(do=do, colocated=None, cores=None)
@@ -93,14 +93,13 @@ def _memory(text: str) -> float:
     return value
 
 
-def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, list[tuple[int, float]]]:
-    """The model in words; parameters; FLOPs of an image's forward pass, bytes of its activations;
-    parameters and FLOPs of each layer."""
+def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
+    """The model in words; parameters; FLOPs of an image's forward pass, bytes of its activations."""
     if args.net is None:
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
         return (f"{args.parameters:,} parameters, {4 * args.parameters:,} bytes", args.parameters, args.flops,
-                0.0, [])
+                0.0)
     for name in ("parameters", "flops"):
         if (value := getattr(args, name)) is not None:
             raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: --net implies "
@@ -117,9 +116,8 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float, 
     rows = net.describe()
     said = (f"{args.net} for {'x'.join(map(str, shape))} images, {classes} classes: {net.parameters:,} "
             f"parameters, {4 * net.parameters:,} bytes")
-    layers = [(row.parameters, float(row.flops)) for row in rows]
-    return (said, net.parameters, sum(flops for _, flops in layers),
-            float(sum(row.activation_bytes for row in rows)), layers)
+    return (said, net.parameters, sum(float(row.flops) for row in rows),
+            float(sum(row.activation_bytes for row in rows)))
 
 
 def _time_of_gradient(args: argparse.Namespace) -> str | None:
@@ -150,7 +148,7 @@ def do(args: argparse.Namespace) -> None:
     """Advise; print the ranking."""
     from refsgd.experiment.advise import advise
 
-    model, parameters, flops, activations, layers = _model_of(args)
+    model, parameters, flops, activations = _model_of(args)
     args.compute = _time_of_gradient(args)
     machine = _machine(args, flops)
     late = threading.Timer(PATIENCE, print, ("refsgd: still comparing strategies; some formulas are Monte "
@@ -161,7 +159,7 @@ def do(args: argparse.Namespace) -> None:
         found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
                        images=args.images, servers=args.servers, activations=activations,
                        memory_limit=args.memory, staleness_limit=args.max_staleness,
-                       layers=layers if args.overlap else (), described=_described(args),
+                       overlap=args.overlap, described=_described(args),
                        work=3 * (flops or 0.0),
                        net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "")
     finally:
@@ -180,7 +178,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
     fitting = [s for s in found.strategies if not s.rejected]
     findings = list(dict.fromkeys(e for s in fitting for e in s.evidence))
     if base is not None:
-        for text in (found.recommendation, _overlap(args, [s for s in found.strategies if s.overlapped])):
+        for text in filter(None, (found.recommendation, _overlap(args))):
             print("\n" + "\n".join(wrap(text, wide, break_on_hyphens=False)))
         spared = _table(fitting, base, findings, wide)
         _list(f"How to read it (more in {PAGES['ranking']})", _legend(args.images, base.name, spared), wide)
@@ -193,6 +191,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
         tries.append(f"  in PyTorch: {s.pytorch or 'nothing built in'}")
     for title, lines in {
         "What does not fit": [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected],
+        "What overlap and compression save, and what they cost": found.savings,
         "Where another strategy becomes the fastest":
             [*found.crossings, _yours(args.workers, found.machine)] if found.crossings else [],
         "Largest learning rate that still converges on a quadratic, as a fraction of the limit with fresh "
@@ -213,18 +212,12 @@ def _yours(workers: int, machine: Machine) -> str:
     return f"yours: {counted(workers, 'worker')}, {bandwidth}, a latency of {1e3 * machine.latency:.3g} ms"
 
 
-def _overlap(args: argparse.Namespace, overlapped: Sequence[Strategy]) -> str:
-    """The strategies whose exchange overlaps with the backward pass, or the reason why none does."""
+def _overlap(args: argparse.Namespace) -> str:
+    """Why no strategy overlaps; empty if some do."""
     if args.net is None:
         return ("Overlap is not applied, because only --net gives the size of each layer: computing and "
                 "exchange add up.")
-    if not args.overlap:
-        return "Overlap is not applied (--no-overlap): computing and exchange add up."
-    if not overlapped:
-        return "Overlapping exchange and backward pass would make nothing faster here."
-    names = ", ".join(dict.fromkeys(s.algorithm for s in overlapped))
-    return (f"Overlap: {names} exchange gradients in buckets of 25 MB during the backward pass. asp and ssp "
-            "have no overlap formula; their rows add computing and exchange. --no-overlap turns it off.")
+    return "" if args.overlap else "Overlap is not applied (--no-overlap): computing and exchange add up."
 
 
 def _described(args: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -188,21 +188,26 @@ class Network:
         self.ways = _Ways(self._find)
 
     @classmethod
-    def of(cls, machine: Machine, workers: int, servers: int = 0) -> Network:
+    def of(cls, machine: Machine, workers: int, servers: int | Sequence[int] = 0) -> Network:
         """The links between some workers and servers, whatever they run.
 
         Parameters
         ----------
         machine : Machine
-        workers, servers : int
+        workers : int
+        servers : int or sequence of int
+            Of several parts at a server, the number of each part's server; they are called as its nodes are.
 
         Returns
         -------
         Network
         """
-        roles: list[tuple[Role, int]] = [("worker", workers), ("server", servers)]
-        return cls(machine, {f"{role}{i}": Node(_nothing(), role=role, rank=i)
-                             for role, count in roles for i in range(count)})
+        found: list[tuple[str, Role, int]] = [(f"worker{i}", "worker", i) for i in range(workers)]
+        if isinstance(servers, int):
+            found += [(f"server{k}", "server", k) for k in range(servers)]
+        else:
+            found += [(f"server{k}.part{j}", "server", k) for j, k in enumerate(servers)]
+        return cls(machine, {name: Node(_nothing(), role=role, rank=rank) for name, role, rank in found})
 
     @property
     def flat(self) -> bool:

@@ -28,6 +28,7 @@ from refsgd.experiment.strategies import (
     Case,
     Plan,
     Strategy,
+    group_of,
 )
 from refsgd.problems.data import apportion
 
@@ -50,6 +51,7 @@ class Advice:
     tries: tuple[Strategy, ...]
     recommendation: str  #: what to start with, and the gain and risk of another kind; "" if nothing fits
     crossings: tuple[str, ...]  #: where a strategy stops being the fastest or within 2 % of it
+    savings: tuple[str, ...]  #: what overlap and compression save, and what they cost
     unknown: tuple[str, ...]
 
     def to_json(self) -> str:
@@ -58,7 +60,8 @@ class Advice:
                            "recommendation": self.recommendation,
                            "baseline": self.baseline.name if self.baseline else None,
                            "strategies": [asdict(s) for s in self.strategies],
-                           "crossings": self.crossings, "unknown": self.unknown,
+                           "crossings": self.crossings, "savings": self.savings,
+                           "unknown": self.unknown,
                            "tries": [s.name for s in self.tries], "pages": PAGES}, indent=1)
 
 
@@ -69,6 +72,21 @@ def _fastest(some: Sequence[Strategy], gain: float = GAIN) -> Strategy | None:
     """The first that no other beats by more than `gain`."""
     least = min((s.seconds for s in some), default=0.0)
     return next((s for s in some if s.seconds <= gain * least), None)
+
+
+def _of_kind(some: Sequence[Strategy], algorithms: Sequence[str]) -> list[Strategy]:
+    """The strategies of these algorithms, or of all compressed ones if these compress."""
+    group = group_of(Candidate(algorithms[0], {}))
+    return [s for s in some if s.group == group and (s.algorithm in algorithms or group == "compressed")]
+
+
+def _savings(some: Sequence[Strategy]) -> Iterable[str]:
+    """What each strategy saves by its exchange."""
+    by_name = {s.name: s for s in some}
+    for s in some:
+        if (plain := by_name.get(s.plain)) and not s.variant:
+            yield (f"{s.name}: {s.seconds:.4g} s instead of {plain.seconds:.4g} "
+                   f"(x{s.seconds / plain.seconds:.2f}), for {s.costs or 'nothing'}")
 
 
 def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
@@ -116,10 +134,10 @@ UNKNOWN = (
 def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, images: int = 50_000,
            servers: int = 1, activations: float = 0.0, memory_limit: float | None = None,
            staleness_limit: float | None = None, candidates: Sequence[Candidate] = CANDIDATES,
-           layers: Sequence[tuple[int, float]] = (), described: str = "", work: float = 0.0,
-           net: str = "") -> Advice:
+           overlap: bool = True, described: str = "", work: float = 0.0, net: str = "") -> Advice:
     """Compare strategies for a model on a cluster by the predicted time of a pass over the data; `work`
-    counts the operations of an image's gradient, which devices price; `net` names the model in commands.
+    counts the operations of an image's gradient, which devices price; `net` names the model, whose layers say
+    what may `overlap`.
 
     >>> found = advise(Machine(compute="fixed(0.2)", bandwidth=1.25e9), parameters=25_557_032, workers=8)
     >>> found.baseline.name
@@ -134,7 +152,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     if staleness_limit is not None and not staleness_limit >= 0:
         raise Usage(f"mean staleness of at most {staleness_limit:g} updates; expected a number >= 0")
     plain = Case("", machine, parameters, workers, batch, images, servers, activations, described,
-                 tuple(layers), devices=machine if on_devices(machine) else None, work=work, net=net)
+                 overlap, devices=machine if on_devices(machine) else None, work=work, net=net)
     plain = _timed(plain, [batch] * workers)
 
     def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
@@ -149,10 +167,10 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
         raise Usage(f"no formula covers a strategy on this machine: {machine}; `refsgd compare --runtime "
                     "simulator` simulates them")
     fits = [s for s in found if not s.rejected]
-    base = _fastest([s for s in fits if s.algorithm == "allreduce"]) or next(
+    base = _fastest(_of_kind(fits, ["allreduce"])) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
     fits.sort(key=lambda s: s is not base)  # among ties, the baseline is preferred
-    names = {t.name for members in TRIES if (t := _fastest([s for s in fits if s.algorithm in members]))}
+    names = {t.name for members in TRIES if (t := _fastest(_of_kind(fits, members)))}
     if base:
         names.add(base.name)
     variants = _variants(plain)
@@ -167,11 +185,11 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     ranked = sorted(found, key=lambda s: (bool(s.rejected), order.index(s.group), s.seconds))
     tried = sorted((s for s in ranked if s.name in names),
                    key=lambda s: (order.index(s.group), bool(s.variant)))
-    unknown = UNKNOWN if layers else (*UNKNOWN, "whether the exchange overlaps with your backward pass: "
-                                      "times here add computing and exchange")
+    unknown = UNKNOWN if net and overlap else (*UNKNOWN, "whether the exchange overlaps with your backward "
+                                               "pass: times here add computing and exchange")
     return Advice(plain.machine, tuple(ranked), base, tuple(tried),
                   _recommendation(fits, base) if base else "",
-                  tuple(_crossings(plain, named({s.name for s in fits}))), unknown)
+                  tuple(_crossings(plain, named({s.name for s in fits}))), tuple(_savings(ranked)), unknown)
 
 
 def _timed(case: Case, batches: Sequence[int]) -> Case:
@@ -232,8 +250,8 @@ def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | N
 def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
     """Where, within a group, another candidate becomes the fastest, along workers, bandwidth and latency.
 
-    SSP is left out because it lies between BSP and ASP.  A single server is left out if servers on all nodes,
-    which share its load, are a candidate.
+    SSP is left out because it lies between BSP and ASP, and P3 because it takes long to evaluate.  A single
+    server is left out if servers on all nodes, which share its load, are a candidate.
     """
     machine = case.machine
     spread = {c.algorithm for c in candidates if c.colocated} if case.servers == 1 else set()
@@ -242,9 +260,9 @@ def _crossings(case: Case, candidates: Sequence[Candidate]) -> list[str]:
         "workers": [2, 4, 8, 16, 32, 64], "bandwidth": list(bandwidth * np.geomspace(0.01, 100, 5)),
         "latency": list((machine.latency or 1e-5) * np.geomspace(0.01, 1000, 6))}
     out = []
-    for group, members in GROUPS.items():
-        inside = [c for c in candidates if c.algorithm in members and c.algorithm != "ssp"
-                  and (c.colocated or c.algorithm not in spread)]
+    for group in GROUPS:
+        inside = [c for c in candidates if group_of(c) == group and c.algorithm != "ssp"
+                  and "layout" not in c.exchange and (c.colocated or c.algorithm not in spread)]
         if isinstance(machine.compute, tuple):  # times of these workers only
             axes.pop("workers", None)
         for axis, values in axes.items() if len(inside) > 1 else ():

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from refsgd.algorithms.compression import codec
-from refsgd.algorithms.exchange import PLAIN, Exchange
+from refsgd.algorithms.exchange import PLAIN, Exchange, of
 from refsgd.algorithms.sgd import SGD
 from refsgd.experiment.arguments import Usage
 from refsgd.problems import Problem
+from refsgd.theory.phenomena.layerwise import Part, Plan
 
 #: servers whose workers wait for an answer to each push, see `refsgd.algorithms.parts.worker`
 ANSWERED = ("bsp", "asp", "ssp", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "dssp")
@@ -102,3 +103,28 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
         raise Usage("feedback off without compress; expected a codec, such as compress topk:0.01")
     if exchange.bucket and exchange.overlap == "none":
         raise Usage(f"bucket {exchange.bucket} without overlap; expected overlap backward")
+
+
+def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, price: float) -> Plan | None:
+    """How gradients travel, for formulas; None for the plain exchange; `price` is a codec's, per byte."""
+    how = of(problem)
+    if name == "dgc" and (asked(how) or price):
+        how = replace(how, codec=codec(f"dgc:{options['ratio']}"))
+    elif not asked(how):
+        return None
+    if name not in REDUCED:
+        parts = how.cut(problem, servers)
+    else:
+        parts = how.buckets(problem)[::-1] if how.overlap != "none" else [slice(0, problem.x0.size)]
+    layers, found, unknown = problem.layers, list[Part](), ""
+    for part, home in zip(parts, how.deal(parts, servers), strict=True):
+        held = [k for k, layer in enumerate(layers.parts if layers else ())
+                if part.start < layer.stop and layer.start < part.stop]
+        d, own = part.stop - part.start, how.codec_of(part)
+        sums = own.phases(d) if own else (4 * d,)
+        if own and own.phases(d, 0) != sums:
+            unknown = f"messages of {how.compress} change in size, for which no formula accounts"
+        found.append(Part(home, tuple(held), sum(sums), 4 * d, sums if own is None or own.linear else ()))
+    passes = (layers.forward, layers.backward) if layers else ((), ())
+    return Plan(tuple(found), *passes, how.overlap, how.priority, price if how.codec else 0.0,
+                how.layout == "equal", unknown)

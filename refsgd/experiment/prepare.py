@@ -263,13 +263,12 @@ class Experiment:
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
-        if said := exchanges.asked(of(self.problem)):
-            return theory.Figures().without(
-                f"no formula knows {', '.join(said)}; simulate it: --kind simulated", *theory.FIGURES)
+        options = with_defaults(self.function, self.options)
+        plan = exchanges.plan(self.name, options, self.problem, self.servers, self.machine.codec)
         found = theory.predict(
             self.name, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
-            options=with_defaults(self.function, self.options))
+            options=options, plan=plan)
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return found

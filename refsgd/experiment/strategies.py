@@ -6,21 +6,28 @@ of `refsgd.theory`, its claims about accuracy from `benchmarks.studies`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd import theory
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
 from refsgd.cluster import devices, prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
-from refsgd.experiment.prepare import has_servers, with_defaults
+from refsgd.experiment import exchanges
+from refsgd.experiment.prepare import build_problem, has_servers, with_defaults
+from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution
-from refsgd.theory.phenomena import memory, overlap, stability
+from refsgd.theory.phenomena import memory, stability
+from refsgd.theory.phenomena.iteration import mean_time
+from refsgd.theory.phenomena.layerwise import Plan as Travel
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Prediction
 
@@ -31,6 +38,7 @@ class Candidate(NamedTuple):
     algorithm: str
     options: dict[str, Any]
     colocated: bool = False  #: a server on every worker's node instead of nodes of their own
+    exchange: Mapping[str, Any] = MappingProxyType({})  #: how gradients travel, as `refsgd run` takes it
 
 
 class Evidence(NamedTuple):
@@ -43,14 +51,21 @@ class Evidence(NamedTuple):
     against: bool = True  #: whether it counts against the strategy
 
 
+RING = {"collective": "ring"}
+#: buckets of 25 MB during the backward pass, as in PyTorch's DDP
+DDP = {"overlap": "backward", "bucket": 25_000_000}
+#: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
+P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
+
 #: the strategies considered; among ties, an earlier one is preferred
 CANDIDATES = (
-    Candidate("allreduce", {"collective": "ring"}),
+    Candidate("allreduce", RING), Candidate("allreduce", RING, exchange=DDP),
     Candidate("allreduce", {"collective": "halving-doubling"}), Candidate("bsp", {}),
-    Candidate("bsp", {}, True), Candidate("backup-workers", {"backups": 1}), Candidate("asp", {}),
-    Candidate("asp", {}, True),
+    Candidate("bsp", {}, True), Candidate("bsp", {}, True, P3), Candidate("backup-workers", {"backups": 1}),
+    Candidate("asp", {}), Candidate("asp", {}, True), Candidate("asp", {}, True, P3),
     Candidate("ssp", {"staleness": 3}), Candidate("ssp", {"staleness": 3}, True),
-    Candidate("dgc", {"ratio": 0.01}),
+    Candidate("dgc", {"ratio": 0.01}), Candidate("allreduce", RING, exchange={"compress": "fp16"}),
+    Candidate("allreduce", RING, exchange={**DDP, "compress": "powersgd:4"}),
     Candidate("local-sgd", {"period": 8}), Candidate("easgd", {"period": 4}),
     Candidate("easgd", {"period": 4}, True),
     Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
@@ -64,19 +79,18 @@ GROUPS = {"one model": ("bsp", "backup-workers", "allreduce"), "stale gradients"
 
 
 #: why a pass may improve accuracy less than one of synchronous SGD, by group
-COSTS = {"stale gradients": "it applies stale gradients", "compressed": "it delays most of each gradient",
-         "replicas": "its replicas differ"}
+COSTS = {"stale gradients": "it applies stale gradients",
+         "compressed": "it delays or rounds parts of each gradient", "replicas": "its replicas differ"}
 
 
-#: algorithms whose exchange can begin during the backward pass: all workers wait for whole gradients
-OVERLAPPING = ("bsp", "allreduce", "dgc")
-
-
-#: PyTorch's counterpart, by algorithm; for others nothing is built in
+#: PyTorch's counterpart, by algorithm or codec; for others nothing is built in
 PYTORCH = {
     "allreduce": "torch.nn.parallel.DistributedDataParallel (DDP), which exchanges buckets of "
                  "bucket_cap_mb=25 MB during the backward pass; "
                  "for larger batches accumulate gradients under ddp.no_sync()",
+    "fp16": "ddp.register_comm_hook(None, fp16_compress_hook), from "
+            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "powersgd": "ddp.register_comm_hook(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
     "bsp": "DistributedDataParallel (DDP) computes the same, with allreduce instead of servers",
     "dgc": "ddp.register_comm_hook(PowerSGDState(...), powerSGD_hook), from "
            "torch.distributed.algorithms.ddp_comm_hooks; low rank instead "
@@ -130,7 +144,6 @@ class Strategy:
     factor: float  #: `seconds` relative to the baseline's
     images_per_second: float  #: while all workers are busy, without images whose gradients are dropped
     idle: float | None  #: 1 - (time in `Compute`)/(elapsed), mean over workers, in a run of equal steps
-    run_idle: float | None  #: `idle` without overlap, as the command's run reports it
     staleness: float | None  #: mean, in updates; None if no formula exists, as for `bytes`
     bytes: float | None  #: per iteration, sent by all nodes
     memory: float  #: of the fullest node, in bytes
@@ -139,7 +152,8 @@ class Strategy:
     rate: float | None
     kind: str  #: kind of the predicted time: exact, approximation or bound
     binding: str  #: the largest cause of idleness; "nothing" if none takes 2 % of the time
-    overlapped: bool  #: whether its exchange begins during the backward pass
+    plain: str  #: the strategy with the plain exchange that it varies; "" if it is one
+    costs: str  #: what its exchange costs; "" if plain
     evidence: tuple[str, ...]  #: findings of studies: "study part: claim (what was kept equal)"
     formulas: dict[str, str]  #: the formula and source of each metric
     rejected: str = ""  #: why it does not fit; "" if it does
@@ -165,7 +179,7 @@ class Case(NamedTuple):
     servers: int
     activations: float
     described: str
-    layers: tuple[tuple[int, float], ...]
+    overlap: bool  #: whether exchanges may overlap with passes, for which `net` must be named
     batches: tuple[int, ...] = ()  #: of each worker, if not all are `batch`
     devices: Machine | None = None  #: the machine with devices behind the times of `machine`
     work: float = 0.0  #: operations of one image's gradient
@@ -207,37 +221,81 @@ class Plan:
         self.iterations = case.images / (images * self.used)  # of a pass
 
     @cached_property
+    def travel(self) -> Travel | None:
+        """How its gradients travel, for formulas; None for the plain exchange."""
+        given, case = dict(self.candidate.exchange), self.case
+        if not given:
+            return None
+        problem = _shape(case.net or str(case.parameters))
+        how = exchanges.exchange_of(given, SGD(0.0), case.workers, problem)
+        problem = replace(problem, exchange=how)
+        return exchanges.plan(self.candidate.algorithm, {}, problem, max(self.servers, 1), case.machine.codec)
+
+    @cached_property
     def metrics(self) -> dict[str, Prediction]:
-        """Its closed forms; none outside their domain or if they do not predict speed."""
-        return self._predicted(self.machine, 4 * self.case.parameters, self.steps)
+        """Its figures by formula; none outside their domain or if they do not predict speed.
+
+        Parts on servers' links are followed at fixed times: means, or the slowest worker's if all wait.
+        """
+        c, case, machine, times = self.candidate, self.case, self.machine, self.case.times
+        if "overlap" in c.exchange and not (case.overlap and case.net):
+            return {}
+        drawn = self.servers > 0 and bool(c.exchange) and any(time.family != "fixed" for time in times)
+        if drawn:
+            fixed = [self.slowest if c.algorithm == "bsp" else time.mean for time in times]
+            machine = machine.with_(speeds=(), compute=tuple(Distribution("fixed", (t,)) for t in fixed))
+        try:
+            found = theory.predict(c.algorithm, machine, workers=case.workers, servers=max(self.servers, 1),
+                                   nbytes=4 * case.parameters, batch=case.batch, steps=self.steps,
+                                   options=with_defaults(self.function, c.options), plan=self.travel)
+        except DomainError:
+            return {}
+        if drawn:
+            found.simplify("fixed times")
+            if "idle_ratio" in found:
+                idle, busy = found["idle_ratio"], mean_time(times) / (sum(fixed) / len(fixed))
+                found["idle_ratio"] = replace(idle, value=1 - (1 - idle.value) * busy)
+        return dict(found) if "images_per_second" in found else {}
 
     @property
     def seconds(self) -> float:
         """Seconds of a pass divided into equal shares."""
-        return self.value("seconds") / self.steps / self.gain * self.iterations
+        return self.value("seconds") / self.steps * self.iterations
 
     @property
     def name(self) -> str:
-        """The algorithm with its options, its servers, and the division of work if unequal."""
-        options = "".join(f" {v}" if isinstance(v, str) else f" {k}={v:g}"
-                          for k, v in self.candidate.options.items())
-        servers = f" K={'n' if self.candidate.colocated else self.servers}" if self.servers else ""
-        variant = f", {self.case.variant}" if self.case.variant else ""
-        return self.candidate.algorithm + options + servers + variant
+        """The algorithm with its options, its exchange, its servers, and the division of work if unequal."""
+        c = self.candidate
+        options = [f"{v}" if isinstance(v, str) else f"{k}={v:g}" for k, v in c.options.items()]
+        how = "P3" if c.exchange.get("priority") else "overlap" if "overlap" in c.exchange else ""
+        servers = f"K={'n' if c.colocated else self.servers}" if self.servers else ""
+        words = [c.algorithm, *options, how, c.exchange.get("compress", ""), servers]
+        return " ".join(filter(None, words)) + (f", {self.case.variant}" if self.case.variant else "")
+
+    @property
+    def plain(self) -> str:
+        """The name of the strategy with the plain exchange; empty if it is this one."""
+        c = self.candidate
+        return Plan(c._replace(exchange={}), self.case).name if c.exchange else ""
+
+    @property
+    def costs(self) -> str:
+        """What the exchange costs; empty if it is the plain one."""
+        if self.travel is None:
+            return ""
+        said, parts = [], self.travel.parts
+        if len(parts) > 1:
+            what = "messages of a worker each way" if self.servers else "sums"
+            said.append(f"{len(parts)} {what} instead of {max(self.servers, 1)}")
+        if "compress" in self.candidate.exchange:
+            kept = sum(part.up for part in parts) / (4 * self.case.parameters)
+            said.append(f"gradients in {kept:.1%} of their bytes, and memory for what they leave out")
+        return "; ".join(said)
 
     @property
     def batch(self) -> str:
         """Images in each worker's gradient, as the command line reads them."""
         return written(self.case.batches or [self.case.batch])
-
-    def _predicted(self, machine: Machine, nbytes: int, steps: int) -> dict[str, Prediction]:
-        try:
-            found = theory.predict(self.candidate.algorithm, machine, workers=self.case.workers,
-                                   servers=max(self.servers, 1), nbytes=nbytes, batch=self.case.batch,
-                                   steps=steps, options=with_defaults(self.function, self.candidate.options))
-        except DomainError:
-            return {}
-        return dict(found) if "images_per_second" in found else {}
 
     def value(self, key: str) -> float:
         """A metric."""
@@ -248,35 +306,11 @@ class Plan:
         """Mean seconds of the slowest of the workers' gradients."""
         return mean_of_maximum(self.case.times)
 
-    @cached_property
-    def iteration(self) -> float:
-        """Seconds of an iteration; the exchange overlaps with the backward pass if layers are known and that
-        is faster."""
-        case, serial = self.case, self.metrics["seconds_per_iteration"]
-        if not case.layers or self.candidate.algorithm not in OVERLAPPING or case.workers == 1:
-            return float(serial.value)
-        still = self.machine.with_(compute="fixed(0)", update=None)
-
-        def exchange(nbytes: float) -> float:
-            found = self._predicted(still, int(nbytes), 1)
-            return float(found["seconds_per_iteration"].value) if found else float("inf")
-
-        parameters, flops = zip(*case.layers)
-        step = overlap.bucketed(parameters, flops, self.slowest, exchange).value
-        return min(float(serial.value), step + float(serial.terms.get("update", 0.0)))
-
-    @property
-    def gain(self) -> float:
-        """The factor by which overlap makes an iteration faster."""
-        return self.value("seconds_per_iteration") / self.iteration if self.iteration else 1.0
-
     def binding(self) -> str:
         """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
-        terms, whole = self.metrics["seconds_per_iteration"].terms, self.iteration
-        if self.gain > 1:
-            causes = {"transfer": whole - self.slowest - terms.get("update", 0.0),
-                      "straggling": self.slowest - terms["compute E[T]"]}
-        elif "idle_by_cause" in self.metrics:
+        step = self.metrics["seconds_per_iteration"]
+        terms, whole = step.terms, step.value
+        if "idle_by_cause" in self.metrics:
             causes, whole = dict(self.metrics["idle_by_cause"].terms), 1.0
         else:
             causes = {k: v for k, v in terms.items() if not k.startswith(("compute", "standard error"))}
@@ -302,8 +336,9 @@ class Plan:
         """Bytes of the fullest node: a worker with one model in transit, and the server if it is
         co-located."""
         case = self.case
+        kept = 2 if "compress" in self.candidate.exchange else 1  # with what its messages have left out
         worker = float(memory.worker(case.parameters, case.activations, max(case.batches, default=case.batch),
-                                     buffers=4 * case.parameters).value)
+                                     buffers=4 * case.parameters * kept).value)
         if not self.servers:
             return worker
         server = float(memory.server(case.parameters, self.servers, workers=case.workers,
@@ -313,7 +348,8 @@ class Plan:
     def command(self) -> str:
         """The command that runs it."""
         c, case = self.candidate, self.case
-        options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in c.options.items())
+        options = "".join(f" --{k.replace('_', '-')}" + f" {v}" * (v is not True)
+                          for k, v in (*c.options.items(), *c.exchange.items()))
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
         by_device = case.devices if case.net and case.batches else None  # the device prices each batch
         machine = by_device or case.machine
@@ -323,29 +359,28 @@ class Plan:
         if case.described and machine.speeds:
             described += f" --speeds {written(machine.speeds)}"
         batch = f"auto:{sum(case.batches)}" if by_device else self.batch
-        net = case.net if by_device else case.parameters
+        net = case.net if by_device or (c.exchange and case.net) else case.parameters
         return (f"refsgd run {c.algorithm}{options} --net shapes:{net} --data none --workers {case.workers}"
                 f"{where} --batch {batch} --steps {self.steps} {described}" + " --colocated" * c.colocated)
 
     def note(self) -> str:
         """What to expect of the command's run if it is not the strategy's pass."""
         whole = max(1, round(self.iterations))
-        overlap = "; differs from the row: there is no overlap" if self.gain > 1 else ""
         timed = self.case.batches and not (self.case.devices and self.case.net)
         by_speed = "its times are for gradients of each worker's own batch" if timed else ""
-        if self.steps == whole and not overlap:
+        if self.steps == whole:
             return by_speed
-        expect = f"{self.steps} steps" if self.steps == whole else f"{self.steps} of {whole} steps"
-        expect += f", {self.value('seconds'):.4g} s"
+        expect = f"{self.steps} of {whole} steps, {self.value('seconds'):.4g} s"
         if "idle_ratio" in self.metrics:
             expect += f", idle {self.value('idle_ratio'):.0%}"
-        return expect + overlap + f"; {by_speed}" * bool(by_speed)
+        return expect + f"; {by_speed}" * bool(by_speed)
 
     def pytorch(self) -> str:
         """PyTorch's counterpart of the algorithm and the division of work."""
         c, variant = self.candidate, self.case.variant
-        if c.algorithm not in PYTORCH or not variant:
-            return PYTORCH.get(c.algorithm, "").format(**c.options)
+        key = "" if "priority" in c.exchange else c.exchange.get("compress", c.algorithm).partition(":")[0]
+        if key not in PYTORCH or not variant:
+            return PYTORCH.get(key, "").format(**c.options)
         if variant == BY_SPEED:
             return ("the same, with a custom sampler (DistributedSampler deals equal shares) and each loss "
                     "weighted by its share of the images")
@@ -356,15 +391,13 @@ class Plan:
         found = {name: "; ".join(filter(None, (self.metrics[key].formula, self.metrics[key].source)))
                  for name, key in SHOWN.items() if key in self.metrics}
         found["seconds"] += "; an iteration: " + self.metrics["seconds_per_iteration"].formula
-        if self.gain > 1:
-            found["seconds"] += "; overlapped: sum f + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j) of buckets"
         if self.used < 1:
             found["images_per_second"] += f"; x {self.used:g}: the gradients that count"
         return found
 
     def strategy(self) -> Strategy:
         """The strategy with its metrics."""
-        algorithm, group = self.candidate.algorithm, group_of(self.candidate.algorithm)
+        algorithm, group = self.candidate.algorithm, group_of(self.candidate)
         known = {key: self.value(key) for key in SHOWN.values() if key in self.metrics}
         idle, tau = known.get("idle_ratio"), known.get("staleness_mean")
         rate = None
@@ -375,11 +408,10 @@ class Plan:
             command=self.command(), note=self.note(), pytorch=self.pytorch(),
             page=f"docs/algorithms/{algorithm}",
             batch=self.batch, seconds=self.seconds, factor=1.0,
-            images_per_second=self.used * self.gain * known["images_per_second"],
-            idle=None if idle is None else max(1 - (1 - idle) * self.gain, 0.0), run_idle=idle,
+            images_per_second=self.used * known["images_per_second"], idle=idle,
             staleness=tau, bytes=known.get("bytes_per_iteration"), memory=self.memory(), rate=rate,
-            kind="approximation" if self.gain > 1 else self.metrics["seconds"].kind, binding=self.binding(),
-            overlapped=self.gain > 1, formulas=self.formulas(), rejected=self.piling(),
+            kind=self.metrics["seconds"].kind, binding=self.binding(), plain=self.plain, costs=self.costs,
+            formulas=self.formulas(), rejected=self.piling(),
             evidence=tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(algorithm, ())))
 
 
@@ -392,6 +424,14 @@ def _flags(machine: Machine) -> str:
     return " ".join(f"--{name} {value}" for name, value in said.items() if value)
 
 
-def group_of(algorithm: str) -> str:
-    """An algorithm's group in `GROUPS`."""
-    return next(name for name, members in GROUPS.items() if algorithm in members)
+def group_of(candidate: Candidate) -> str:
+    """A strategy's group in `GROUPS`."""
+    if "compress" in candidate.exchange:
+        return "compressed"
+    return next(name for name, members in GROUPS.items() if candidate.algorithm in members)
+
+
+@lru_cache(maxsize=4)
+def _shape(net: str) -> Problem:
+    """The shape-only problem of a model, whose layers say what an exchange may overlap."""
+    return build_problem("none", f"shapes:{net}", 1, 1, 0, "iid")

@@ -24,6 +24,7 @@ from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
 from refsgd.theory.algorithms.ssp import dssp, ssp
 from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
+from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting
 
@@ -68,11 +69,13 @@ def _check_covered(name: str, c: Setting) -> None:
 def _computing(name: str, c: Setting) -> int:
     """The number of programs of the fullest host that may compute at the same time; under BSP's barrier,
     workers wait while servers update."""
-    servers = 0 if name in SERVERLESS else c.servers
+    servers: int | list[int] = 0 if name in SERVERLESS else c.servers
+    if c.plan and servers:
+        servers = [part.server for part in c.plan.parts]
     on: dict[str, list[int]] = {}
     for number, host in enumerate(Network.of(c.machine, c.workers, servers).host.values()):
         on.setdefault(host, [0, 0])[number >= c.workers] += 1
-    updating = c.machine.update is not None
+    updating = c.machine.update is not None or bool(c.plan and c.plan.codec)
     return max(max(workers, servers * updating) if name == "bsp" else workers + servers * updating
                for workers, servers in on.values())
 
@@ -114,7 +117,7 @@ def _of_unequal_batches(found: Figures, c: Setting) -> None:
 
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
             batch: int | Sequence[int] = 1, steps: int = 1,
-            options: Mapping[str, Any] | None = None) -> Figures:
+            options: Mapping[str, Any] | None = None, plan: Plan | None = None) -> Figures:
     """Predict every metric of a run for which there is a formula.
 
     Parameters
@@ -133,6 +136,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         Iterations of each worker.
     options : mapping
         The algorithm's own options, e.g. ``{"staleness": 3, "refresh": "lazy"}``.
+    plan : Plan, optional
+        How gradients travel in parts, see `refsgd.theory.phenomena.layerwise`.
 
     Returns
     -------
@@ -174,7 +179,9 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     servers = 1 if name in SERVERLESS else servers
     try:
         setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, max(steps, 1),
-                          dict(options or {}))
+                          dict(options or {}), plan)
+        if plan and plan.unknown:
+            raise Uncovered(plan.unknown)
         _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
     except Uncovered as why:

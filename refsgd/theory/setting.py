@@ -13,8 +13,9 @@ from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import check_distribution, kind_of, sampling
-from refsgd.theory.phenomena import gate, iteration, server, ways
+from refsgd.theory.phenomena import gate, iteration, layerwise, server, ways
 from refsgd.theory.phenomena.gate import Network
+from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
@@ -30,6 +31,7 @@ class Setting:
     batches: tuple[int, ...]  #: of each worker
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None  #: of gradients that travel in parts
 
     @functools.cached_property
     def times(self) -> list[Distribution]:
@@ -55,6 +57,11 @@ class Setting:
         return self.nbytes / self.machine.bandwidth
 
     @property
+    def pushed(self) -> float:
+        """Bytes of a worker's gradient on the wire."""
+        return math.fsum(part.up for part in self.plan.parts) if self.plan else self.nbytes
+
+    @property
     def network(self) -> dict[str, Any]:
         """The arguments that every parameter-server formula takes."""
         m = self.machine
@@ -73,9 +80,10 @@ class Setting:
 
     @property
     def shared(self) -> bool:
-        """Whether links are shared by several nodes or by both directions."""
+        """Whether links are shared by several nodes, parts of a model or both directions."""
         m = self.machine
-        return m.linked and bool(m.hosts or m.inside or m.groups or self.one_link)
+        return self.plan is not None or (
+            m.linked and bool(m.hosts or m.inside or m.groups or self.one_link))
 
     @functools.cached_property
     def placed(self) -> bool:
@@ -87,7 +95,7 @@ class Setting:
     def alone(self) -> bool:
         """Whether there is one server, and no two nodes share a link."""
         m = self.machine
-        return self.servers == 1 and not (m.hosts or m.inside or m.groups)
+        return self.servers == 1 and not (m.hosts or m.inside or m.groups or self.plan)
 
     @functools.cached_property
     def links(self) -> Network:
@@ -96,13 +104,17 @@ class Setting:
 
     def network_of(self, rotated: bool) -> Network:
         """The network between workers and servers; `rotated`: worker i sends to server i first."""
-        m, k = self.machine, self.servers
+        m, k, plan = self.machine, self.servers, self.plan
         if not self.placed:
             return Network(k, self.transfer, m.latency, m.update, m.colocated)
-        if self.workers * k > 3 * gate.HEAVIEST:
-            raise gate.too_many(self.workers, k)
-        return Network(k, self.transfer, m.latency, m.update,
-                       ways=ways.of_machine(m, self.workers, slices(self.nbytes, k), rotated))
+        sizes: list[tuple[float, float]] = [(b, b) for b in slices(self.nbytes, k)]
+        if plan:
+            sizes = [(part.up, part.down) for part in plan.parts]
+        if self.workers * len(sizes) > (12 if plan else 3) * gate.HEAVIEST:
+            raise gate.too_many(self.workers, len(sizes))
+        homes = [part.server for part in plan.parts] if plan and not plan.even else k
+        return Network(k, self.transfer, m.latency, m.update, plan=plan,
+                       ways=ways.of_machine(m, self.workers, homes, sizes, rotated))
 
     @property
     def queues(self) -> bool:
@@ -123,6 +135,11 @@ class Setting:
     def exchanges(self) -> list[float]:
         """Seconds of each worker's push and answer without queueing."""
         m = self.machine
+        if self.plan and not self.plan.simple:
+            step = max(1, self.workers // 4)  # a few workers stand for all
+            found = [layerwise.exposed(self.links, i, self.times[i].mean, self.update)
+                     for i in range(0, self.workers, step)]
+            return [found[i // step] for i in range(self.workers)]
         if self.placed:
             return [gate.lone(self.links.over(self.workers), i, self.update) for i in range(self.workers)]
         return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)

@@ -18,12 +18,12 @@ from refsgd.theory.phenomena import (
     gossip,
     iteration,
     memory,
-    overlap,
     pipeline,
     stability,
 )
 from refsgd.theory.phenomena import collectives as c
 from refsgd.theory.phenomena.collectives import Link
+from refsgd.theory.phenomena.layerwise import first_come
 
 times = st.lists(st.floats(0.01, 5), min_size=1, max_size=7)
 
@@ -69,17 +69,18 @@ def arrivals(forward, backward, exchange):
 def test_overlap(data, b):
     f = data.draw(st.lists(st.floats(0.01, 5), min_size=len(b), max_size=len(b)))
     x = data.draw(st.lists(st.floats(0, 8), min_size=len(b), max_size=len(b)))
-    first, none = overlap.first_come(f, b, x), overlap.serial(f, b, x)
-    assert first.value == pytest.approx(arrivals(f, b, x), rel=1e-9)
-    assert first.lower - 1e-9 <= first.value <= none.value + 1e-9
-    assert first.terms["exposed exchange"] >= x[0] - 1e-9
+    first, computing = first_come(sum(f), b, x), sum(f) + sum(b)
+    assert first == pytest.approx(arrivals(f, b, x), rel=1e-9)
+    assert max(computing + x[0], sum(f) + sum(x)) - 1e-9 <= first <= computing + sum(x) + 1e-9
+    layers = range(len(b))
+    assert first == pytest.approx(sum(f) + max(sum(b[l:]) + sum(x[: l + 1]) for l in layers))
 
 
 def test_the_wrong_overlap_is_caught():
     """Sending layer 1 first (as if gradients came in forward order) is not what the link sees."""
     f, b, x = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [3.0, 0.5, 0.5]
-    assert overlap.first_come(f, b, x).value == pytest.approx(arrivals(f, b, x)) == 3 + 6 + 3
-    assert overlap.first_come(f, b, x[::-1]).value != pytest.approx(arrivals(f, b, x))
+    assert first_come(3, b, x) == pytest.approx(arrivals(f, b, x)) == 3 + 6 + 3
+    assert first_come(3, b, x[::-1]) != pytest.approx(arrivals(f, b, x))
 
 
 @pytest.mark.parametrize("m,k", [(1, 1), (1, 4), (4, 4), (16, 4)])
@@ -235,9 +236,6 @@ def test_easgd_and_downpour():
 
 
 @pytest.mark.parametrize("call,assumption", [
-    (lambda: overlap.first_come([], [], []), "at least one layer"),
-    (lambda: overlap.serial([1], [1], [-1]), "finite time"),
-    (lambda: overlap.merge([1, 2], [1]), "add up"),
     (lambda: pipeline.bubble(0, 1), "whole number"),
     (lambda: stability.constant_delay(1, 0), "finite number > 0"),
     (lambda: gossip.pair(1), "at least 2"),

@@ -16,9 +16,11 @@ from refsgd.theory.algorithms.peers import (
     on_shared_links,
     repeat,
 )
-from refsgd.theory.estimate import WIDEST, Uncovered
-from refsgd.theory.phenomena import collectives, iteration, ring, scripts
+from refsgd.theory.estimate import WIDEST, Uncovered, kind_of
+from refsgd.theory.phenomena import collectives, iteration, layerwise, ring, scripts
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
+from refsgd.theory.phenomena.layerwise import Plan
+from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures, slices
 
@@ -120,6 +122,8 @@ def allreduce(c: Setting) -> Figures:
     co-located server: n w and not 2 (n-1) w.
     """
     name = str(c.options.get("collective", "ring"))
+    if c.plan:
+        return _in_parts(c, c.plan, name)
     exchange = collective(c, name)
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
@@ -146,9 +150,54 @@ def allreduce(c: Setting) -> Figures:
                    clocks(c, 0, 1, "no peer ends an exchange before all have begun it"))
 
 
+#: collectives in which ranks that start together all end together, for powers of two or any number of ranks
+EVEN, LEVEL = ("recursive-doubling", "halving-doubling"), ("ring", "pscpu")
+
+
+def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
+    """Buckets that are summed one after the other, each as soon as its gradient is there; messages of a codec
+    that cannot be summed are gathered.
+
+    With f and b_j the forward pass and the backward pass of bucket j's layers, and c_j its exchange::
+
+        end_j = max(end_{j+1}, f + sum_{i>=j} b_i) + c_j
+    """
+    n, mean, slowest = c.workers, iteration.mean_time(c.times), mean_of_maximum(c.times)
+    if replace(c, plan=None).placed:
+        raise Uncovered("no formula follows the messages of buckets or codecs over links that several nodes "
+                        "share: they are simulated and measured only")
+    took, sent = list[float](), 0.0
+    for part in plan.parts:
+        sums = [collective(replace(c, nbytes=int(size), plan=None), name) for size in part.sums] or [
+            collectives.gather(n, part.up, Link(c.machine.latency, c.machine.bandwidth))]
+        took.append(math.fsum(each.time.value for each in sums)
+                    + plan.codec * part.down * (1 + (len(part.sums) or n)))
+        sent += math.fsum(each.total for each in sums)
+    moves = replace(plan, codec=0.0).moves(range(len(took)))[::-1]
+    end = layerwise.first_come(slowest * math.fsum(share for share, _ in plan.stages),
+                               [slowest * share for share, *_ in moves],
+                               [math.fsum(took[j] for j in ready) for *_, ready in moves])
+    u = max(c.own)
+    together = c.tied and len(set(c.times)) == 1 and len(set(c.own)) == 1 and (
+        c.machine.update is None or c.machine.update.family == "fixed")
+    level = n == 1 or all(not part.sums or (all(size % (4 * n) == 0 for size in part.sums) and (
+        name in LEVEL or (name in EVEN and n & (n - 1) == 0))) for part in plan.parts)
+    step = Prediction(
+        end + u, "s", kind_of(together and level),
+        {"compute E[T]": mean, "straggling": slowest - mean, "transfer": max(end - slowest, 0.0),
+         "update": u},
+        "end of the last bucket + u, end_j = max(end_{j+1}, end of its backward pass) + c_j",
+        "Zhang et al. 2017; Sergeev and Del Balso 2018", "all start together", lower=slowest,
+        upper=slowest + math.fsum(took) + u)
+    return figures(c, step, repeat(c, step), c.steps, sent, fresh(),
+                   clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))
+
+
 def dgc(c: Setting) -> Figures:
     """Deep gradient compression: the largest entries of each peer to all others, then each peer's own
     update."""
+    if c.plan:
+        return _in_parts(c, c.plan, "ring")
     link = Link(c.machine.latency, c.machine.bandwidth)
     exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))

@@ -60,6 +60,8 @@ def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, 
     order = "first come first served" if c.clear else "pushes reach all servers in one order"
     whole = path.pace.value * c.steps
     ends = {"iterations": whole, "excess of the last worker": path.end.value - whole}
+    if c.plan is not None and c.one_link and c.tied:  # the last digit decides which direction is served first
+        faithful = False
     return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful and path.steady,
                                 lower=lower),
             path.end.predicted("s", ends, formula, source, order, faithful=faithful and path.whole),
@@ -75,7 +77,8 @@ def asp(c: Setting) -> Figures:
     else:
         step = server.asp(c.times, **c.network)
         run, age = asp_seconds(c, step), staleness.asp_run(c.times, c.steps, c.exchanges)
-    out = figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes, {"staleness_mean": age})
+    out = figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes),
+                  {"staleness_mean": age})
     in_turn = c.alike and c.tied
     if c.workers == 1 or in_turn:
         out["staleness_max"] = Prediction(c.workers - 1.0, "updates", "exact", {},
@@ -100,7 +103,7 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
     if c.placed:
         path = queues.batched(c.times, c.links, c.steps, size)
         step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
-        out = figures(c, step, run, -(-c.workers * c.steps // size), 2 * c.workers * c.nbytes,
+        out = figures(c, step, run, -(-c.workers * c.steps // size), c.workers * (c.pushed + c.nbytes),
                       {"staleness_mean": age}, unbounded(c))
         return out.without(PUSHES, "staleness_max")
     shared = update is not None and size > 1

@@ -35,6 +35,6 @@ def _in_step(c: Setting) -> bool:
 
 def _figures(c: Setting, step: Prediction, run: Prediction) -> Figures:
     """Figures of iterations in which all wait for all."""
-    return figures(c, step, run, c.steps, 2 * c.workers * c.nbytes,
+    return figures(c, step, run, c.steps, c.workers * (c.pushed + c.nbytes),
                    fresh("a barrier before each update"),
                    clocks(c, 0, 1, "no worker starts before all have ended"))

@@ -79,9 +79,11 @@ def downpour(c: Setting) -> Figures:
         step, run, _ = _fetched(c, step, path)
     else:  # no worker waits for the last push, and no push precedes the first fetch
         run = free(c, step, tail=_latency(c), more=fetches * fetch - c.steps)
-    out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (1 / push + 1 / fetch),
+    small = c.pushed / c.nbytes if c.nbytes else 1.0  # a gradient on the wire
+    out = figures(c, step, run, c.workers * pushes, c.workers * c.nbytes * (small / push + 1 / fetch),
                   {"staleness_mean": age}, unbounded(c))
-    out["bytes_sent"] = count(c.workers * c.nbytes * (pushes + fetches), "bytes", "n M (pushes + fetches)")
+    out["bytes_sent"] = count(c.workers * (c.pushed * pushes + c.nbytes * fetches), "bytes",
+                              "n M (pushes + fetches)")
     return out.without(PUSHES, "staleness_max")
 
 

@@ -40,7 +40,7 @@ def _bulk(c: Setting) -> Figures:
     age = Prediction((c.workers - 1) / 2, "updates", "exact", {},
                      "(n-1)/2: all read together, applied one by one", staleness.SOURCE)
     return figures(c, step, replace(run, kind=weaker(kind, run.kind)), c.workers * c.steps,
-                   2 * c.workers * c.nbytes, {"staleness_mean": age})
+                   c.workers * (c.pushed + c.nbytes), {"staleness_mean": age})
 
 
 def _gated(c: Setting, s: float, refresh: str) -> Figures:
@@ -59,7 +59,7 @@ def _gated(c: Setting, s: float, refresh: str) -> Figures:
     if chained and s < 1000 and slack.chain_size(c.workers, int(s)) <= slack.LARGEST_CHAIN:
         step = _chain(c, int(s))
     down = path.refreshes if refresh == "lazy" else 1.0
-    sent = (1 + down) * c.workers * c.nbytes
+    sent = c.workers * (c.pushed + down * c.nbytes)
     out = figures(c, step, run, c.workers * c.steps, sent, {"staleness_mean": age})
     for name in ("bytes_per_iteration", "bytes_sent") if refresh == "lazy" else ():
         out[name] = Prediction(out[name].value, "bytes", "approximation", {"pulls per clock": down},
@@ -91,6 +91,6 @@ def dssp(c: Setting) -> Figures:
                            "closed network of links with granted clocks, by Monte Carlo",
                            "Zhao et al. 2019: the grants; Lindley 1952: the queues",
                            faithful=c.clear and (c.placed or not c.tied))
-    return figures(c, step, run, c.workers * c.steps, 2 * c.workers * c.nbytes,
+    return figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes),
                    {"staleness_mean": age, "staleness_max": staleness.ssp_bound(c.workers, high, c.steps)},
                    clocks(c, high, high + 1, "started: upper, completed: upper + 1"))

@@ -243,6 +243,12 @@ def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link,
 
 
 @_among_workers
+def gather(n: int, m: float, link: Link) -> Exchange:
+    """All-gather of messages of m bytes, each peer's to its right neighbour first: alpha + (n-1) m beta."""
+    return _linear(m, link, 1, n - 1, 0, "alpha + (n-1) m beta", "definition", n - 1, n * (n - 1))
+
+
+@_among_workers
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
     """All-gather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
 

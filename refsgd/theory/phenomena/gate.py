@@ -12,11 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import Uncovered, check_count, check_time
-from refsgd.theory.phenomena.ways import ANSWER, PUSH, REQUEST, RESUME, Agenda, Ways, in_step
+from refsgd.theory.phenomena.ways import ANSWER, PUSH, REQUEST, RESUME, Agenda, Urgent, Ways, in_step
+
+if TYPE_CHECKING:
+    from refsgd.theory.phenomena.layerwise import Plan
 
 Table = list[list[float]]  # seconds by worker and gradient
 
@@ -34,7 +37,7 @@ class Network:
     """The network: K servers, w seconds of the whole model on a link, latency, time of an update.
 
     near: worker 0 is on the servers' node, so its messages use no link.  `ways`: those of a machine with
-    other links than one for each node and direction.
+    other links than one for each node and direction.  `plan`: that of gradients that travel in parts.
     """
 
     servers: int = 1
@@ -43,6 +46,7 @@ class Network:
     update: Distribution | None = None
     near: bool = False
     ways: Ways | None = None
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
         check_count("servers", self.servers)
@@ -58,7 +62,7 @@ class Server:
     """What one server has of each worker, and who waits for its answer."""
 
     def __init__(self, workers: int) -> None:
-        self.busy = 0.0
+        self.busy = self.decoding = 0.0  # free from then on; seconds to decode a push
         self.version = self.slowest = 0
         self.done = [0] * workers  # clocks of each worker
         self.behind = set(range(workers))  # workers that have only the clocks of the slowest
@@ -85,9 +89,12 @@ class Fresh:
     def __init__(self, network: Network, times: Table, updates: Iterator[float], s: float = math.inf) -> None:
         self.n, self.clocks, self.times, self.updates, self.s = len(times), len(times[0]), times, updates, s
         self.ways = network.over(self.n).timed if self.asking else network.over(self.n)
-        self.agenda = Agenda(self.ways.links)
+        urgent = network.plan is not None and network.plan.priority
+        self.agenda = (Urgent if urgent else Agenda)(self.ways.links)
         self.servers = [Server(self.n) for _ in self.ways.answers]
         self.events = self.ways.crowded | (frozenset(range(self.n)) if self.timely else frozenset())
+        if urgent:
+            self.events = frozenset(range(self.n + len(self.servers)))
         self.final = self.age = self.held = 0.0
         self.reads = 0
         self.made = [0] * self.n  # gradients of each worker
@@ -142,6 +149,7 @@ class Fresh:
             server.busy = at
         elif not self.asking:
             self.held += server.busy - at
+        server.busy += server.decoding
         self.apply(server, i)
         self.arrive(k, server, i, 0)
 

@@ -40,6 +40,7 @@ from refsgd.theory.estimate import (
     check_distribution,
     check_width,
 )
+from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
 from refsgd.theory.phenomena.gate import Network as Network
@@ -338,25 +339,28 @@ class Path:
 def parameter_server(times: Sequence[Distribution], network: Network, staleness: float, steps: int,
                      refresh: str = "fresh") -> Path:
     """SSP(s) through queues; s = infinity: ASP.  Several servers: the same order of pushes at all of them."""
-    s, rule = check_slack(staleness), {"fresh": Fresh, "lazy": Lazy, "eager": Eager}[refresh]
+    s, rules = check_slack(staleness), {"fresh": Fresh, "lazy": Lazy, "eager": Eager}
+    rule = layerwise.of(rules[refresh], network)
     return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, s))
 
 
 def bulk(times: Sequence[Distribution], network: Network, steps: int, rotated: bool) -> Path:
     """BSP through queues."""
-    return _path(times, network, steps, lambda drawn, updates, _: Bulk(network, drawn, updates, rotated))
+    rule = layerwise.of(Bulk, network)
+    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, rotated))
 
 
 def batched(times: Sequence[Distribution], network: Network, steps: int, size: int) -> Path:
     """Softsync through queues, an update for so many gradients."""
-    return _path(times, network, steps, lambda drawn, updates, _: Batched(network, drawn, updates, size))
+    rule = layerwise.of(Batched, network)
+    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, size))
 
 
 def granting(times: Sequence[Distribution], network: Network, lower: int, upper: int, steps: int) -> Path:
     """Dynamic SSP through queues."""
     low, high = check_count("lower", lower, 0), check_count("upper", upper, 0)
-    return _path(times, network, steps,
-                 lambda drawn, updates, _: Granting(network, drawn, updates, low, high))
+    rule = layerwise.of(Granting, network)
+    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, low, high))
 
 
 def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fetch_every: int = 1,
@@ -365,7 +369,7 @@ def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fet
     """Downpour, or EASGD if `elastic`, through queues; `own`: each worker's update after a gradient;
     `together`: one update of all forces."""
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
-    rule = Centred if together else Fetching
+    rule = layerwise.of(Centred if together else Fetching, network)
     return _path(times, network, steps,
                  lambda drawn, updates, after: rule(network, drawn, updates, after, f, p, elastic), own)
 
@@ -373,7 +377,8 @@ def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fet
 def weight_of(network: Network, workers: int, random: bool) -> int:
     """Workers, times the events of an iteration over those of a flat machine; Uncovered if too many."""
     weight = workers * network.ways.weight if network.ways else workers
-    if network.ways and weight > HEAVIEST * (1 if random else 3):
+    most = HEAVIEST * (4 if network.plan else 1)
+    if network.ways and weight > most * (1 if random else 3):
         raise too_many(workers, network.servers)
     return weight
 
@@ -394,6 +399,8 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
         return evaluated(times, network, clocks, replicas, make, own)
 
     fewest, followed = (LEAST, PACE) if weight <= MANY else (LEAST // 2, PACE // 2)
+    if network.plan and weight > 2 * MANY:
+        fewest, followed = LEAST // 4, PACE // 4
     clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, fewest))
     enough = max(fewest, min(160, followed // weight))
     if clocks < min(enough, 120) and steps >= enough:

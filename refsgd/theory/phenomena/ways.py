@@ -21,11 +21,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 
 from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
 
+LAST = 1 << 60  # the rank behind all nodes that act at the same moment
 RESUME, HEAD, ARRIVE = range(3)  #: the order at one moment: nodes, heads, arrivals
 PUSH, REQUEST, ANSWER = range(3)  #: messages whose waiting is counted apart
 
@@ -107,6 +109,35 @@ class Agenda:
             self.at(start + lag + latency, ARRIVE, rank, call, *args)
 
 
+class Urgent(Agenda):
+    """Links on which messages begin serve the lowest part first, and are not interrupted."""
+
+    def __init__(self, links: int) -> None:
+        super().__init__(links)
+        self._waiting = defaultdict[int, list[Any]](list)
+        self._order = count()
+
+    def send(self, way: Way, time: float, rank: int, kind: int, direct: bool, call: Callable[..., None],
+             *args: Any) -> None:
+        """A message of the part that is the first argument waits for its turn."""
+        if not way:
+            super().send(way, time, rank, kind, direct, call, *args)
+            return
+        link = way[0].link
+        heappush(self._waiting[link], (args[0], next(self._order), time, way, rank, kind, direct, call, args))
+        if len(self._waiting[link]) == 1:
+            self.at(max(self.free[link], time), RESUME, LAST, self._serve, link)
+
+    def _serve(self, now: float, link: int) -> None:
+        """The link is free."""
+        waiting = self._waiting[link]
+        _, _, sent, way, rank, kind, direct, call, args = heappop(waiting)
+        self.queued[kind] += now - sent
+        self._head(now, way, 0, 0.0, rank, kind, direct, call, args)
+        if waiting:
+            self.at(self.free[link], RESUME, LAST, self._serve, link)
+
+
 @dataclass(frozen=True)
 class Ways:
     """The ways between n workers and K servers, whose ranks are 0 to n+K-1.
@@ -178,12 +209,13 @@ def in_step(workers: int, servers: int, transfer: float, latency: float, near: b
     return Ways(2 + 2 * workers, pushes, [back], [not near and workers > 1 and latency > 0])
 
 
-def of_machine(machine: Machine, workers: int, slices: Sequence[int], rotated: bool) -> Ways:
-    """The ways of a machine; `slices`: bytes of each server's part; `rotated`: worker i sends to server i
-    first."""
-    network = Network.of(machine, workers, len(slices))
-    n, servers = [f"worker{i}" for i in range(workers)], [f"server{k}" for k in range(len(slices))]
-    found = {(a, b): network.way(a, b) for w in n for s in servers for a, b in ((w, s), (s, w))}
+def of_machine(machine: Machine, workers: int, servers: int | Sequence[int],
+               sizes: Sequence[tuple[float, float]], rotated: bool) -> Ways:
+    """The ways of a machine; `servers`: how many, or that of each part; `sizes`: bytes of each part there
+    and back; `rotated`: worker i sends to part i first."""
+    network = Network.of(machine, workers, servers)
+    n, ends = [f"worker{i}" for i in range(workers)], list(network.host)[workers:]
+    found = {(a, b): network.way(a, b) for w in n for s in ends for a, b in ((w, s), (s, w))}
     meets = meeting(found)
     crowded = {src for (src, _), way in found.items() if way and way[0].link in meets}
 
@@ -193,15 +225,15 @@ def of_machine(machine: Machine, workers: int, slices: Sequence[int], rotated: b
         return workers > 1 and all(mine) and all(waits) and len({way[-1].link for way in mine}) == 1 and all(
             hop.byte_time <= way[-1].byte_time for way in mine for hop in way)
 
-    first = [i % len(slices) if rotated else 0 for i in range(workers)]
-    order = [[*range(k, len(slices)), *range(k)] for k in first]
+    first = [i % len(ends) if rotated else 0 for i in range(workers)]
+    order = [[*range(k, len(ends)), *range(k)] for k in first]
     return Ways(len(network.links),
-                [[(k, parts(found[w, servers[k]], slices[k], meets)) for k in mine]
+                [[(k, parts(found[w, ends[k]], sizes[k][0], meets)) for k in mine]
                  for w, mine in zip(n, order, strict=True)],
-                [[parts(found[s, w], size, meets) for w in n]
-                 for s, size in zip(servers, slices, strict=True)],
-                [orderly(s) and s not in crowded for s in servers],
-                frozenset(number for number, node in enumerate([*n, *servers]) if node in crowded))
+                [[parts(found[s, w], back, meets) for w in n]
+                 for s, (_, back) in zip(ends, sizes, strict=True)],
+                [orderly(s) and s not in crowded for s in ends],
+                frozenset(number for number, node in enumerate([*n, *ends]) if node in crowded))
 
 
 def parts(way: Sequence[Hop], nbytes: float, meets: Collection[int]) -> Way:
