@@ -187,7 +187,7 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
         {"compute E[T]": mean, "straggling": slowest - mean, "transfer": max(end - slowest, 0.0),
          "update": u},
         "end of the last bucket + u, end_j = max(end_{j+1}, end of its backward pass) + c_j",
-        "Zhang et al. 2017; Sergeev and Del Balso 2018", "all start together", lower=slowest,
+        "Zhang et al. 2017; Sergeev and Del Balso 2018", "all start together; equal chunks", lower=slowest,
         upper=slowest + math.fsum(took) + u)
     return figures(c, step, repeat(c, step), c.steps, sent, fresh(),
                    clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))

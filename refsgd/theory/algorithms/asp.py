@@ -60,8 +60,11 @@ def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, 
     order = "first come first served" if c.clear else "pushes reach all servers in one order"
     whole = path.pace.value * c.steps
     ends = {"iterations": whole, "excess of the last worker": path.end.value - whole}
-    if c.plan is not None and c.one_link and c.tied:  # the last digit decides which direction is served first
-        faithful = False
+    if c.plan:
+        formula = "parts on their links, sent as they are ready; up = max(up, ready) + c, back likewise"
+        source += "; Zhang et al. 2017; Jayarajan et al. 2019"
+        # on a link that serves both directions, the last digit decides which of two messages is first
+        faithful = faithful and not (c.one_link and c.tied)
     return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful and path.steady,
                                 lower=lower),
             path.end.predicted("s", ends, formula, source, order, faithful=faithful and path.whole),
