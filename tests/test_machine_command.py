@@ -132,7 +132,7 @@ def test_what_no_formula_covers_is_said_and_not_left_out(command, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert main([*command, *SITES]) == 2
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and "links that" in line
+    assert line.count("\n") == 1 and "links shared by" in line
 
 
 def test_what_formulas_cover_on_such_machines_is_predicted(capsys):

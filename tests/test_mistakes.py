@@ -325,7 +325,7 @@ def failing(what):
     ("raises", ["KeyError: 'lr'", "in program program of worker0", "test_mistakes.py:", " in program"]),
     ("changes",
      ["read-only", "test_mistakes.py:",
-      "an array has crossed a yield and must not change any more: make a new one"])])
+      "an array that has crossed a yield must not change any more: make a new one"])])
 def test_what_a_program_raises_in_a_process_is_one_line_with_its_place(what, expected):
     with pytest.raises(RunFailed) as error:
         run(failing(what), runtime="processes", machine=refsgd.Machine.this())

@@ -146,7 +146,7 @@ def test_where_shows_line_effect_and_locals_of_every_program():
     assert slow.function == "gradient" and slow.filename.endswith("parts.py") and slow.locals["t"] == 0
     source = Path(slow.filename).read_text().splitlines()[slow.line - 1]
     assert "yield Compute" in source
-    assert places["server0"].function == "server" and places["server0"].locals["steps"] == 3
+    assert places["server0"].function == "recv" and places["server0"].waits_for.startswith("Recv(Push")
 
 
 def test_a_forgotten_yield_is_named():

@@ -32,8 +32,18 @@ def wrong_deployment(deploy, right, wrong):
     source = inspect.getsource(module)
     shared = next(m for m in (mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
                   if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
+    if shared is mean and module is not allreduce:  # which stands between the two
+        with patch.dict(sys.modules, {allreduce.__name__: _with(allreduce, mean, right, wrong)}):
+            exec(compile(source, module.__file__, "exec"), vars(copy := ModuleType(module.__name__)))
+        return getattr(copy, deploy.__name__)
+    return getattr(_with(module, shared, right, wrong), deploy.__name__)
+
+
+def _with(module, shared, right, wrong):
+    """A copy of a module that imports `shared` with that change."""
+    source = inspect.getsource(module)
     package, _, name = shared.__name__.rpartition(".")
     copy, wrongly = ModuleType(module.__name__), changed(shared, right, wrong)
     with patch.dict(sys.modules, {shared.__name__: wrongly}), patch.object(sys.modules[package], name, wrongly):
         exec(compile(source, module.__file__, "exec"), vars(copy))
-    return getattr(copy, deploy.__name__)
+    return copy

@@ -150,7 +150,7 @@ def test_every_algorithm_is_in_one_of_the_groups():
     ("bsp", "[push.examples for push in pushes]", "[1 for push in pushes]"),
     ("allreduce", "g * np.float32(share[rank])", "g"),
     ("local-sgd", "number(share[rank]) * (x - start)", "(x - start)"),
-    ("dgc", "np.float32(share[rank]) / np.float32(whole)", "np.float32(1 / len(group))"),
+    ("dgc", "np.float32(share[rank]) / np.float32(whole)", "np.float32(1 / len(self._group))"),
 ])
 def test_a_mean_of_means_is_noticed(name, right, wrong):
     each, sgd = (20, 1, 11), SGD(0.25)

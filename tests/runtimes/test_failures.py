@@ -253,7 +253,7 @@ def test_a_connection_lost_between_two_that_live_names_both(other):
     with pytest.raises(RunFailed,
                        match=r"^worker1 \(pid \d+\): ConnectionError: the connection between worker1 and "
                              rf"{other} was lost, "
-                                        r"and both live$") as caught:
+                                        r"but both are alive$") as caught:
         run(FOREVER, PACED, transport="tcp", on_start=blow, faults=[Fault("drop", "worker1", 3, to=other)])
     assert 0.8 < blow.took() < 4.0 and caught.value.node == "worker1" and caught.value.silent < 2.0
     assert not any(psutil.pid_exists(pid) for pid in blow.pids.values())
