@@ -39,7 +39,7 @@ extensions = [
     "tutorials_in_docs",
 ]
 if (DOCS / "_ext" / "algorithm_page.py").exists():
-    extensions.append("algorithm_page")
+    extensions += ["algorithm_page", "exchange_table"]
 
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "_templates", "inventories", "**.ipynb_checkpoints", "jupyter_execute"]

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.cli import build_parser
+from refsgd.experiment.exchanges import refusal
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
+from exchange_table import COLUMNS, table  # noqa: E402
 from tutorials_in_docs import bring, for_the_site  # noqa: E402
 
 PAGES = [p for folder in ("howto", "explanation", "algorithms") for p in sorted((DOCS / folder).glob("*.md"))]
@@ -153,3 +156,18 @@ def test_pages_have_their_pictures_whatever_backend_the_caller_sets(tmp_path):
                        "-D", "bibtex_bibfiles=")
     assert not code, said
     assert re.search(r'<img [^>]*alt="A line that rises\."', (tmp_path / "out" / "index.html").read_text())
+
+
+def test_the_table_of_exchanges_covers_the_catalogue():
+    """What a row says is what a run does: an option that it grants is taken, another is refused."""
+    found = {cells[0].strip("`"): cells[1:] for cells in
+             ([cell.strip() for cell in line.strip("|\n").split("|")] for line in table().splitlines()[2:])}
+    assert list(found) == list(CATALOGUE)
+    for name, (*cells, why) in found.items():
+        for options, cell in zip(COLUMNS, cells, strict=True):
+            granted = [option for option in options if not refusal(name, option)]
+            assert bool(cell) == bool(granted)
+            assert all(refusal(name, option) in why for option in options if option not in granted)
+    assert found["bsp"][:4] == ["yes", "backward, both", "", "yes"] and found["dgc"][1:4] == ["backward", "yes", ""]
+    assert found["downpour"][1] == "backward" and "do not wait for the answer" in found["downpour"][4]
+    assert found["gosgd"][:4] == [""] * 4 and found["gosgd"][4].startswith("it exchanges parameters")

@@ -29,7 +29,8 @@ _REDUCED = "it has no servers: its buckets are parts, in the order in which they
 #: why an algorithm does not take an option, where the reason is not `_OWN`
 BECAUSE: dict[tuple[str, str], str] = {
     ("easgd", "overlap"): "it exchanges parameters before it computes the gradient",
-    ("easgd", "compress"): "it exchanges parameters, of which nothing may be left out",
+    **{("easgd", option): "it exchanges parameters, of which nothing may be left out"
+       for option in ("compress", "feedback")},
     ("dgc", "compress"): "it compresses by its own ratio",
     ("dgc", "feedback"): "its residual is a part of it",
     ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",

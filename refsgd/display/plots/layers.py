@@ -44,12 +44,15 @@ def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float 
 def _computed(trace: Trace, node: str) -> list[Bar]:
     """What a node computes, and of gradients which piece."""
     found = [e for e in trace.of(Computed, node) if e.time > e.start]
-    pieces = {e.piece[:2] for e in found if e.piece}
-    several = {"forward": ("forward", 1) in pieces, "backward": True}
-    colors = colors_of(1 + max((layer for _, layer in pieces), default=0))
-    return [(e.start, e.time, [e.what, str(e.piece[1])], colors[e.piece[1]])
-            if e.piece and several[e.piece[0]] else (e.start, e.time, [e.what], color_of_work(e))
-            for e in found]
+    pieces = [e.piece for e in found if e.piece]
+    colors, after = colors_of(1 + max((layer for _, layer, _ in pieces), default=0)), iter(pieces[1:])
+    bars: list[Bar] = []
+    for e in found:
+        next_piece = next(after, None) if e.piece else None
+        at_once = next_piece and e.what == "forward" and next_piece[0] == "backward"  # through all layers
+        bars.append((e.start, e.time, [e.what], color_of_work(e)) if e.piece is None or at_once else
+                    (e.start, e.time, [e.what, str(e.piece[1])], colors[e.piece[1]]))
+    return bars
 
 
 def _served(trace: Trace, node: str, out: bool) -> list[Bar]:
