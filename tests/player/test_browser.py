@@ -168,7 +168,7 @@ def test_the_lines_of_every_program_are_lit_down_to_its_sub_program(browser, tmp
     browser.execute_script("player.go(0)")
     line = browser.execute_script(
         "return [...document.querySelectorAll('.line.lit')].find(l => l.querySelector('.cs')).textContent")
-    assert "w, message = yield Recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp_gate.py")
+    assert "w, message = yield from shard.recv(Push, Died)" in line and line_at(ssp, server, 0)[0].endswith("ssp_gate.py")
 
 
 def accessible(browser, selector):
@@ -195,7 +195,8 @@ def test_docstrings_are_folded_and_open_by_keyboard(browser, tmp_path, short):
     jumps = [(a, b) for a, b in zip(seen, seen[1:]) if b != a + 1]
     # behind the docstring's first line, which follows two lines of `def`
     assert len(jumps) == 1 and jumps[0][0] == seen[2] and jumps[0][1] - jumps[0][0] > 3
-    fold = ".function .doc > summary"
+    fold = "#fold"
+    browser.execute_script(numbers.partition("return")[0] + "worker.querySelector('.doc > summary').id = 'fold'")
     role, name, expanded = accessible(browser, fold)
     assert role == "DisclosureTriangle" and f"{jumps[0][1] - jumps[0][0] - 1} more lines" in name and expanded is False
     browser.execute_script("document.querySelector(arguments[0]).focus()", fold)
