@@ -189,7 +189,8 @@ def test_an_unpaced_process_is_slowed_and_its_messages_delayed():
     def seconds(*plan):
         return run_processes(partial(exchange, n=1, steps=20, gradient=busy), faults=plan).trace.seconds
 
-    plain = seconds()
+    plain = 20 * 0.01  # at least; how much longer it takes is up to other processes
+    assert plain <= min(seconds() for _ in range(3)) < plain + 10 * 0.03 * 0.9
     assert seconds(Fault("slow", "worker0", 10, 4.0)) > plain + 10 * 0.03 * 0.9
     assert seconds(Fault("delay", "worker0", 10, 0.05)) > plain + 10 * 0.05 * 0.9
     assert seconds(Fault("pause", "worker0", 10, 0.4)) > plain + 0.4 * 0.9
