@@ -405,7 +405,8 @@ def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int
     """
     name, function = deployment_function(algorithm)
     problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
-    exchange, options = exchanges.given(options)
+    exchange = exchanges.exchange_of({key: options.pop(key) for key in exchanges.TAKES if key in options},
+                                     SGD(RATE), workers, problem, seed)
     exchanges.check(name, options, exchange, problem, own=callable(algorithm))
     problem = replace(problem, exchange=exchange)
     extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}

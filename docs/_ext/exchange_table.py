@@ -4,16 +4,16 @@ not, from the table by which the library refuses them."""
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
-
-from algorithm_page import Directive
-from docutils import nodes
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import Exchange
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.exchanges import TAKES, check, refusal
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
 
 #: options that the same algorithms take stand in one column
 COLUMNS = (("layout", "balance", "priority"), ("overlap",), ("bucket",), ("compress", "feedback"))
@@ -52,16 +52,17 @@ def table() -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ["---"] * len(heads), *map(row, CATALOGUE)))
 
 
-class ExchangeTable(Directive):
-    """``exchange-table``."""
-
-    def make(self) -> list[nodes.Node]:
-        """The table."""
-        assert {option for options in COLUMNS for option in options} == set(TAKES)
-        return self.markdown(table())
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
+    from algorithm_page import Directive  # it needs docutils, and a test of `table` does not
+
+    class ExchangeTable(Directive):
+        """``exchange-table``."""
+
+        def make(self) -> list[nodes.Node]:
+            """The table."""
+            assert {option for options in COLUMNS for option in options} == set(TAKES)
+            return self.markdown(table())
+
     app.add_directive("exchange-table", ExchangeTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -93,7 +93,7 @@ class Exchange:
         return self.codec and self.codec.part(part)
 
     def cut(self, problem: Any, servers: int) -> list[slice]:
-        """The parts of the parameters in order, of which there are `servers` equal ones."""
+        """The parts of the parameters, in order; layout `equal` has one for each server."""
         if self.layout == "equal":
             return equal(problem.x0.size, servers)
         found = list(problem.layers.parts)
@@ -119,7 +119,6 @@ class Exchange:
             home[j] = held.index(min(held))
             held[home[j]] += parts[j].stop - parts[j].start
         return home
-
 
     def buckets(self, problem: Any) -> list[slice]:
         """What peers sum together: layers from the last to the first."""
@@ -158,7 +157,7 @@ def section(pieces: Sequence[tuple[slice, Array]], part: slice) -> Array:
 
 @dataclass(frozen=True)
 class _Of:
-    """A pass through a layer, which on a device costs its share of the whole gradient's work."""
+    """A pass through one layer; the work of which a device computes its share is the whole gradient's."""
 
     function: Callable[..., Any]
     gradient: Callable[..., Any]

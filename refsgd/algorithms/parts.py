@@ -75,8 +75,8 @@ class Servers:
     """The servers of all parts as one worker sees them: the parts of the parameters, the order in which it
     contacts them (starting with number `first`), and what it has read of each, with the version.
 
-    `push` and `pull` are the exchange of a gradient for a new model; `gradient` computes one and exchanges it
-    as the problem's exchange says.
+    `gradient` computes a gradient and sends each server its part, as the problem's exchange says; `pull`
+    waits for the new model.
     """
 
     def __init__(self, servers: Sequence[str], problem: Objective, first: int = 0) -> None:
@@ -158,16 +158,16 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 
     It is the worker of Li et al., algorithm 1.  A `rotated` worker begins with the server of its own number.
     """
-    x: Array | None = problem.x0
+    x = problem.x0
     there = Servers(servers, problem, rank if rotated else 0)
+    both = there.exchange.overlap == "both"  # the next forward pass receives the model, layer by layer
     for t in range(steps):
-        yield from there.gradient(x, rank, t, there.pushes(problem.images(rank, t)))
-        if there.exchange.overlap == "both" and t < steps - 1:
-            x = None  # the next forward pass receives it, layer by layer
-        else:
+        yield from there.gradient(None if both and t > 0 else x, rank, t,
+                                  there.pushes(problem.images(rank, t)))
+        if not both or t == steps - 1:
             x = yield from there.pull()
         yield Mark("clock", t=t)
-    return problem.x0 if x is None else x
+    return x
 
 
 # -- the server's side ---------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 class Shard:
     """One part of the parameters at its server, with the state of the update rule."""
 
-    part: int  #: its number, which is the server's
+    part: int  #: its number, from 0 on
     x: Array  #: (part,) its contents
     sgd: SGD  #: the update rule
     version: int = 0  #: updates applied so far

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import PLAIN, Exchange, of
 from refsgd.algorithms.sgd import SGD
 from refsgd.experiment.arguments import Usage
 from refsgd.problems import Problem
-from refsgd.theory.phenomena.layerwise import Part, Plan
+
+if TYPE_CHECKING:
+    from refsgd.theory.phenomena.layerwise import Plan
 
 #: servers whose workers wait for an answer to each push, see `refsgd.algorithms.parts.worker`
 ANSWERED = ("bsp", "asp", "ssp", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "dssp")
@@ -54,13 +56,6 @@ def asked(exchange: Exchange) -> dict[str, Any]:
     """The options of an exchange that differ from those of the plain one."""
     return {option: value for option in TAKES
             if (value := getattr(exchange, option)) != getattr(PLAIN, option)}
-
-
-def given(options: Mapping[str, Any]) -> tuple[Exchange, dict[str, Any]]:
-    """The exchange that some options name, and the other options; a codec is for one rank."""
-    mine = {key: value for key, value in options.items() if key in TAKES}
-    found = exchange_of(mine, SGD(0.0), 1)
-    return found, {key: value for key, value in options.items() if key not in TAKES}
 
 
 def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem | None = None,
@@ -108,6 +103,7 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
 
 def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, price: float) -> Plan | None:
     """How gradients travel, for formulas; None for the plain exchange; `price` is a codec's, per byte."""
+    from refsgd.theory.phenomena.layerwise import Part, Plan  # it needs scipy
     how = of(problem)
     if name == "dgc" and (asked(how) or price):
         how = replace(how, codec=codec(f"dgc:{options['ratio']}"))

@@ -52,14 +52,14 @@ Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", 
 def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
          reduce: Reduce) -> Program[Array]:
     """Gradient, all-reduce, update; returns the parameters, (d,), the same on every peer."""
-    overlaps, all_of = exchange.of(problem).overlap != "none", slice(0, replica.x.size)
-    peers = Peers(replica, group, problem, reduce, all_of)
+    overlaps = exchange.of(problem).overlap != "none"
+    whole = Peers(replica, group, problem, reduce, slice(0, replica.x.size))
     for t in range(steps):
         if overlaps:
             g = yield from by_bucket(group[replica.rank], replica, problem, t)
         else:
             g = yield Compute(problem.gradient, replica.x, replica.rank, t)
-            g = yield from peers.mean(g, t)
+            g = yield from whole.mean(g, t)
         yield from replica.apply(g, t)
         yield Mark("clock", t=t)
     return replica.x
@@ -117,8 +117,8 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
     elif collective == "hierarchical":
         order, size = seats(workers, hosts, group)
 
-        def reduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-            return hierarchical_allreduce(order.index(me), [peers[rank] for rank in order], x, size)
+        def reduce(me: int, group: Sequence[str], x: Array) -> Program[Array]:
+            return hierarchical_allreduce(order.index(me), [group[rank] for rank in order], x, size)
 
     def handler(replica: Replica) -> Program[None]:
         return communicate(names[replica.rank], [Peers(replica, names, problem, reduce, part)
