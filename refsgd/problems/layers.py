@@ -36,27 +36,74 @@ class Pass(Protocol):
     """One gradient, layer by layer: forward from the first layer to the last, then backward to the first."""
 
     def forward(self, layer: int, x: Array) -> None:
-        """Run a layer forward with its parameters."""
+        """Run a layer forward with its parameters.
+
+        Parameters
+        ----------
+        layer : int
+            Its number, from 0 on.
+        x : ndarray, (part,)
+        """
 
     def backward(self, layer: int) -> Array:
-        """Run a layer backward; the gradient of its parameters, a mean over the worker's share."""
+        """Run a layer backward.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        ndarray, (part,)
+            The gradient of its parameters, a mean over the worker's share.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What a problem says of its layers, in the order of the forward pass."""
+    """What a problem says of its layers, in the order of the forward pass.
 
-    names: tuple[str, ...]  #: of layers with parameters; others count with the one before them
-    parts: tuple[slice, ...]  #: their places in the vector: contiguous, in order, together all of it
-    forward: tuple[float, ...]  #: share of a gradient's time that the forward pass of each layer takes
-    backward: tuple[float, ...]  #: likewise for the backward pass; all shares sum to 1
-    begin: Callable[[int, int], Pass]  #: ``(rank, t)``: a new pass that computes this worker's gradient
-    #: shapes of all parameter arrays in the order of the vector, by which codecs know matrices; () if unknown
+    Parameters
+    ----------
+    names : tuple of str
+        Layers with parameters; others count with the one before them.
+    parts : tuple of slice
+        Their places in the vector: contiguous, in order, together all of it.
+    forward, backward : tuple of float
+        Share of a gradient's time that each layer's pass takes; all of them together sum to 1.
+    begin : callable
+        ``(rank, t) -> Pass``: a new pass that computes this worker's gradient of step t.
+    tensors : tuple of tuple of int
+        Shapes of all parameter arrays in the order of the vector, by which codecs know matrices; () if
+        unknown.
+
+    Examples
+    --------
+    A vector of two layers, the second of which takes three times as long:
+
+    >>> parts = [Part("first", slice(0, 2), 1), Part("second", slice(2, 5), 3)]
+    >>> begin = whole([part.slice for part in parts], lambda x, rank, t: 2 * x)
+    >>> layers = by_work(parts, begin)
+    >>> one, x = layers.begin(0, 0), np.arange(5)
+    >>> one.forward(0, x[:2]), one.forward(1, x[2:]), one.backward(1)
+    (None, None, array([4, 6, 8]))
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[slice, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    begin: Callable[[int, int], Pass]
     tensors: tuple[tuple[int, ...], ...] = ()
 
     def check(self, d: int) -> None:
-        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time."""
+        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time.
+
+        Parameters
+        ----------
+        d : int
+        """
         counts = {len(self.names), len(self.parts), len(self.forward), len(self.backward)}
         if len(counts) > 1:
             raise ValueError(f"layers: {len(self.names)} names, {len(self.parts)} parts, {len(self.forward)} "
@@ -73,8 +120,17 @@ class Layers:
             raise ValueError(f"shares of layers sum to {total}; expected 1")
 
 
-class LayerByLayer:
-    """A pass whose `steps` compute it; checks that layers come in order."""
+class LayerByLayer(Pass):
+    """A pass whose `steps` compute it; checks that layers come in order.
+
+    Parameters
+    ----------
+    layers : int
+        Their number.
+    steps : generator
+        It is sent the parameters of each layer in turn, yields None, and then yields the gradient of each
+        layer, the last layer's first.
+    """
 
     def __init__(self, layers: int, steps: Steps) -> None:
         self._layers, self._steps, self._done = layers, steps, 0
@@ -107,7 +163,19 @@ class LayerByLayer:
 
 
 def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps:
-    """Collects the parameters of all layers, then computes the whole gradient."""
+    """The steps of a pass that collects the parameters of all layers, then computes the whole gradient.
+
+    Parameters
+    ----------
+    parts : sequence of slice
+        The layers' places in the vector.
+    gradient : callable
+        ``x -> (d,)``.
+
+    Yields
+    ------
+    ndarray or None
+    """
     x = []
     for _ in parts:
         x.append((yield None))
@@ -118,12 +186,35 @@ def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps
 
 
 def whole(parts: Sequence[slice], gradient: Gradient) -> Callable[[int, int], Pass]:
-    """Begins passes that compute the gradient `at_once`."""
+    """The `begin` of `Layers` for a problem that knows only its whole gradient: passes compute it `at_once`.
+
+    Parameters
+    ----------
+    parts : sequence of slice
+        The layers' places in the vector.
+    gradient : callable
+        ``(x, rank, t) -> (d,)``, that of the problem.
+
+    Returns
+    -------
+    callable
+    """
     return lambda rank, t: LayerByLayer(len(parts), at_once(parts, lambda x: gradient(x, rank, t)))
 
 
 def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
-    """Layers that take time by their work, twice as much backward as forward."""
+    """Layers that take time by their work, twice as much backward as forward.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+    begin : callable
+        As of `Layers`.
+
+    Returns
+    -------
+    Layers
+    """
     total = 3 * sum(part.work for part in parts)
     return Layers(tuple(part.name for part in parts), tuple(part.slice for part in parts),
                   tuple(part.work / total for part in parts), tuple(2 * part.work / total for part in parts),
@@ -131,7 +222,19 @@ def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
 
 
 def equal(d: int, gradient: Gradient) -> Layers:
-    """Four equal layers, or as many as there are parameters; passes compute the gradient `at_once`."""
+    """Four equal layers, or as many as there are parameters; passes compute the gradient `at_once`.
+
+    Parameters
+    ----------
+    d : int
+        Number of parameters.
+    gradient : callable
+        ``(x, rank, t) -> (d,)``, that of the problem.
+
+    Returns
+    -------
+    Layers
+    """
     count = min(4, d)
     edges = [d * k // count for k in range(count + 1)]
     parts = [slice(first, end) for first, end in zip(edges, edges[1:])]
