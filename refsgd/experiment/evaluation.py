@@ -13,6 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from refsgd.effects import Array, ranks
+from refsgd.experiment.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import (
     Result,
@@ -56,10 +57,13 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
             rows.append([trace.seconds, max(updates, default=0) if servers else sum(updates),
                          sum(images for _, images in _images(trace, problem, rank)), loss,
                          accuracy.get("test", nan)])
+    measured = measure(trace, experiment.by_worker)
+    if (share := largest_server(problem, experiment.servers)) is not None:
+        measured["largest_server"] = share
     return Result(
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
-        experiment.seed, measure(trace, experiment.by_worker), predicted_to_json(experiment.predictions()),
+        experiment.seed, measured, predicted_to_json(experiment.predictions()),
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
         trace, x, experiment.deploy)
 

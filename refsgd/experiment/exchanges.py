@@ -101,6 +101,17 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
         raise Usage(f"bucket {exchange.bucket} without overlap; expected overlap backward")
 
 
+def largest_server(problem: Problem, servers: int) -> float | None:
+    """Bytes of the fullest server over the mean of all; None where parts are equal."""
+    how = of(problem)
+    if how.layout == "equal":
+        return None
+    parts, held = how.cut(problem, servers), [0] * servers
+    for part, home in zip(parts, how.deal(parts, servers), strict=True):
+        held[home] += part.stop - part.start
+    return max(held) * servers / problem.x0.size
+
+
 def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, price: float) -> Plan | None:
     """How gradients travel, for formulas; None for the plain exchange; `price` is a codec's, per byte."""
     from refsgd.theory.phenomena.layerwise import Part, Plan  # it needs scipy

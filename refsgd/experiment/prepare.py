@@ -271,6 +271,16 @@ class Experiment:
             options=options, plan=plan)
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
+        return self.with_largest(found)
+
+    def with_largest(self, found: Figures) -> Figures:
+        """The same metrics, and how uneven the servers' parts are, unless they are equal."""
+        from refsgd.theory import Prediction
+
+        if found and (share := exchanges.largest_server(self.problem, self.servers)) is not None:
+            found["largest_server"] = Prediction(
+                share, "1", "exact", formula="bytes of the fullest server / mean of all servers",
+                source="the layout of the parameters")
         return found
 
     @property

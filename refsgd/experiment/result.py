@@ -131,11 +131,10 @@ def average(vectors: Sequence[Array]) -> Array:
     -------
     ndarray, (d,)
     """
-    first = vectors[0]
-    if len(vectors) == 1:
+    first, *others = vectors
+    if not others:
         return first
-    return np.asarray(first + np.sum([x - first for x in vectors[1:]],
-                                     axis=0) / first.dtype.type(len(vectors)))
+    return np.asarray(first + np.sum([x - first for x in others], axis=0) / first.dtype.type(len(vectors)))
 
 
 def final_parameters(run: Run) -> Array:
@@ -322,7 +321,9 @@ class Result:
             f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
             f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
             f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
-            f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all",
+            f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all"
+            + (f"; the fullest server holds {m['largest_server']:.2f} times the mean"
+               if "largest_server" in m else ""),
             f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule "
             f"{self.schedule_sha256[:16]}",
         ]

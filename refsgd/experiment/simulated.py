@@ -43,7 +43,7 @@ def simulated(experiment: Experiment) -> Figures:
                      for cause in causes}
         found[name] = Prediction(mean.value, UNITS.get(name, "s"), "simulated", terms, formula,
                                  "the simulator")
-    return found
+    return experiment.with_largest(found)
 
 
 def _runs(experiment: Experiment) -> list[dict[str, Any]]:
