@@ -13,6 +13,8 @@ import numpy as np
 from refsgd.experiment.result import Result
 from refsgd.trace import Computed, Received, Sent
 
+Bars = dict[str, list[tuple[float, float]]]  #: (start, end) by "row: what"
+
 
 def exchanges(result: Result) -> dict[str, Any]:
     """Mean seconds of a gradient, an update, a push, a pull, and of the answer's way alone.
@@ -75,3 +77,44 @@ def pace(result: Result) -> dict[str, Any]:
             done.setdefault(e.node, []).append(e.time)
     until = min(max(times) for times in done.values())
     return {"pace": sum(at <= until for times in done.values() for at in times) / until, **ages(result)}
+
+
+def waits(result: Result, node: str) -> dict[int, list[float]]:
+    """Seconds for which each forward pass of a layer, from the second iteration on, waits for its
+    parameters."""
+    assert result.trace is not None
+    found, end = defaultdict(list), None
+    for e in result.trace.of(Computed, node):
+        if e.piece and e.piece[0] == "forward" and end is not None:
+            found[e.piece[1]].append(e.start - end)
+        end = e.time if e.piece and (end is not None or e.piece[:2] == ("backward", 0)) else end
+    return dict(found)
+
+
+def layer_by_layer(result: Result, node: str, since: float, until: float) -> Bars:
+    """What a worker computes, sends and receives of each layer within a time, and when it waits; a message's bar
+    is its time on the link, without latency."""
+    trace = result.trace
+    assert trace is not None
+    sent = {(e.node, e.to, e.number): e.start for e in trace.of(Sent)}
+    bars: list[tuple[str, float, float]] = []
+    end = 0.0
+    for e in trace.of(Computed, node):
+        if e.piece:
+            bars += [("waits: idle", end, e.start)] * (e.start > end + 1e-9)
+            bars.append((f"{e.piece[0]}: layer {e.piece[1] + 1}", e.start, e.time))
+            end = e.time
+    bars.append(("waits: idle", end, trace.seconds))
+    for t in trace.transits:
+        seconds = t.nbytes / trace.wire(t.src, t.to)[1]
+        if t.src == node:
+            start = sent[t.src, t.to, t.number]
+            bars.append((f"push: layer {trace.parts[t.to] + 1}", start, start + seconds))
+        elif t.to == node:
+            bars.append((f"pull: layer {trace.parts[t.src] + 1}", t.arrival - seconds, t.arrival))
+    rows = ("forward", "backward", "push", "pull", "waits")
+    found: Bars = defaultdict(list)
+    for label, start, end in sorted(bars, key=lambda bar: rows.index(bar[0].split(":")[0])):
+        if since - 1e-9 <= start < until - 1e-9:
+            found[label].append((start - since, end - since))
+    return dict(found)

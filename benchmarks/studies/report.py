@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from benchmarks.studies.study import Panel, Part, Study, cells, tally
+from benchmarks.studies.study import Panel, Part, Study, cells, shown, tally
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,11 @@ def tables(study: Study) -> list[Table]:
                 table.add_column(name, justify="left" if not i else "right")
             for row in rows:
                 table.add_row(*row)
+            out.append(table)
+        for grid in part.grids:
+            table = Table("", *grid.columns, title=f"{part.where}: {grid.title}", title_justify="left")
+            for name, values in grid.rows.items():
+                table.add_row(name, *map(shown, values))
             out.append(table)
         if part.claims:
             table = Table(title=f"{part.where}: what became of its claims", title_justify="left")
@@ -55,6 +60,10 @@ def markdown(study: Study, pictures: str = "") -> str:
             header, rows = cells(part)
             out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows),
                     ""]
+        for grid in part.grids:
+            out += [f"**{grid.title}**", "", _row(["", *grid.columns]),
+                    _row(["---"] + ["---:"] * len(grid.columns)),
+                    *(_row([name, *map(shown, values)]) for name, values in grid.rows.items()), ""]
         if part.panels:
             out += [f"![{_shown(part)}]({pictures}{study.name}-{part.key}.png)", ""]
         if part.claims:
@@ -65,7 +74,7 @@ def markdown(study: Study, pictures: str = "") -> str:
 
 def _shown(part: Part) -> str:
     """What a part's picture shows, as its alternative text."""
-    panels = "; ".join(f"{panel.y} by {panel.x} ({panel.title})" for panel in part.panels)
+    panels = "; ".join(f"{panel.y or 'timeline'} by {panel.x} ({panel.title})" for panel in part.panels)
     return (
         f"{part.title}: {panels}. Curves: "
         f"{', '.join(dict.fromkeys(curve for panel in part.panels for curve in panel.curves))}.")
@@ -96,7 +105,9 @@ def picture(part: Part) -> Figure:
 def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
     """One panel; the document's own figures as marks.  Of many curves the first have the largest marks:
     those on top hide none."""
-    if panel.kind == "bars":
+    if panel.kind == "timeline":
+        _timeline(panel, ax)
+    elif panel.kind == "bars":
         _bars(panel, ax)
     else:
         ours = sum(not label.endswith("(paper)") for label in panel.curves)
@@ -115,6 +126,8 @@ def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
     ax.set_xlabel(panel.x)
     ax.set_ylabel(panel.y)
     ax.grid(alpha=0.3)
+    if panel.kind == "timeline":
+        return ax
     if legend and len(panel.curves) > (1 if panel.kind == "bars" else FEW):
         ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
     elif legend and panel.kind == "lines":
@@ -147,4 +160,18 @@ def _bars(panel: Panel, ax: Axes) -> None:
     for i, (label, points) in enumerate(panel.curves.items()):
         at = [xs.index(x) + (i - (len(panel.curves) - 1) / 2) * width for x, _ in points]
         ax.bar(at, [y for _, y in points], width, label=label, color=COLOURS[i % len(COLOURS)])
-    ax.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    ax.set_xticks(range(len(xs)), panel.names or [f"{x:g}" for x in xs])
+
+
+def _timeline(panel: Panel, ax: Axes) -> None:
+    """A row for each kind of work, from the top; bars of one colour and label belong together."""
+    rows, whats = (list(dict.fromkeys(label.split(": ")[i] for label in panel.curves)) for i in (0, 1))
+    for label, bars in panel.curves.items():
+        row, what = label.split(": ")
+        for start, end in bars:
+            y, colour = rows.index(row), COLOURS[whats.index(what) % len(COLOURS)]
+            ax.broken_barh([(start, end - start)], (y - 0.38, 0.76), color=colour, edgecolor="white")
+            ax.text((start + end) / 2, y, what.split()[-1], ha="center", va="center", fontsize=8, color="white")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.invert_yaxis()
+    ax.set_axisbelow(True)

@@ -46,14 +46,26 @@ class Claim(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One diagram: curves of points (x, y) by label; a label that ends in "(paper)" is drawn as marks."""
+    """One diagram: curves of points (x, y) by label; a label that ends in "(paper)" is drawn as marks.
+
+    The points of a timeline are bars (start, end), its labels "row: what".
+    """
 
     title: str
     x: str
     y: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
-    kind: Literal["lines", "bars"] = "lines"
+    kind: Literal["lines", "bars", "timeline"] = "lines"
     log: str = ""  #: "x", "y" or "xy"
+    names: Sequence[str] = ()  #: of the groups of bars, in place of their x values
+
+
+class Grid(NamedTuple):
+    """A table of one quantity: a row of values by its name, a column for each way to do it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Value]]
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,8 @@ class Part:
         Short name, also of the picture's file.
     title, where : str
         What it is about; the table or figure it answers to.
-    lines, claims, panels
-        See `Line`, `Claim`, `Panel`; panels stand side by side as in the document's figure.
+    lines, claims, panels, grids
+        See `Line`, `Claim`, `Panel`, `Grid`; panels stand side by side as in the document's figure.
     note : str
         What differs from the document, and what a reader should learn from it.
     """
@@ -79,6 +91,7 @@ class Part:
     claims: Sequence[Claim] = ()
     panels: Sequence[Panel] = ()
     note: str = ""
+    grids: Sequence[Grid] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,8 @@ class Study:
 
         parts = [{**asdict(part), "lines": [line._asdict() for line in part.lines],
                   "claims": [c._asdict() for c in part.claims],
-                  "panels": [p._asdict() for p in part.panels]} for part in self.parts]
+                  "panels": [p._asdict() for p in part.panels],
+                  "grids": [grid._asdict() for grid in part.grids]} for part in self.parts]
         return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name,
                            "document": self.document,
                            "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts},

@@ -11,6 +11,7 @@ from benchmarks.studies.__main__ import main
 from benchmarks.studies.lab import Trial
 from benchmarks.studies.report import markdown, picture, tables
 from benchmarks.studies.study import (
+    Grid,
     Line,
     Panel,
     Part,
@@ -131,13 +132,15 @@ def test_tables_pages_and_pictures(tmp_path):
     part = Part("t", "A table", "Table I", [Line("time", 3.0, None, 2.5, unit="s")],
                 [judged("a|b", "Table I", False, "2.5")],
                 [Panel("p", "n", "s", {"ours": [(1, 2), (2, 3)], "(paper)": [(1, 1)]}, log="x"),
-                 Panel("q", "n", "s", {"a": [(1, 2)]}, "bars")])
+                 Panel("q", "n", "s", {"a": [(1, 2)]}, "bars", names=["one"])],
+                grids=[Grid("by size", ["small", "large"], {"time": [2.5, "–"]})])
     study = Study("x", "X", True, 0, [part])
     assert cells(part) == (["", "paper", "simulated"], [["time [s]", "3", "2.5"]])
     text = markdown(study, "images/")
     assert "| time [s] | 3 | 2.5 |" in text and "a\\|b" in text and "**does not hold**" in text
+    assert "**by size**" in text and "| time | 2.5 | – |" in text
     assert "![A table: s by n (p); s by n (q). Curves: ours, (paper), a.](images/x-t.png)" in text
-    assert len(tables(study)) == 2 and len(picture(part).axes) == 2
+    assert len(tables(study)) == 3 and len(picture(part).axes) == 2
     assert json.loads(study.to_json())["parts"][0]["claims"][0]["verdict"] == "does not hold"
 
 
@@ -154,4 +157,5 @@ def test_the_command_writes_everything(tmp_path, capsys):
     assert main(["jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"),
                  "--no-cache"]) == 0
     assert "idle period" in capsys.readouterr().out
-    assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020.json", "jia2020.md"]
+    assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020-figure4.png", "jia2020.json",
+                                                                        "jia2020.md"]
