@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.collectives.half import half, single
 from refsgd.effects import Array
 
 Message = tuple[Any, ...]
@@ -394,11 +395,11 @@ class FP16(Rule):
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
         """Half of the bytes; n numbers and n - 1 sums may each be rounded up by a factor 1 + 2^-11."""
         limit = HALF / (self.ranks * math.exp((self.ranks - 1) / 1024))
-        return (np.clip(s, -limit, limit).astype(np.float16),), state
+        return (half(np.clip(s.astype(np.float32, copy=False), -limit, limit)),), state
 
     def decode(self, message: Message, d: int) -> Array:
         """The same numbers in single precision."""
-        return np.asarray(message[0].astype(np.float32))
+        return single(message[0])
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
         """2 d."""

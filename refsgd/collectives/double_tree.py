@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refsgd.collectives.half import plus
 from refsgd.collectives.parts import Part, Total, chunks
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
@@ -59,7 +60,7 @@ def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
     """Add the children's sums and pass the result to the parent; the sum over this rank's subtree."""
     for child in place.children:
         _, (other,) = yield Recv(Part, src=peers[child])
-        x = yield Compute(np.add, x, other, kind="reduction")
+        x = yield Compute(plus, x, other, kind="reduction")
     if place.parent is not None:
         yield Send(peers[place.parent], Part(x))
     return x

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from refsgd.collectives.half import plus
 from refsgd.collectives.parts import Part, Total
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
@@ -33,7 +34,7 @@ def folded(me: int, peers: Sequence[str], x: Array,
         return x
     if pair:
         _, (other,) = yield Recv(Part, src=peers[me - 1])
-        x = yield Compute(np.add, other, x, kind="reduction")
+        x = yield Compute(plus, other, x, kind="reduction")
     inner = [*peers[1 : 2 * extra : 2], *peers[2 * extra :]]
     total = yield from core(me // 2 if pair else me - extra, inner, x)
     if pair:
@@ -51,7 +52,7 @@ def double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
         partner = peers[me ^ distance]
         yield Send(partner, Part(x))
         _, (other,) = yield Recv(Part, src=partner)
-        x = yield Compute(np.add, x, other, kind="reduction")
+        x = yield Compute(plus, x, other, kind="reduction")
         distance *= 2
     return x
 
@@ -66,7 +67,7 @@ def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     partner = peers[me ^ half]
     yield Send(partner, Part(theirs))
     _, (other,) = yield Recv(Part, src=partner)
-    mine = yield Compute(np.add, mine, other, kind="reduction")
+    mine = yield Compute(plus, mine, other, kind="reduction")
     mine = yield from halve_and_double(me % half, peers[:half] if lower else peers[half:], mine)
     yield Send(partner, Total(mine))
     _, (theirs,) = yield Recv(Total, src=partner)

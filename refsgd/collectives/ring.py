@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from refsgd.collectives.half import plus
 from refsgd.collectives.parts import Part, Total, chunks
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
@@ -43,7 +44,7 @@ def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
         yield Send(peers[(me + 1) % n], Part(part[(me - 1 - step) % n]))
         _, (other,) = yield Recv(Part, src=peers[(me - 1) % n])
         mine = (me - 2 - step) % n
-        part[mine] = yield Compute(np.add, part[mine], other, kind="reduction")
+        part[mine] = yield Compute(plus, part[mine], other, kind="reduction")
     return part[me]
 
 
@@ -128,7 +129,7 @@ def rings_allreduce(me: int, peers: Sequence[str], x: Array, count: int = 2) -> 
         mine = (me - 2 - step) % n
         for part in rings:
             _, (other,) = yield Recv(Part, src=left)
-            part[mine] = yield Compute(np.add, part[mine], other, kind="reduction")
+            part[mine] = yield Compute(plus, part[mine], other, kind="reduction")
             yield Send(right, Total(part[mine]) if mine == me else Part(part[mine]))
     for step in range(n - 1):
         mine = (me - 1 - step) % n

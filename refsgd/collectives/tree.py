@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from refsgd.collectives.half import plus
 from refsgd.collectives.parts import Part, Total
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
@@ -52,7 +51,7 @@ def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Ar
     i = (me - root) % n
     for child in children(i, n):
         _, (other,) = yield Recv(Part, src=peers[(child + root) % n])
-        x = yield Compute(np.add, x, other, kind="reduction")
+        x = yield Compute(plus, x, other, kind="reduction")
     if i:
         yield Send(peers[((i & i - 1) + root) % n], Part(x))
     return x

@@ -198,7 +198,7 @@ def test_a_last_group_may_be_smaller():
 
 
 @pytest.mark.parametrize(("right", "wrong", "case"), [
-    ("[peers[rank] for rank in order], x, size)", "[peers[rank] for rank in order], x, None)",
+    ("[group[rank] for rank in order], x, size)", "[group[rank] for rank in order], x, None)",
      ("hierarchical", "group", 4)),
     ("partial(torus_allreduce, columns=columns)", "torus_allreduce", ("torus", "columns", 2)),
 ])

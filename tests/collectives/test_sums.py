@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from refsgd.cluster.machine import Machine
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, double_tree, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
+from refsgd.collectives.half import BLOCK as HALVES
+from refsgd.collectives.half import half, plus, single
 from refsgd.collectives.parts import BLOCK, add, chunks
 from refsgd.effects import Node, Send
 from refsgd.runtimes.simulator import simulate
@@ -277,3 +279,22 @@ def test_a_division_that_is_none_is_refused_in_one_line(n, name, options, words)
     with pytest.raises(ValueError, match=words) as refused:
         together(ALLREDUCE[name], [np.arange(8.0)] * n, **options)
     assert "\n" not in str(refused.value)
+
+
+def test_halves_are_rounded_and_added_as_numpy_does_it():
+    """All of them, and numbers on both sides of every edge between two of them."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    as_single = every.astype(np.float32)
+    assert np.array_equal(single(every), as_single, equal_nan=True)
+    with np.errstate(invalid="ignore"):
+        ties = (as_single[:-1] + as_single[1:]) / 2
+    for x in (as_single, ties, np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf)),
+              np.float32([65504, 65519.99, 65520, 1e9, -1e38, np.inf, np.nan]), np.zeros(0, np.float32),
+              np.random.default_rng(0).standard_normal(HALVES + 3).astype(np.float32)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = x.astype(np.float16)
+            got = half(x)
+        finite = ~np.isnan(x)
+        assert got[finite].tobytes() == wanted[finite].tobytes() and np.isnan(got[~finite]).all()
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert np.array_equal(plus(every, every[::-1]), every + every[::-1], equal_nan=True)
