@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli.options import Parser, own_given, own_options
+from refsgd.algorithms.codecs import Rule
+from refsgd.algorithms.compression import Codec
+from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
 from refsgd.cli.outputs import tell
 from refsgd.cluster.units import counted
 from refsgd.experiment.prepare import Usage
@@ -19,11 +21,12 @@ def add(commands: Any) -> None:
     """Its options."""
     p = commands.add_parser("check", help="check everything that your own algorithm must satisfy",
                             description="Checks lint, sizes, determinism, the ledger of gradients, the fixed "
-                            "point, descent, every schedule of a small case, and real processes. Reports a "
-                            "failure with its shortest schedule.")
+                            "point, descent, every schedule of a small case, and real processes; of a codec, "
+                            "that what it leaves out arrives later; of priorities, that they starve no part. "
+                            "Reports a failure with its shortest schedule.")
     p.add_argument("target", metavar="MODULE:FUNCTION",
-                   help="your deployment function f(problem, workers, steps, sgd, *, options), or the name "
-                        "of an algorithm of the catalogue")
+                   help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
+                        "or the name of an algorithm of the catalogue")
     p.add_argument("--no-processes", action="store_true", help="leave real processes out")
     p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
                    help="the algorithm's own options, e.g. --staleness 1")
@@ -32,14 +35,21 @@ def add(commands: Any) -> None:
 
 def do(args: argparse.Namespace) -> None:
     """Check; print one finding per line."""
-    from refsgd.testing import check
+    from refsgd.testing import check, check_codec
 
-    function = CATALOGUE.get(args.target) or imported(args.target)
+    target = CATALOGUE.get(args.target) or imported(args.target)
     own = Parser(prog=f"refsgd check {args.target}")
     own.add_argument("--no-processes", action="store_true", default=args.no_processes)
-    own_options(own, args.target, function)
-    given, failed = own.parse_args(args.own), 0
-    for finding in check(function, processes=not given.no_processes, **own_given(given)):
+    if isinstance(target, Codec | Rule):
+        own.parse_args(args.own)
+        found, failed = check_codec(target), 0
+    else:
+        of_exchange(own.add_argument_group("how gradients travel"))
+        own_options(own, args.target, target)
+        given, failed = own.parse_args(args.own), 0
+        found = check(args.target if args.target in CATALOGUE else target,
+                      processes=not given.no_processes, **own_given(given), **exchange_given(given))
+    for finding in found:
         tell(str(finding), 5)
         sys.stdout.flush()
         failed += finding.held is False
@@ -48,7 +58,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def imported(target: str) -> Any:
-    """The function that MODULE:FUNCTION names; the module is run."""
+    """The function or the codec that MODULE:NAME names; the module is run."""
     import importlib
     import importlib.util
 
@@ -72,6 +82,7 @@ def imported(target: str) -> Any:
     except Exception as error:  # a user's module may raise anything
         raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that "
                     "can be imported") from None
-    if not callable(getattr(module, name, None)):
-        raise Usage(f"{module_name} has no function {name!r}; expected a deployment function")
-    return getattr(module, name)
+    found = getattr(module, name, None)
+    if not callable(found) and not isinstance(found, Codec | Rule):
+        raise Usage(f"{module_name} has no function {name!r}; expected a deployment function, or a codec")
+    return found

@@ -10,29 +10,33 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import counted
-from refsgd.effects import Deployment, roles
+from refsgd.effects import Array, Deployment
 from refsgd.experiment import exchanges
-from refsgd.experiment.arguments import Usage, check_deployment, check_function
-from refsgd.experiment.batches import Batch, weights_of
+from refsgd.experiment.arguments import check_deployment, check_function
 from refsgd.experiment.lint import forgotten_yields, parts_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
+from refsgd.problems.layers import equal
 from refsgd.problems.problem import with_batches
-from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
+from refsgd.runtimes.explorer import explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
-from refsgd.trace import Computed, Run
+from refsgd.testing.exchange import check_codec, codec_findings, starves_none
+from refsgd.testing.exploration import explore_algorithm
+from refsgd.testing.findings import RATE, Finding, NotChecked, attempt, finite, ledger, server_lead
+from refsgd.trace import Run
 from refsgd.trace.diagram import diagram
+
+__all__ = ["Finding", "check", "check_codec", "explore_algorithm", "finite", "ledger", "server_lead"]
 
 MACHINES = (
     Machine(compute="fixed(1)"),  # type: ignore[arg-type]
@@ -41,89 +45,19 @@ MACHINES = (
             speeds=(1, 0.2, 5)),
     Machine(compute="pareto(1,1.5)", latency=2.0, update="exponential(0.3)"),  # type: ignore[arg-type]
 )
-RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
+
 
 Deploy = Callable[..., Deployment]
 Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: its name, whether it held (None: does not apply), and the observation.
-
-    Parameters
-    ----------
-    name : str
-        Name of the check.
-    held : bool or None
-        None: it does not apply.
-    text : str
-        The observation.
-    """
-
-    name: str
-    held: bool | None
-    text: str
-
-    def __str__(self) -> str:
-        sign = {True: "ok  ", False: "FAIL", None: "note"}[self.held]
-        return f"{sign} {self.name}: {self.text}"
-
-
-def ledger(run: Run) -> None:
-    """Check that every computed gradient is applied once to each part or marked as dropped, and none is from
-    the future.
-
-    Parameters
-    ----------
-    run : Run
-        What a runtime gave back.
-
-    Raises
-    ------
-    AssertionError
-        The message names the worker and the two counts.
-    """
-    trace = run.trace
-    updates = trace.marks("update")
-    for e in updates:
-        if missing := {"part", "version", "reads"} - e.values.keys():
-            raise AssertionError(f"{e.node}: Mark(\"update\") without {', '.join(sorted(missing))}; expected "
-                                 "part, version, reads=((worker, version read), ...) and x")
-    slices = max(1, len({e.node for e in updates if not trace.is_worker(e.node) and e.values["reads"]}))
-    for worker, computed in trace.iterations.items():
-        dropped = sum(e.values.get("worker") == worker for e in trace.marks("drop"))
-        applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
-        local = sum(e.work == "update" for e in trace.of(Computed, worker))
-        if local == computed:
-            continue  # applied to the worker's own replica; its messages to others are not gradients
-        if applied + dropped != computed * slices:
-            raise AssertionError(f"{worker} computed {computed} gradients; {applied / slices:g} were applied "
-                                 f"to each slice and {dropped} marked as dropped; expected every one to be "
-                                 "applied exactly once or dropped")
-    for worker, tau in trace.staleness:
-        if tau < 0:
-            raise AssertionError(
-                f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
-
-
-def finite(run: Run) -> None:
-    """Check that the final parameters are finite numbers.
-
-    Parameters
-    ----------
-    run : Run
-        What a runtime gave back.
-    """
-    if not np.all(np.isfinite(final_parameters(run))):
-        raise AssertionError("the final parameters have NaN or infinite entries")
-
-
 def _constant_gradients() -> Problem:
     """Worker i's gradient is always (1 + i, 0) times a power of two, so the sum of steps is known in every
     schedule."""
-    return Problem(np.zeros(2, np.float32), lambda x, rank, t: np.array([8 * (1 + rank), 0], np.float32),
-                   lambda x: 0.0)
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        return np.array([8 * (1 + rank), 0], np.float32)
+
+    return Problem(np.zeros(2, np.float32), gradient, lambda x: 0.0, layers=equal(2, gradient))
 
 
 def _lint(function: Deploy) -> Iterator[Finding]:
@@ -138,19 +72,6 @@ def _lint(function: Deploy) -> Iterator[Finding]:
     yield Finding("lint", not lines, "every effect is yielded" if not lines else "effects built without a "
                   f"yield at {inspect.getsourcefile(function)}:{', '.join(map(str, lines))}; write `yield` "
                   "before each effect and `yield from` before each sub-program")
-
-
-def _attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
-    try:
-        seen = act()
-        return Finding(name, True, seen if isinstance(seen, str) else good)
-    except NotChecked as why:
-        return Finding(name, None, str(why))
-    except (Counterexample, Usage) as found:
-        return Finding(name, False, str(found))
-    except Exception as error:
-        notes = "; ".join(getattr(error, "__notes__", ()))
-        return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
 
 
 def _begins(deploy: Small) -> None:
@@ -182,10 +103,6 @@ def _repeats(deploy: Small) -> None:
             "the same seed gave another result; expected programs that read no clock, no random generator")
 
 
-class NotChecked(Exception):
-    """A check does not apply; the message says why."""
-
-
 def _gradients(deploy: Small) -> None:
     """Check the `ledger` of every run."""
     runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES
@@ -199,7 +116,8 @@ def _gradients(deploy: Small) -> None:
 def _fixed_point(deploy: Small) -> None:
     """Check that zero gradients change no parameter, bit for bit."""
     x0 = np.linspace(-1, 1, 5, dtype=np.float32) / np.float32(3)
-    problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0)
+    problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0,
+                      layers=equal(x0.size, lambda x, rank, t: np.zeros_like(x)))
     for machine in MACHINES:
         if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
             raise AssertionError("zero gradients and equal replicas changed the parameters; expected the "
@@ -232,8 +150,8 @@ def _schedules(deploy: Small, max_runs: int) -> str:
     report = explore(small, at_end, max_runs=max_runs)
     text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
     if not report.complete:
-        walk(small, at_end, runs=200)
-        text += " (not all; then 200 random ones)"
+        walk(small, at_end, runs=(runs := min(200, 5 * max_runs)))
+        text += f" (not all; then {runs} random ones)"
     return f"{text}, {len(finals)} different results; no deadlock"
 
 
@@ -299,148 +217,59 @@ def _real(deploy: Small) -> str:
                                                      else "")
 
 
-def check(function: Deploy, *, processes: bool = True, max_runs: int = 2000, **options: Any) -> list[Finding]:
+def check(function: str | Deploy, *, processes: bool = True, max_runs: int = 2000,
+          **options: Any) -> list[Finding]:
     """Check everything that any algorithm must satisfy.
 
     Parameters
     ----------
-    function : callable
-        A deployment function ``f(problem, workers, steps, sgd, *, options)``.
+    function : str or callable
+        A deployment function ``f(problem, workers, steps, sgd, *, options)``, or a name of the catalogue.
     processes : bool
         Also run it as OS processes, if the system can fork.
     max_runs : int
         Schedules to follow in the small case; if there are more, random ones are added.
     **options
-        The algorithm's own options.
+        The algorithm's own options, and those of an exchange, such as ``overlap="backward"``.
 
     Returns
     -------
     list of Finding
     """
-    name, _ = deployment_function(function)
+    name, builds = deployment_function(function)
+    said = {key: options.pop(key) for key in exchanges.TAKES if key in options}
 
     def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
-        return check_deployment(name, function(problem, workers, steps, SGD(RATE), **options))
+        if said:
+            exchange = exchanges.exchange_of(said, SGD(RATE), workers, problem)
+            exchanges.check(name, options, exchange, problem, own=callable(function))
+            problem = replace(problem, exchange=exchange)
+        return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **options))
 
     def begin() -> None:
-        check_function(name, function, options)
+        check_function(name, builds, options)
         _begins(deploy)
 
-    findings = list(_lint(function))
+    findings = list(_lint(builds))
     if findings[0].held is False:  # the runs would only show its consequences
         return findings
-    begun = _attempt("deployment", "", begin)
+    begun = attempt("deployment", "", begin)
     if begun.held is False:  # other checks would add nothing
         return [*findings, begun]
     findings += [
-        _attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
-        _attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy)),
-        _attempt("gradients", "every gradient is applied once or dropped", lambda: _gradients(deploy)),
-        _attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy)),
-        _attempt("descent", "a quadratic is minimised", lambda: _descent(deploy)),
-        _attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
+        attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
+        attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy)),
+        attempt("gradients", "every gradient is applied once or dropped", lambda: _gradients(deploy)),
+        attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy)),
+        attempt("descent", "a quadratic is minimised", lambda: _descent(deploy)),
+        attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
         _mean(deploy),
         _weighs(deploy),
+        *codec_findings(deploy),
     ]
+    if any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
+        findings.append(attempt("priority", "", lambda: starves_none(deploy)))
     if processes:
-        findings.append(_attempt("processes", "", lambda: _real(deploy)) if can_fork()
+        findings.append(attempt("processes", "", lambda: _real(deploy)) if can_fork()
                         else Finding("processes", None, f"left out: {NO_FORK}"))
     return findings
-
-
-def server_lead(run: Run) -> int:
-    """Largest lead in clocks that a server sees when it applies a gradient: the worker's count minus the
-    slowest worker's.
-
-    Parameters
-    ----------
-    run : Run
-        What a runtime gave back.
-
-    Returns
-    -------
-    int
-    """
-    widest = 0
-    for node in run.trace.updates:
-        clocks = dict.fromkeys(run.trace.workers, 0)
-        for e in run.trace.marks("update"):
-            if e.node == node:
-                for worker, _ in e.values["reads"]:
-                    clocks[worker] += 1
-                    widest = max(widest, clocks[worker] - min(clocks.values()))
-    return widest
-
-
-def explore_algorithm(algorithm: str | Deploy, *, workers: int = 2, servers: int = 1, steps: int = 2,
-                      batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None, seed: int = 0,
-                      **options: Any) -> str:
-    """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
-
-    Parameters
-    ----------
-    algorithm : str or callable
-        A name of the catalogue, or a deployment function.
-    workers, servers, steps : int
-        Sizes; three workers and three steps are the practical limit.
-    batch : sequence of int or text
-        Examples of each worker's gradient, which are its weight, e.g. ``"3,1"``.
-    max_runs : int
-        Stop after this many schedules.
-    walks : int, optional
-        Draw this many schedules instead of following all.
-    seed : int
-        Seed of the random schedules.
-    **options
-        The algorithm's own options, and those of an exchange.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    Counterexample
-        With the shortest schedule that breaks an invariant.
-    """
-    name, function = deployment_function(algorithm)
-    problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
-    exchange = exchanges.exchange_of({key: options.pop(key) for key in exchanges.TAKES if key in options},
-                                     SGD(RATE), workers, problem, seed)
-    exchanges.check(name, options, exchange, problem, own=callable(algorithm))
-    problem = replace(problem, exchange=exchange)
-    extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
-    if name == "sequential":
-        workers = 1
-    leads, staleness, finals = set[int](), set[int](), set[str]()
-
-    def deploy() -> Deployment:
-        return function(problem, workers, steps, SGD(RATE), **extra, **options)
-
-    def at_end(run: Run) -> None:
-        finite(run)
-        ledger(run)
-        leads.add(server_lead(run))
-        staleness.update(tau for _, tau in run.trace.staleness)
-        finals.add(parameters_sha256(final_parameters(run)))
-        if name == "ssp":
-            ahead, bound = max(leads), options.get("staleness", 3) + 1
-            assert ahead <= bound, f"a worker is {counted(ahead, 'clock')} ahead; expected at most {bound}"
-        if name in ("bsp", "allreduce"):
-            assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
-
-    if walks is None:
-        report = explore(deploy, at_end, max_runs=max_runs)
-        scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
-        states = f", {counted(report.states, 'state')}"
-    else:
-        report, scope, states = walk(deploy, at_end, runs=walks, seed=seed), "random ones", ""
-    place = "server" if "server" in roles(deploy()).values() else "replica"
-    return (
-        f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
-        f"({scope}){states}\n"
-        "checked: no deadlock; every gradient applied once or dropped; no gradient from the "
-        "future; finite parameters\n"
-        f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
-        f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: "
-        f"{len(finals)}")

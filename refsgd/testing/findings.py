@@ -1,0 +1,142 @@
+"""The result of a check, and the invariants that every run holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refsgd.experiment.arguments import Usage
+from refsgd.experiment.result import final_parameters
+from refsgd.runtimes.explorer import Counterexample
+from refsgd.trace import Computed, Run
+
+RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
+
+
+class NotChecked(Exception):
+    """A check does not apply; the message says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: its name, whether it held (None: does not apply), and the observation.
+
+    Parameters
+    ----------
+    name : str
+        Name of the check.
+    held : bool or None
+        None: it does not apply.
+    text : str
+        The observation.
+    """
+
+    name: str
+    held: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        sign = {True: "ok  ", False: "FAIL", None: "note"}[self.held]
+        return f"{sign} {self.name}: {self.text}"
+
+
+def attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
+    """The finding of a check that raises what it finds wrong, and may return what it has seen.
+
+    Parameters
+    ----------
+    name : str
+    good : str
+        What is said if it returns nothing.
+    act : callable
+
+    Returns
+    -------
+    Finding
+    """
+    try:
+        seen = act()
+        return Finding(name, True, seen if isinstance(seen, str) else good)
+    except NotChecked as why:
+        return Finding(name, None, str(why))
+    except (Counterexample, Usage) as found:
+        return Finding(name, False, str(found))
+    except Exception as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def ledger(run: Run) -> None:
+    """Check that every computed gradient is applied once to each part or marked as dropped, and none is from
+    the future.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Raises
+    ------
+    AssertionError
+        The message names the worker and the two counts.
+    """
+    trace = run.trace
+    updates = trace.marks("update")
+    for e in updates:
+        if missing := {"part", "version", "reads"} - e.values.keys():
+            raise AssertionError(f"{e.node}: Mark(\"update\") without {', '.join(sorted(missing))}; expected "
+                                 "part, version, reads=((worker, version read), ...) and x")
+    slices = max(1, len({e.node for e in updates if not trace.is_worker(e.node) and e.values["reads"]}))
+    for worker, computed in trace.iterations.items():
+        dropped = sum(e.values.get("worker") == worker for e in trace.marks("drop"))
+        applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
+        local = sum(e.work == "update" for e in trace.of(Computed, worker))
+        if local == computed:
+            continue  # applied to the worker's own replica; its messages to others are not gradients
+        if applied + dropped != computed * slices:
+            raise AssertionError(f"{worker} computed {computed} gradients; {applied / slices:g} were applied "
+                                 f"to each slice and {dropped} marked as dropped; expected every one to be "
+                                 "applied exactly once or dropped")
+    for worker, tau in trace.staleness:
+        if tau < 0:
+            raise AssertionError(
+                f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
+
+
+def finite(run: Run) -> None:
+    """Check that the final parameters are finite numbers.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+    """
+    if not np.all(np.isfinite(final_parameters(run))):
+        raise AssertionError("the final parameters have NaN or infinite entries")
+
+
+def server_lead(run: Run) -> int:
+    """Largest lead in clocks that a server sees when it applies a gradient: the worker's count minus the
+    slowest worker's.
+
+    Parameters
+    ----------
+    run : Run
+        What a runtime gave back.
+
+    Returns
+    -------
+    int
+    """
+    widest = 0
+    for node in run.trace.updates:
+        clocks = dict.fromkeys(run.trace.workers, 0)
+        for e in run.trace.marks("update"):
+            if e.node == node:
+                for worker, _ in e.values["reads"]:
+                    clocks[worker] += 1
+                    widest = max(widest, clocks[worker] - min(clocks.values()))
+    return widest
