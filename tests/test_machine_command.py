@@ -33,7 +33,7 @@ def test_jias_machines_with_two_workers_and_a_server_on_each(capsys):
         "  host 1: worker1, worker5, server1",
         "  host 2: worker2, worker6, server2",
         "  host 3: worker3, worker7, server3",
-        "a message of 1 MB that meets no other",
+        "a message of 1 MB on idle links",
         "  between hosts   10.8 ms                      worker0 to worker1: host0 out, host1 in",
         "  inside a host   0 s                          worker0 to worker4"]
 

@@ -1,1 +1,1 @@
-"""Output for readers: plots, tables, the step player."""
+"""Output: plots, tables, the step player."""

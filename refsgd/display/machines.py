@@ -10,11 +10,11 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import as_time, counted
 from refsgd.effects import Deployment, Node, Program, Recv
 
-MESSAGE = 10**6  #: bytes of the message whose time is said
+MESSAGE = 10**6  #: size of the example message [bytes]
 
 
 def nodes_of(workers: int, servers: int) -> Deployment:
-    """Nodes of a run that nobody starts."""
+    """Idle nodes, to be placed on a machine without a run."""
     def idle() -> Program[None]:
         yield Recv(object)
 
@@ -23,7 +23,7 @@ def nodes_of(workers: int, servers: int) -> Deployment:
 
 
 def machine_lines(machine: Machine, deployment: Deployment) -> Iterator[str]:
-    """A machine in readable lines, and where the nodes of a deployment live."""
+    """A machine as lines of text, with the host of each node of a deployment."""
     network = Network(machine, deployment)
     yield f"machine  {machine}"
     yield "links"
@@ -58,7 +58,7 @@ def members(network: Network) -> dict[int | None, dict[str, list[str]]]:
 
 
 def _homes(network: Network, hosts: dict[str, list[str]]) -> Iterator[str]:
-    """The nodes of each host; many hosts of one node each in one line."""
+    """The nodes of each host; consecutive hosts of one node each share a line."""
     number = {host: at for at, host in enumerate(network.hosts)}
     for lone, run in groupby(hosts, key=lambda host: len(hosts[host]) == 1):
         some = list(run)
@@ -77,7 +77,7 @@ def _summary(machine: Machine, network: Network) -> str:
 
 
 def _times(network: Network, grouped: dict[int | None, dict[str, list[str]]]) -> Iterator[str]:
-    """How long a message takes that meets no other, once for each level that two nodes are apart."""
+    """Time of a message on idle links, once for each level of the machine."""
     nodes, found = list(network.host), dict[str, tuple[str, str]]()
     where = {host: group for group, hosts in grouped.items() for host in hosts}
     for to in nodes[1:]:
@@ -86,7 +86,7 @@ def _times(network: Network, grouped: dict[int | None, dict[str, list[str]]]) ->
                  "between hosts" if where[here] == where[there] else "between groups")
         found.setdefault(level, (nodes[0], to))
     if found:
-        yield f"a message of {MESSAGE / 1e6:g} MB that meets no other"
+        yield f"a message of {MESSAGE / 1e6:g} MB on idle links"
     for level, pair in found.items():
         way = network.way(*pair)
         slowest = max((hop.byte_time for hop in way), default=0.0)

@@ -28,7 +28,7 @@ WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "update": "waiting for updates to be computed (update)",
            "codec": "encoding, and waiting for decoding (codec)",
            "idleness": "waiting"}
-#: smaller differences of test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
+#: smaller differences in test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03
 #: columns of a comparison: heading, priority for leaving it out, metric, scale, format
 METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
@@ -42,23 +42,22 @@ METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
 MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
            "staleness\nmean": "staleness: updates that a gradient missed.",
            "idle": "idle: share of a worker's time without computing."}
-#: processes that differ from the simulated time by a larger share are not ranked
+#: no ranking if the processes' time differs from the simulated time by a larger share
 OFF = 0.25
 SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
 
 
 class Column(NamedTuple):
-    """A column of a table: heading, cells, priority for leaving it out if the table is too wide (0: never),
-    alignment."""
+    """A column of a table."""
 
     head: str
     cells: list[str]
-    rank: int = 0
-    right: bool = True
+    rank: int = 0  #: if the table is too wide, the highest ranks are left out; 0: never
+    right: bool = True  #: alignment
 
 
 def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
-    """A table of the columns that fit; cells are never cut."""
+    """A table of the columns that fit, with all cells in full."""
     for most in sorted({c.rank for c in columns}, reverse=True):
         table = Table(box=box.HORIZONTALS, title_justify="left", caption_justify="left", **options)
         shown = [c for c in columns if c.rank <= most]
@@ -77,7 +76,7 @@ def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
         return "-"
     value = "∞" if found["value"] is None else pattern.format(found["value"] * scale)
     error = pattern.format(found["terms"].get(STANDARD_ERROR, 0.0) * scale)
-    if found["kind"] == "numerical" and error.strip("0.%"):  # one that the digits show
+    if found["kind"] == "numerical" and error.strip("0.%"):  # visible at this precision
         value = f"{value.removesuffix('%')}±{error}"
     return SIGN[found.get("bound") or found["kind"]] + value
 
@@ -93,8 +92,7 @@ def _seen(row: Row, result: Result | None, against: str) -> dict[str, Any]:
 
 
 def residual(row: Row, against: str) -> float | None:
-    """Relative difference in time per iteration: "predicted" of simulated from predicted, "simulated" of
-    measured from simulated."""
+    """Relative difference in iteration time, of simulated from "predicted" or measured from "simulated"."""
     times = [row.predicted.get("seconds_per_iteration", {}).get("value"),
              *(r.measured["seconds_per_iteration"] if r else None for r in (row.simulated, row.measured))]
     low, high = times[:2] if against == "predicted" else times[1:]
@@ -102,8 +100,7 @@ def residual(row: Row, against: str) -> float | None:
 
 
 def explain(row: Row, large: float = 0.03) -> list[str]:
-    """The largest cause of each difference of more than `large` between the three answers for one
-    algorithm."""
+    """The main cause of each difference above `large` between the three answers for an algorithm."""
     out = []
     off = residual(row, "predicted")
     if off is not None and abs(off) > large and row.simulated is not None and (
@@ -117,7 +114,7 @@ def explain(row: Row, large: float = 0.03) -> list[str]:
 
 
 def _off_formula(row: Row, s: Result, off: float) -> str | None:
-    """Why the simulation's iteration is `off` from the formula's; None if nothing was drawn or traced."""
+    """Why the simulated iteration time is `off` from the formula; None if nothing was drawn or traced."""
     expected = mean_gradient(s.machine)
     if s.machine.compute is None or s.trace is None:
         return None
@@ -131,7 +128,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
     excess = {"idleness": 0.0}
     for cause, share in s.measured["idle_by_cause"].items():
         more = share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
-        if more * total > 0:  # it has the same sign
+        if more * total > 0:  # of the same sign
             excess[cause] = more
     worst = max(excess, key=lambda cause: abs(excess[cause]))
     drawn = {w: s.trace.busy[w] / max(1, s.trace.iterations[w]) for w in s.trace.workers}
@@ -147,7 +144,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
 
 
 def _off_simulation(measured: Result, off: float) -> str:
-    """Why the processes' iteration is `off` from the simulation's."""
+    """Why the measured iteration time is `off` from the simulated one."""
     overrun = measured.measured["overrun_ratio"]
     late = measured.trace.lateness.values() if measured.trace is not None else []
     slipped = max((t["slipped"] for t in late), default=0.0) / max(measured.measured["seconds"], 1e-9)
@@ -158,7 +155,7 @@ def _off_simulation(measured: Result, off: float) -> str:
 
 
 def comparison_table(comparison: Comparison, width: int = 120) -> Table:
-    """Rows: algorithm, with a line each for predicted, simulated and, if available, measured."""
+    """A row per algorithm, with a line for each of predicted, simulated and, if available, measured."""
     real = any(row.measured for row in comparison.rows)
     columns = [Column("algorithm", [], right=False), Column("", [], right=False),
                *(Column(head, [], rank) for head, rank, *_ in METRICS)]
@@ -184,7 +181,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
 
 def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None,
                      width: int = 120) -> list[str]:
-    """Each metric with its value, kind, terms and formula; then the reasons for missing ones."""
+    """Each metric with its value, kind, terms and formula, then the reasons why others are missing."""
     def indented(head: str, text: str) -> list[str]:
         return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head),
                     break_long_words=False, break_on_hyphens=False)
@@ -205,19 +202,18 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
 
 
 def sweep_table(found: Sweep, width: int = 120) -> Table:
-    """A row per algorithm, a column per value of the quantity; if there are too many values, an even
-    selection."""
+    """A row per algorithm, a column per value of the quantity, or of an even selection if they do not fit."""
     bits = len(found.values).bit_length()
     columns = [Column(found.quantity, list(found.curves), right=False)]
     columns += [Column(f"{found.values[i]:.4g}",
                        ["-" if points[i] is None else f"{points[i]:.4g}" for points in found.curves.values()],
-                       # every second one first
-                       bits + 1 - (i & -i).bit_length() if i else 0) for i in range(len(found.values))]
+                       bits + 1 - (i & -i).bit_length() if i else 0)  # leave out every second one first
+                for i in range(len(found.values))]
     return fitted(columns, width, title=f"{found.metric} [{found.unit}]")
 
 
 def time_to(result: Result, accuracy: float) -> float | None:
-    """Seconds until the test accuracy first reached a value, None if it never did."""
+    """Seconds until the test accuracy first reached a value; None if it never did."""
     for seconds, _, _, _, reached in result.history:
         if reached >= accuracy:
             return float(seconds)
@@ -225,8 +221,7 @@ def time_to(result: Result, accuracy: float) -> float | None:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """The results of the comparison in a few plain sentences; no ranking if processes are far from their
-    simulation."""
+    """The results in a few sentences; no ranking if processes are far from their simulation."""
     far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None
            and abs(off) > OFF}
     out = _unranked(comparison, far) if far else [*_ranked(comparison.results), *_agreement(comparison)]
@@ -240,7 +235,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _ranked(seen: Mapping[str, Result]) -> list[str]:
-    """Idle time, staleness, time to an accuracy."""
+    """Sentences on idle time, staleness and the time to an accuracy."""
     out = []
     many = {name: r for name, r in seen.items() if r.workers > 1}
     if many:
@@ -288,7 +283,7 @@ def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
 
 
 def _agreement(comparison: Comparison) -> list[str]:
-    """The difference between the processes and their simulation."""
+    """Sentences on the difference between the processes and their simulation."""
     out = []
     both = [(row.label, row.simulated, row.measured) for row in comparison.rows
             if row.simulated and row.measured]
@@ -315,7 +310,7 @@ def _unranked(comparison: Comparison, far: Mapping[str, float]) -> list[str]:
 
 
 def _parting(hard: Comparison) -> list[str]:
-    """The results of the second panel."""
+    """Sentences on the harder comparison, whose workers each see only some of the digits."""
     diverged = [row.label for row in hard.rows if row.failed]
     final = {name: r.accuracy["test"] for name, r in hard.results.items() if r.accuracy and r.workers > 1}
     if not final:
@@ -334,7 +329,7 @@ def _parting(hard: Comparison) -> list[str]:
     fewest = min(r.measured["updates"] for r in hard.results.values() if r.workers > 1)
     hasty = [name for name, accuracy in final.items() if accuracy < final[best] - 0.1
              and (m := hard.results[name].measured)["staleness"]["max"]
-             and m["updates"] > HARD["workers"] / 2 * fewest]  # every push is an update at the full rate
+             and m["updates"] > HARD["workers"] / 2 * fewest]  # each push is an update at the full rate
     if not (hasty or diverged):
         return [text + "."]
     return [f"{text}.", f"The learning rate is one cause for {', '.join([*hasty, *diverged])}: a smaller "

@@ -1,4 +1,4 @@
-"""The trace of a run: events, one class for each kind, and the metrics computed from them."""
+"""The trace of a run: events, and the metrics computed from them."""
 
 from refsgd.trace.events import (
     UNORDERED,

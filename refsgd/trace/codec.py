@@ -1,8 +1,8 @@
-"""Codec between events and rows of a record: actions and answers of programs, never computed numbers.
+"""Codec between events and the rows of a record, which hold actions and answers but no computed numbers.
 
-A row is a list of JSON values: the node, the number of the program, a letter for the class of the event, the
-time, and the fields that `TOLD` names for this letter.  Fields that a row does not hold are None in its
-event: a replay computes them again.  Records, replay and resumption read and write rows only here.
+A row is a list of JSON values: node, number of the program, letter for the class of the event, time, and the
+fields that `TOLD` names for this letter.  Other fields are None in an event that was read: a replay computes
+them again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLASSES: dict[str, type] = {"c": Computed, "s": Sent, "r": Received, "p": Polled
                             "e": Returned, "l": Loaded, "a": Added, "x": Crashed}
 LETTERS = {kind: letter for letter, kind in CLASSES.items()}
 _NOTHING, _MESSAGE = one_of(None), {"src": TEXT, "number": whole(NOTICE), "arrival": SECONDS}
-#: fields of a row after its time, by letter; if there are two forms, the shorter one first
+#: fields of a row after its time, by letter; of two forms the shorter one first
 TOLD: dict[str, tuple[dict[str, Any], ...]] = {
     "c": ({"start": SECONDS},), "s": ({"start": SECONDS},), "r": (_MESSAGE,),
     "p": (dict.fromkeys(_MESSAGE, _NOTHING), _MESSAGE),
@@ -53,7 +53,7 @@ def row_of(event: Event) -> list[Any]:
 
 
 def event_of(row: Sequence[Any]) -> Event:
-    """The event of a row in which `row_misfit` finds nothing wrong."""
+    """The event of a row that `row_misfit` has accepted."""
     node, program, letter, time, *told = row
     known = {"time": time, "node": node, "program": program, **dict(zip(TOLD[letter][-1], told))}
     kind: Any = CLASSES[letter]
@@ -61,7 +61,7 @@ def event_of(row: Sequence[Any]) -> Event:
 
 
 def row_misfit(row: Any, nodes: Sequence[str]) -> str:
-    """The first misfit in a row, in words."""
+    """The first misfit in a row; empty if there is none."""
     if not isinstance(row, list) or len(row) < 4:
         return misfit(row, Row({"node": TEXT, "program": COUNT, "letter": TEXT, "time": SECONDS}))
     first = {"node": one_of(*nodes), "program": COUNT, "letter": one_of(*TOLD)}

@@ -1,4 +1,4 @@
-"""A run as text: one column per node, one line per event, time downwards."""
+"""A run as text: one column per node, one line per event."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _words(event: Event) -> str:
 
 
 def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False) -> str:
-    """Draw events below each other, each in its node's column.
+    """Draw one line per event, in its node's column.
 
     >>> print(diagram([Computed(1.0, "peer1", 0, 0.0, "gradient")], ["peer0", "peer1"]))
     peer0 | peer1

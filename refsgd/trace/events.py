@@ -1,9 +1,9 @@
-"""Events: actions of programs and what happened to them; a class for each kind, the same in every runtime.
+"""Events: the actions of programs and what happened to them, one class per kind, the same in every runtime.
 
-An algorithm never measures its own time.  A runtime writes events, and every metric is a function of them
+An algorithm never measures its own time.  Runtimes write events, and every metric is a function of them
 (`refsgd.trace.metrics`).  Times are seconds since the common start: virtual in the simulator, nominal in
-paced processes, real in unpaced ones; sizes are in bytes.  Every event has its `time`, `node` and `program`,
-and its `kind`: a word that names its class in files and in the player.
+paced processes, real in unpaced ones.  Sizes are in bytes.  Every event has a `time`, a `node`, a `program`
+and a `kind`, the word for its class in files and in the player.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-UNORDERED = -1  #: the ticket of an access without a number
+UNORDERED = -1  #: ticket of an access without a number
 
 
 class Computed(NamedTuple):
@@ -38,20 +38,19 @@ class Computed(NamedTuple):
 
     @property
     def gradient_ended(self) -> bool:
-        """Whether a whole gradient was there, or the last piece of one."""
+        """Whether this was a whole gradient, or the last piece of one."""
         return self.work == "gradient" and (self.piece is None or self.piece[:2] == ("backward", 0))
 
     @property
     def what(self) -> str:
-        """The kind of computation, or the piece of a gradient, e.g. ``backward 3``; the forward pass of the
-        first layer, with which all others may be, is ``forward``."""
+        """The kind of computation, or the piece of a gradient, e.g. ``forward`` or ``backward 3``."""
         if self.piece is None:
             return self.work
         return "forward" if self.piece[:2] == ("forward", 0) else f"{self.piece[0]} {self.piece[1]}"
 
 
 class Sent(NamedTuple):
-    """A message handed over, the `number`th from `node` to `to`; its transmission begins at `start`."""
+    """A message sent, the `number`th from `node` to `to`; its transmission begins at `start`."""
 
     time: float
     node: str
@@ -135,7 +134,7 @@ class Marked(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A part of a shared cell read; `ticket` is this access's number among those of all nodes."""
+    """A part of a shared cell read; `ticket` numbers the accesses of all nodes."""
 
     time: float
     node: str
@@ -223,7 +222,7 @@ def taken(event: Event) -> tuple[str, str, int] | None:
 
 @dataclass(slots=True)
 class _Kept:
-    """The marks of one name of one node: their count, and those that keep their `x`, each with its index."""
+    """The number of a node's marks of one name, and those that keep their `x`, with their indices."""
 
     count: int = 0
     stride: int = 1
@@ -231,12 +230,11 @@ class _Kept:
 
 
 class Thinner:
-    """Keeps `x` in at most `limit` evenly spaced marks of each name of each node, and drops it from the
-    others.
+    """Keeps `x` in at most `limit` evenly spaced marks per name and node, and drops it from the others.
 
-    Marks keep `x` if their iteration `t` (without one: the version, otherwise the count of such marks) is
-    divisible by a stride.  The stride doubles when more than `limit` are held.  Every server follows this
-    rule by itself, so the parts of one version can be joined.  The events themselves stay.
+    A mark keeps `x` if its index is divisible by a stride, which doubles whenever more than `limit` are held.
+    The index is the iteration `t`, else the version, else the count of such marks.  All servers keep the same
+    versions, so the parts of one version can be joined.  The marks themselves stay.
 
     Parameters
     ----------
@@ -249,7 +247,7 @@ class Thinner:
         self._kept: dict[tuple[str, str], _Kept] = defaultdict(_Kept)
 
     def __call__(self, event: Event) -> None:
-        """Look at the next event of a run."""
+        """Process the next event of a run."""
         if not isinstance(event, Marked) or "x" not in event.values:
             return
         values = event.values
@@ -269,7 +267,7 @@ class Thinner:
 
 
 def thin(events: Iterable[Event], limit: int = 64) -> None:
-    """Drop `x` from all but `limit` evenly spaced marks of each name of each node; see `Thinner`.
+    """Drop `x` from all but `limit` evenly spaced marks per name and node; see `Thinner`.
 
     Parameters
     ----------
@@ -277,7 +275,6 @@ def thin(events: Iterable[Event], limit: int = 64) -> None:
         Changed in place.
     limit : int
         Largest number of `x` kept for each (node, name).
-
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Metrics of a run, each a function of its trace; `Trace` has them as attributes of the same names.
+"""Metrics of a run: bytes, throughput, staleness, clock gaps and idle times.
 
-Bytes, throughput, staleness, clock gaps and idle times are computed only from events, in the same way for
-every runtime.  `refsgd.trace.waiting` computes the causes of waiting.
+Each is a function of the trace, the same for every runtime, and an attribute of `Trace` with the same name.
+`refsgd.trace.waiting` computes the causes of waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bytes_sent(trace: Trace) -> dict[str, int]:
 
 
 def messages(trace: Trace) -> int:
-    """Messages that all nodes sent to others."""
+    """Number of messages between nodes."""
     return sum(e.to != e.node for e in trace.of(Sent))
 
 
@@ -49,7 +49,7 @@ def iterations(trace: Trace) -> dict[str, int]:
 
 
 def _returned(trace: Trace) -> dict[str, float]:
-    """When each main program returned, by node; the last time if it was restarted."""
+    """When each main program returned, by node; for a restarted one, when it last returned."""
     ends: dict[str, float] = {}
     for e in trace.of(Returned):
         if e.program == 0:
@@ -58,21 +58,21 @@ def _returned(trace: Trace) -> dict[str, float]:
 
 
 def dead(trace: Trace) -> dict[str, float]:
-    """When each node died whose main program never returned; a restarted one may have returned."""
+    """When each node died whose main program never returned; a restarted program may return later."""
     ends = _returned(trace)
     return {e.node: e.time for e in trace.of(Crashed) if e.node not in ends}
 
 
 def attendance(trace: Trace) -> dict[str, float]:
-    """The share of the run for which each worker lived: 1, or less for the dead."""
+    """The share of the run during which each worker lived."""
     return {w: min(1.0, trace.dead[w] / trace.seconds) if w in trace.dead and trace.seconds else 1.0
             for w in trace.workers}
 
 
 def completed(trace: Trace) -> dict[str, tuple[int, float]]:
-    """Iterations of each worker until its own end, and that end.
+    """Iterations of each worker until its own end, and the time of that end.
 
-    If late gradients are dropped, the iterations that a worker skipped count.
+    If late gradients are dropped, skipped iterations count.
     """
     counts, ends = trace.iterations, _returned(trace) | trace.dead
     if trace.marks("drop"):
@@ -86,21 +86,19 @@ def completed(trace: Trace) -> dict[str, tuple[int, float]]:
 def rates(trace: Trace) -> dict[str, float]:
     """Iterations per second of each worker until its own end: its return or its death.
 
-    A worker that died before it had completed an iteration has no rate and is left out.  If late gradients
-    are dropped, workers skip iterations: each completes as many as there are updates until its end.
+    Workers that died in their first iteration are left out.  If late gradients are dropped, workers skip
+    iterations: each completes as many as there are updates until its end.
     """
     return {w: count / end if end > 0 else 0.0 for w, (count, end) in trace.completed.items()}
 
 
 def iteration_rate(trace: Trace) -> float:
-    """Iterations per second of all workers together; each worker's rate counts until its own end, see
-    `rates`."""
+    """Sum of the workers' `rates`, each until the worker's own end."""
     return sum(trace.rates.values())
 
 
 def overall_rate(trace: Trace) -> float:
-    """Iterations per second of all workers together over the whole run: a worker that has ended
-    counts as idle."""
+    """Iterations per second of all workers together over the whole run."""
     return sum(count for count, _ in trace.completed.values()) / trace.seconds if trace.seconds else 0.0
 
 
@@ -110,24 +108,24 @@ def overall_rate(trace: Trace) -> float:
 def staleness(trace: Trace) -> list[tuple[str, int]]:
     """(worker, tau) of every gradient applied to every part.
 
-    tau is the number of updates applied to the same parameters between the read from which the gradient was
-    computed and its own application.  An update is a change by gradients, marked as such.  An average with
-    other replicas is not an update, since each gradient in it is counted where it was applied.
+    tau is the number of updates applied to the same parameters after they were read for the gradient and
+    before the gradient was applied.  An update is a change by gradients, marked as such.  An average with
+    other replicas is not an update: each gradient in it is counted where it was applied.
     """
     return [(w, e.values["version"] - read) for e in trace.marks("update")
             for w, read in e.values.get("reads", ())]
 
 
 def staleness_histogram(trace: Trace) -> dict[int, int]:
-    """Number of gradients by staleness, parts pooled."""
+    """Number of gradients by staleness, over all parts."""
     return dict(sorted(Counter(tau for _, tau in trace.staleness).items()))
 
 
 def outstanding_age(trace: Trace) -> int:
-    """Updates since the last read of each worker whose next gradient was never applied, parts pooled.
+    """Updates since each worker's last read, for which no gradient was applied, over all parts.
 
-    Together with `staleness` it satisfies the identity of asynchronous SGD: their sum is (n - 1) x updates if
-    every worker reads right after its own update.
+    The identity of asynchronous SGD: if every worker reads right after its own update, this number and the
+    sum of `staleness` add up to (n - 1) x updates.
     """
     total, version = 0, Counter(trace.updates)
     last: dict[tuple[str, str], int] = {}
@@ -141,10 +139,10 @@ def outstanding_age(trace: Trace) -> int:
 
 
 def _clock_steps(trace: Trace) -> list[tuple[float, int, int, str]]:
-    """(time, 2 for a start or 0 for an end, iteration, worker) of every gradient; at one time ends come
-    first, early iterations before late ones.
+    """(time, 2 for a start or 0 for an end, iteration, worker) of every gradient, in order.
 
-    Deaths come between them, as 1: a worker that receives `Died` may start immediately.
+    At one time, ends come before starts.  Deaths come between them, as 1: a worker that receives `Died` may
+    start immediately.
     """
     steps, started = [(time, 1, 0, node) for node, time in trace.dead.items()], Counter[str]()
     for e in trace.gradients:
@@ -156,11 +154,11 @@ def _clock_steps(trace: Trace) -> list[tuple[float, int, int, str]]:
 
 
 def gaps(trace: Trace) -> tuple[int, int]:
-    """`clock_gap` and `lead`."""
+    """`clock_gap` and `lead`, computed together."""
     done, gap, lead = dict.fromkeys(trace.workers, 0), 0, 0
     at, slowest = Counter(done.values()), 0  # number of workers by completed iterations
     for _, what, _, worker in _clock_steps(trace):
-        if worker not in done:  # dead: its last action may have taken no time
+        if worker not in done:  # dead
             continue
         if what == 2:
             gap = max(gap, done[worker] - slowest)
@@ -178,23 +176,20 @@ def gaps(trace: Trace) -> tuple[int, int]:
 
 
 def clock_gap(trace: Trace) -> int:
-    """Largest c - min_j (iterations completed by j) at which a worker *started* iteration c (SSP: at
-    most s); j lives."""
+    """Largest c - min_j (iterations that a living j completed) when a worker *started* c; SSP: at most s."""
     return trace.gaps[0]
 
 
 def lead(trace: Trace) -> int:
-    """Largest difference of *completed* iterations between two living workers at one time (SSP: at
-    most s + 1)."""
+    """Largest difference of *completed* iterations between living workers at one time; SSP: at most s + 1."""
     return trace.gaps[1]
 
 
 def replica_spread(trace: Trace) -> list[tuple[float, float]]:
     """(seconds, consensus distance) at the iterations whose replicas were kept; see `Thinner`.
 
-    The distance is the mean squared distance (1/n) sum_i |x_i - mean|^2 of the workers' parameters after
-    an iteration t, from the marks of workers that carry ``t`` and ``x``; the time is that of the last
-    worker.  Empty if fewer than two workers mark a replica.
+    The consensus distance is (1/n) sum_i |x_i - mean|^2 over the workers' parameters after an iteration, from
+    their marks with ``t`` and ``x``, at the time of the last one.  Empty unless two workers mark replicas.
     """
     rows: dict[int, dict[str, Marked]] = defaultdict(dict)
     for e in trace.of(Marked):
@@ -214,7 +209,7 @@ def replica_spread(trace: Trace) -> list[tuple[float, float]]:
 
 
 def busy(trace: Trace) -> dict[str, float]:
-    """Seconds of gradient computing of each worker until the end of the run; overlapping ones count once."""
+    """Seconds in which each worker computed gradients; overlapping computations count once."""
     total, until = dict.fromkeys(trace.workers, 0.0), dict.fromkeys(trace.workers, 0.0)
     computing = [e for e in trace.of(Computed) if e.work == "gradient"]
     for e in sorted(computing, key=lambda e: (e.start, e.time)):
@@ -225,10 +220,9 @@ def busy(trace: Trace) -> dict[str, float]:
 
 
 def idle_ratio(trace: Trace) -> float:
-    """1 - (time computing gradients) / elapsed, mean over workers; 0 for an empty run.
+    """Share of the workers' lifetimes without computing gradients; 0 for an empty run.
 
-    A worker that died counts for its lifetime.  By cause:
-    `refsgd.trace.waiting.waiting_by_cause`.
+    `refsgd.trace.waiting.waiting_by_cause` divides it by cause.
     """
     lived = sum(trace.attendance.values())
     if not trace.seconds or not lived:

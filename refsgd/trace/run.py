@@ -18,7 +18,7 @@ NOTHING = "", "", 0  # a message without a sender
 
 
 class Transit(NamedTuple):
-    """A message from its Send to its delivery: when sent, transmitted (start, head), arrived, received."""
+    """A message, with the times of its Send, the start of its transmission, its arrival and its receipt."""
 
     src: str
     to: str
@@ -32,10 +32,9 @@ class Transit(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A link serves a message of `src` to `to` from `start` to `end`; `link` is its index in the machine's
-    network."""
+    """The time in which a link serves a message."""
 
-    link: int
+    link: int  #: index in the machine's network
     start: float
     end: float
     src: str
@@ -54,19 +53,17 @@ class Trace:
     seconds : float
         When the last main program returned.
     latency, bandwidth : float
-        Of the emulated link [s, bytes/s], to distinguish transfer from queueing; 0 and inf without
-        emulation.
+        Of the emulated links [s, bytes/s], to distinguish transfer from queueing; 0 and inf if unpaced.
     lateness : dict of str to dict
         Lateness of each node's real process, by metric; empty in virtual time.
     roles : mapping of str to str
         "worker" or "server" of each node; a node that is not listed is a worker.
     links : list of Use
-        When each link served which message, on machines with placed nodes, links inside hosts or groups of
-        hosts; empty on others.
+        When each link served which message, on machines with placed nodes, inside links or groups.
     wires : mapping of (str, str) to (float, float)
-        Latency and bandwidth between two nodes, if they differ from `latency` and `bandwidth`.
+        Latency and bandwidth between two nodes, where they differ from `latency` and `bandwidth`.
     hosts : mapping of str to str
-        The host of each node, on machines for which `links` is kept; otherwise empty.
+        The host of each node, if `links` is kept; else empty.
     shared_links : mapping of int to str
         Names of those of `links` that several nodes or hosts share, by index.
     """
@@ -84,7 +81,7 @@ class Trace:
     shared_links: Mapping[int, str] = field(default_factory=dict)
 
     def wire(self, src: str, to: str) -> tuple[float, float]:
-        """Latency and bandwidth that a message meets on its way; 0 and inf where nothing is emulated.
+        """Latency and bandwidth between two nodes; 0 and inf if unpaced.
 
         Parameters
         ----------
@@ -156,7 +153,7 @@ class Trace:
 
     @property
     def gradients(self) -> list[Computed]:
-        """Gradients computed, in order of time; one that was computed in pieces began with the first."""
+        """Gradients computed, in order of time; one computed in pieces starts with its first piece."""
         found, began = [], dict[tuple[str, int], float]()
         for e in self.of(Computed):
             if e.piece is not None:
@@ -170,7 +167,7 @@ class Trace:
 
     @property
     def workers(self) -> list[str]:
-        """Nodes whose role is that of a worker."""
+        """Nodes with the role of a worker."""
         return [n for n in self.nodes if self.is_worker(n)]
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Schemas of JSON values in files, as data, and a checker whose error is one line that names the field.
+"""Schemas of JSON values in files, and a check whose error is one line that names the field.
 
 A schema is a `Kind`, for a value without parts; a dict, for an object with at least these fields; a `Row`,
-for a list with a value for each of these fields; or a list with one schema, for a list of such values.
+for a list with one value per field; or a list with one schema, for a list of such values.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-LARGEST = 2.0**63  # of numbers that need not be whole: beyond it no duration, rate or time makes sense
+LARGEST = 2.0**63  # no duration, rate or time beyond it makes sense
 
 
 class Kind(NamedTuple):
-    """The values that are allowed: in words, and as a function."""
+    """The allowed values, in words and as a function."""
 
     expected: str
     fits: Callable[[Any], bool]
 
 
 class Row(NamedTuple):
-    """A list with a value for each of these fields, in order; their schemas by name."""
+    """A list with one value per field, in this order."""
 
     fields: dict[str, Any]
 
 
 def _is_number(value: Any) -> bool:
-    # NaN satisfies neither
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
@@ -65,9 +64,8 @@ def misfit(value: Any, schema: Any, field: str = "") -> str:
     if isinstance(schema, Kind):
         fits, expected = schema.fits(value), schema.expected
     elif isinstance(schema, Row):
-        fits, expected = isinstance(value,
-                                    list) and len(value) == len(
-                                        schema.fields), f"a list of {', '.join(schema.fields)}"
+        fits = isinstance(value, list) and len(value) == len(schema.fields)
+        expected = f"a list of {', '.join(schema.fields)}"
         parts = [(below + key, part, each)
                  for (key, each), part in zip(schema.fields.items(), value)] if fits else []
     elif isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Version numbers of updates to shared memory, counted by the trace: a program that counted would race."""
+"""Version numbers of updates to shared memory, counted from the trace; programs that count would race."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from refsgd.trace.events import UNORDERED, Added, Event, Loaded, Marked
 def number_updates(events: Sequence[Event]) -> None:
     """Add `version` and `reads` to marks of updates to shared cells that lack them.
 
-    An update happens at the last of its additions, in the common order of all accesses: the order of their
-    tickets, otherwise that of the events.  It has read the version at the first access after its program's
-    previous update.
+    Accesses are ordered by their tickets, or without tickets by their events.  An update happens at its last
+    addition, and has read the version at its program's first access after the previous update.
     """
     if all(type(e) is not Marked or e.name != "update" or "version" in e.values for e in events):
         return

@@ -1,11 +1,11 @@
-"""Causes of waiting: every second in which a worker computes no gradient, by cause.
+"""Causes of waiting: the time in which workers compute no gradient, by cause.
 
-The wait of a worker ends with a message.  While its own request or that message is on the wire, the cause is
-``transfer`` (latency, its bytes on a link) or ``queueing`` (behind other messages).  In between another node
-holds the request, and the critical path is traced back from the answer: a server that updates (``update`` if
-the request is part of it, ``queueing`` if it is busy with others), that waits for a slower worker
-(``straggling``), that withholds the answer to keep a bound (``slack``), or a peer that is busy (``partner``).
-Encoding and decoding of compressed gradients, at the worker or of its own gradient at a server, is ``codec``.
+A worker's wait ends with a message.  While its request or that message is on the wire, the cause is
+``transfer`` (latency, its bytes on a link) or ``queueing`` (behind other messages).  In between, another node
+has the request, and the critical path is traced back from the answer: to an update (``update`` if the
+request is part of it, else ``queueing``), to a slower worker (``straggling``), to a bound for which the
+answer is held back (``slack``), or to a busy peer (``partner``).  Encoding and decoding the worker's
+gradient, at either end, is ``codec``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from refsgd.trace import CAUSES, Computed, Marked, Received, Sent, Trace, Transi
 
 
 class Activity(NamedTuple):
-    """An activity of a program from `start` to `end`: computing (`work`), or waiting for `message`."""
+    """A program computes (`work`) or waits for `message` from `start` to `end`."""
 
     start: float
     end: float
@@ -30,31 +30,29 @@ class Activity(NamedTuple):
 
 @dataclass
 class _History:
-    """A trace indexed for tracing back: activities of each program, messages by channel, bounds kept."""
+    """A trace indexed for tracing back: activities by program, messages by channel, marks of held workers."""
 
     trace: Trace
 
     def __post_init__(self) -> None:
-        sent = {(e.node, e.to, e.number): e for e in self.trace.of(Sent)}
+        transits = {(m.src, m.to, m.number): m for m in self.trace.transits}
         self.activities: dict[tuple[str, int], list[Activity]] = defaultdict(list)
-        # by src, to, program of `to`
-        self.received: dict[tuple[str, str, int], list[Transit]] = defaultdict(list)
-        self.sender: dict[tuple[str, str, int], int] = {k: e.program for k, e in sent.items()}
+        self.received: dict[tuple[str, str, int], list[Transit]] = defaultdict(list)  # src, to, its program
+        self.sender = {(e.node, e.to, e.number): e.program for e in self.trace.of(Sent)}
         self.blocks: dict[tuple[str, str], list[float]] = defaultdict(list)
         for e in self.trace.events:
             if isinstance(e, Computed):
                 self.activities[e.node, e.program].append(Activity(e.start, e.time, e.work, None))
             elif isinstance(e, Marked) and e.name == "block":
                 self.blocks[e.node, e.values["worker"]].append(e.time)
-            elif isinstance(e, Received) and (s := sent.get((e.src, e.node, e.number))) is not None:
-                m = Transit(s.node, e.node, s.message, s.number, s.nbytes, s.time, s.start, e.arrival, e.time)
+            elif isinstance(e, Received) and (m := transits.get((e.src, e.node, e.number))) is not None:
                 self.received[m.src, e.node, e.program].append(m)
                 self.activities[e.node, e.program].append(Activity(e.since, e.time, "", m))
         self.ends = {key: [a.end for a in found] for key, found in self.activities.items()}
         self.taken = {key: [m.received for m in found] for key, found in self.received.items()}
 
     def wire(self, m: Transit) -> Iterator[tuple[float, float, str]]:
-        """Pieces (start, end, cause) of a message's transit; unpaced runs do not distinguish them."""
+        """Pieces (start, end, cause) of a message's transit; all of it is transfer in an unpaced run."""
         latency, bandwidth = self.trace.wire(m.src, m.to)
         if not latency and bandwidth == float("inf"):
             yield m.sent, m.arrival, "transfer"
@@ -67,7 +65,7 @@ class _History:
         yield served, m.arrival, "transfer"
 
     def last(self, program: tuple[str, int], before: float) -> Activity | None:
-        """The last activity of a program that ended by `before` and took time."""
+        """The last activity of a program that took time and ended by `before`."""
         at = bisect_right(self.ends.get(program, []), before + 1e-12)
         while at:
             at -= 1
@@ -77,13 +75,13 @@ class _History:
         return None
 
     def held(self, node: str, worker: str, low: float, high: float) -> float | None:
-        """When `node` last marked, between two times, that it holds `worker` back to keep a bound."""
+        """When `node` last marked between two times that it holds `worker` back to keep a bound."""
         times = self.blocks.get((node, worker), [])
         at = bisect_right(times, high + 1e-12)
         return times[at - 1] if at and times[at - 1] >= low else None
 
     def request(self, wait: Activity, node: str) -> Transit | None:
-        """The message from `node` that the program which ended its wait had received by then."""
+        """The last message from `node` that the sender of the awaited message had received before."""
         m = wait.message
         assert m is not None
         key = node, m.src, self.sender[m.src, node, m.number]
@@ -92,7 +90,7 @@ class _History:
 
 
 def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[float, float, str]]:
-    """Pieces (start, end, cause) that cover one wait of `node`, in no order."""
+    """Pieces (start, end, cause) that cover one wait of `node`, in no particular order."""
     m = wait.message
     assert m is not None
     yield from history.wire(m)
@@ -124,7 +122,7 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
             if activity.work != "gradient":
                 mine = request is None or activity.start >= request.received - 1e-12
                 cause = _own(activity) if mine else "queueing"
-            yield activity.start, high, cause  # including the program's marks and sends after it
+            yield activity.start, high, cause  # including the marks and sends that follow
             high = activity.start
         else:
             q = activity.message
@@ -140,12 +138,12 @@ def explain(history: _History, node: str, wait: Activity) -> Iterator[tuple[floa
 
 
 def _own(activity: Activity) -> str:
-    """The cause of a wait for a computation that is part of one's own request."""
+    """The cause of a wait for a computation that is part of the worker's own request."""
     return "codec" if activity.work == "codec" else "update"
 
 
 class Wait(NamedTuple):
-    """A worker waits from `start` to `end` for `message` (None: for its own update), because of `cause`."""
+    """A worker waits from `start` to `end` for `message`, or for its own update if that is None."""
 
     worker: str
     cause: str
@@ -155,8 +153,7 @@ class Wait(NamedTuple):
 
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the other idle seconds of each worker, after its last iteration and
-    until its death."""
+    """Every wait of every worker, and the idle seconds of each worker that are no wait for a message."""
     found, rest = list[Wait](), dict[str, float]()
     history = _History(trace)
     for worker in trace.workers:
@@ -180,8 +177,7 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
 
 
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
-    """Share of the elapsed time in which a worker computes no gradient, by cause, mean over workers; for dead
-    workers, of their lifetime."""
+    """Share of the workers' lifetimes without computing gradients, by cause; idle ends are straggling."""
     seconds = dict.fromkeys(CAUSES, 0.0)
     total = trace.seconds * sum(trace.attendance.values())
     if not total:
@@ -197,7 +193,7 @@ Interval = tuple[float, float]
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union as disjoint intervals in order."""
+    """The union of intervals, as disjoint intervals in order."""
     out: list[Interval] = []
     for a, b in sorted(intervals):
         if out and a <= out[-1][1]:
@@ -208,7 +204,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _outside(busy: list[Interval], low: float, high: float) -> list[Interval]:
-    """The parts of [low, high] outside disjoint intervals in order."""
+    """The parts of [low, high] outside some disjoint, ordered intervals."""
     out = []
     for a, b in busy:
         if min(a, high) > low:
@@ -221,10 +217,7 @@ def _outside(busy: list[Interval], low: float, high: float) -> list[Interval]:
 
 def _charge(free: list[Interval],
             pieces: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float, float]]:
-    """Give each free moment to the first piece that covers it, and the rest to straggling.
-
-    Earlier pieces win: the message itself, then the worker's own request, then the critical path.
-    """
+    """Assign each free moment to the first piece that covers it, and the rest to straggling."""
     for a, b, cause in pieces:
         rest = []
         for x, y in free:

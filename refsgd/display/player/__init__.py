@@ -1,9 +1,8 @@
-"""The step player: a run as one self-contained HTML page that goes forwards and backwards, one event at a
-time.
+"""The step player: a run as one self-contained HTML page, stepped forwards and backwards by event.
 
-It shows the programs' source with a marker at the current line of each, their local variables, the reasons
-for waits, a space-time diagram, the messages in transit, and the growth of staleness and idle time.  The page
-needs no network and no kernel.  Everything comes from a trace; a replay, bit for bit, finds the lines.
+It shows the programs' source with the current line of each, their local variables, the reasons for waits, a
+space-time diagram, the messages in transit, and how staleness and idle time grow.  The page needs no network
+and no kernel.  Its data come from a trace; the lines and variables come from a bit-identical replay.
 
 The page's behaviour is in ``player.js``, its style in ``player.css``, its skeleton in ``player.html``.
 """
@@ -64,7 +63,7 @@ def _asset(name: str) -> str:
 
 
 class Player:
-    """A page of the step player, `html`, which notebooks show in a frame of `height` pixels."""
+    """The step player's page, `html`, which a notebook shows in a frame of `height` pixels."""
 
     def __init__(self, html: str, height: int = 860) -> None:
         self.html, self.height = html, height

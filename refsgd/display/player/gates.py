@@ -1,5 +1,4 @@
-"""The line at which a program decides whether to answer, from its source: the condition around a line, or
-between a Recv and the next Send."""
+"""Source analysis: the condition that decides whether a program answers, around a line or before a Send."""
 
 from __future__ import annotations
 
@@ -8,13 +7,12 @@ from functools import lru_cache
 
 RECEIVING = ("Recv", "Poll", "recv")  #: effects, and a shard's sub-program
 Branch = ast.If | ast.For | ast.While
-Condition = tuple[int, tuple[str, ...]]  #: its line, and the names that it depends on
+Condition = tuple[int, tuple[str, ...]]  #: line, names on which it depends
 
 
 @lru_cache(maxsize=64)
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a file; an empty one if it is not pure Python, such as a cell with notebook
-    commands."""
+    """The syntax tree of a file; empty if it is not pure Python, such as a cell with notebook commands."""
     try:
         return ast.parse(source)
     except SyntaxError:
@@ -23,8 +21,7 @@ def parsed(source: str) -> ast.Module:
 
 @lru_cache(maxsize=4096)
 def _chain(source: str, line: int) -> list[ast.stmt]:
-    """The function around a line and the statements in it, outermost first; an empty chain if the source
-    cannot be read."""
+    """The function and the statements around a line, outermost first; `pass` if the source is unreadable."""
     around = [s for s in ast.walk(parsed(source)) if isinstance(s, ast.stmt)
               and s.lineno <= line <= (s.end_lineno or s.lineno)]
     around.sort(key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
@@ -43,8 +40,7 @@ def around(source: str, line: int, stands: int) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
-    """The obstacle before a program's next Send: a loop that it must leave, a condition that leads back, a
-    condition that must hold."""
+    """The obstacle before the next Send: a loop to leave, a condition to leave by, or one that must hold."""
     function, *inside = _chain(source, line)
     sends = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Call) and _called(n) == "Send"
              and len(n.args) > 1 and isinstance(n.args[1], ast.Call) and _called(n.args[1]) in kinds]
@@ -72,8 +68,10 @@ def bound(source: str, line: int) -> frozenset[str]:
 
 
 def _condition(function: ast.stmt, s: Branch) -> Condition:
-    """The line of a condition and the names on which it depends: the names in it; for a single name, those
-    from which it was computed; for a loop over constants, the names that the loop changes."""
+    """The line of a condition and the names in it.
+
+    If it is a single name, the names from which that was computed; if it is a loop, also those it changes.
+    """
     test = s.iter if isinstance(s, ast.For) else s.test
     if isinstance(test, ast.Name):
         made = [a for a in ast.walk(function) if isinstance(a, ast.Assign) and a.lineno < s.lineno

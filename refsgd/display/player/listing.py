@@ -1,7 +1,6 @@
-"""Source files as HTML: lightly coloured, one element per line, the relevant functions open and the rest
-folded.
+"""Source files as HTML: coloured, one element per line, relevant functions open and the rest folded.
 
-Of a docstring with several lines only the first is open, so that the program's lines stay in view.
+Long docstrings are folded to their first line, so that the program's lines stay in view.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ QUOTES = ('"""', "'''")
 
 
 def title(filename: str) -> str:
-    """A readable name of a file: from the library's folder on, ``cell`` for a cell of a notebook, otherwise
-    its last part."""
+    """A readable file name: the path from ``refsgd`` on, ``cell`` for notebook cells, else the last part."""
     parts = PurePath(filename).parts
     if "refsgd" in parts:
         return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
@@ -54,7 +52,7 @@ def _class_of(token: tokenize.TokenInfo, before: str) -> str:
 
 
 def colour(lines: list[str]) -> list[str]:
-    """Each line as HTML with a span around each token that has a class.
+    """Each line as HTML, with an element around each token that has a class.
 
     Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name
     ``d``.
@@ -77,13 +75,13 @@ def colour(lines: list[str]) -> list[str]:
                                  + f'<i class="{kind}">{html.escape(text[begin:end], quote=False)}</i>')
                     ends[row] = end
     except (tokenize.TokenError, SyntaxError):
-        pass  # not a whole program: the part read so far is coloured
+        pass  # incomplete source: what could be read is coloured
     return [done + html.escape(line.rstrip("\n")[end:], quote=False)
             for line, done, end in zip(lines, out, ends)]
 
 
 def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
-    """Docstrings of several lines, from their first line with text to their last."""
+    """Docstrings of several lines: first line with text, last line."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
@@ -99,7 +97,7 @@ def _docstrings(lines: list[str], tree: ast.Module) -> dict[int, int]:
 
 
 def _extents(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last lines of the functions that begin at the wanted lines, outermost ones, in order."""
+    """First and last lines of the outermost functions that begin at the wanted lines, in order."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -111,7 +109,7 @@ def _extents(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> list[
 
 
 def _rows(file: int, coloured: list[str], first: int, last: int, folds: dict[int, int]) -> Iterator[str]:
-    """The lines first, ..., last; a closed fold shows only its first line."""
+    """The lines from first to last; a closed fold shows only its first line."""
     number = first
     while number <= last:
         end = folds.get(number, number)
@@ -142,7 +140,7 @@ def listing(file: int, filename: str, functions: Iterable[int]) -> str:
     folds, at = _docstrings(lines, tree), 1
 
     def folded(until: int) -> list[str]:
-        """The lines before a function, or at the end, as one that can be opened."""
+        """The lines up to `until`, folded into one."""
         if not "".join(lines[at - 1:until]).strip():
             return []
         return [f"<details><summary>lines {at} to {until}</summary>",

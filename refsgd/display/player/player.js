@@ -417,7 +417,7 @@ function deed(k) {
   if (kind === "return") return "has ended";
   if (kind === "update") return said.replace(/^\* update version=(\d+)/, "has applied update #$1").replace(/, staleness: (\S+) (\d+)$/, ", of $1, staleness $2");
   if (kind === "clock") return said.replace("* clock", "has ended iteration");
-  if (kind === "block") return said.replace(/^\* block worker=(\S+)/, (_, who) => (who === nodeOf(p) ? "goes on with a newer copy only" : `holds ${who} back`) + ", to keep the bound");
+  if (kind === "block") return said.replace(/^\* block worker=(\S+)/, (_, who) => (who === nodeOf(p) ? "continues only with a newer copy" : `holds ${who} back`) + ", to keep the bound");
   return said.replace(/^load /, "reads ").replace(/^add /, "adds to ").replace(/^choose /, "chooses ").replace(/^poll: /, "polls: ").replace(/^\* /, "marks: ");
 }
 

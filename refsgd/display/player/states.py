@@ -1,5 +1,4 @@
-"""The state of every program after every event: lines, awaited messages, local variables, stored as
-changes."""
+"""Each program's line, awaited messages and local variables after every event, stored as changes."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.trace import Computed, Trace
 
 Program = tuple[str, int]  #: node, number of its program
-MOST = 12  #: most entries of a container, and a quarter of the characters of a string, that are shown
+MOST = 12  #: shown entries of a container; strings have four times as many characters
 FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that come first
-ENDED = ("returned", "died")  #: text for a program that has ended
+ENDED = ("returned", "died")  #: how a program has ended
 
 
 def rank(name: str) -> int:
@@ -32,7 +31,7 @@ def rank(name: str) -> int:
 def shown(value: Any, depth: int = 0) -> str | None:
     """A value in a few characters; None for values that would not help (functions, problems, generators).
 
-    Arrays of up to four numbers are written out; of larger ones the type and the shape.
+    Arrays of more than four numbers are shown by type and shape.
 
     >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
     ('{worker0: 2}', 'float32 (9,)', '0.1235', None)
@@ -79,44 +78,43 @@ def _items(items: Sequence[Any], depth: int) -> str:
 
 
 def _joined(texts: list[str], count: int) -> str:
-    """The first of `count` entries, and how many more there are."""
+    """The given texts, and how many of `count` entries are missing."""
     return ", ".join(texts + [f"… {count - MOST} more"] * (count > MOST))
 
 
-RECEIVES = Shard.recv.__code__  #: a `Recv`, for which the line that calls it stands
+RECEIVES = Shard.recv.__code__  #: a sub-program shown as the `Recv` that it contains, at its caller's line
 
 
 class Stand(NamedTuple):
-    """The position of a program: number of the place (-1: it has ended), what it does there; at a `Recv` the
-    classes of messages, and the sender."""
+    """The position of a program, and what it does there."""
 
-    place: int
+    place: int  #: number of the place; -1: the program has ended
     says: str
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  #: at a `Recv`: classes of messages, and the sender
     src: str | None = None
     work: str = ""  #: the kind of its `Compute`
 
 
 class States:
-    """Follows a replay and keeps, for each program, only what changes.
+    """Observes a replay and keeps each program's changes at the positions from `first` to `last`.
 
-    Positions first, ..., last are kept: position k is the state after the first k events; older states
-    count as `first`.
+    Position k is the moment after k events; earlier states count as `first`.
     """
 
     def __init__(self, trace: Trace, first: int, last: int) -> None:
         self.first, self.events = first, trace.events
-        # source files in order of appearance, and the first lines of the functions that were seen in them
+        # source files in order of appearance, with the first lines of the functions seen in them
         self.files: dict[str, set[int]] = {}
-        # of each program (k, value) where the value changes
+        # each program's (k, value) at which the value changes
         self.stands: dict[Program, list[tuple[int, Stand]]] = defaultdict(list)
         self.locals: dict[Program, dict[str, list[tuple[int, str | None]]]] = defaultdict(dict)
         self.names: dict[Program, str] = {}
-        self.bodies: dict[int, str] = {}  # of messages, without arrays, by the event that sent them
-        self.pending: dict[Program, Any] = {}  # the effect that each waits for at the end
+        self.bodies: dict[int, str] = {}  # bodies of messages, by the event that sent them
+        self.pending: dict[Program, Any] = {}  # the effect for which each program waits at the end
         self.note = ""  # why the lines are missing
-        self._number: dict[tuple[tuple[str, int], ...], int] = {}  # of each place, outermost frame first
-        self._of_node: dict[str, list[int]] = defaultdict(list)  # numbers of a node's events
+        # numbers of places, each a stack of frames, and of the events of each node and program
+        self._number: dict[tuple[tuple[str, int], ...], int] = {}
+        self._of_node: dict[str, list[int]] = defaultdict(list)
         self._of_program: dict[Program, list[int]] = defaultdict(list)
         for i, e in enumerate(trace.events[:last]):
             self._of_node[e.node].append(i)
@@ -124,16 +122,16 @@ class States:
 
     @cached_property
     def places(self) -> list[list[tuple[int, int]]]:
-        """Numbers of files, and lines, outermost frame first."""
+        """The stack of frames of each place, outermost first: number of the file, line."""
         names = list(self.files)
         return [[(names.index(name), line) for name, line in where] for where in self._number]
 
     def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
-        """Look at a node after `done` of its steps: the observer of a replay."""
+        """Observe a node after `done` of its steps."""
         own = self._of_node[node]
         k = own[done - 1] + 1 if done else 0
         if k < self.first and done < len(own) and own[done] < self.first:
-            return  # the node continues before the window begins
+            return  # the node's next step is also before the window
         end = ENDED[done > 0 and self.events[k - 1].kind == "died"]
         for index, (program, effect) in enumerate(programs):
             self._look((node, index), k, program, effect, end)
@@ -168,7 +166,7 @@ class States:
 
 
 def value_at(column: Sequence[tuple[int, Any]], k: int) -> Any:
-    """The value of a column at position k; None before its first."""
+    """The value of a column at position k; None before its first entry."""
     at = bisect_right(column, k, key=lambda pair: pair[0])
     return column[at - 1][1] if at else None
 
@@ -182,7 +180,7 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
 
 
 def what(effect: Compute) -> str:
-    """The kind of computation, or the piece of a gradient."""
+    """The kind of a computation, or the piece of a gradient."""
     return Computed(0.0, "", 0, 0.0, effect.kind, piece=effect.piece).what
 
 
@@ -209,18 +207,18 @@ def waits_for(effect: Any) -> str:
 
 
 def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> States:
-    """Replay the first `last` events of a trace and keep the programs' positions from event `first` on.
+    """Replay the first `last` events of a trace and keep the states from position `first` on.
 
-    Without a factory, or if the trace cannot be replayed, the states are empty and `States.note` says why.
+    If there is no factory, or the replay fails, `States.note` says why.
     """
     states = States(trace, first, last)
     if factory is None:
-        states.note = "no programs were given, so the lines at which they stood are not known"
+        states.note = "no programs were given, so their lines are not known"
         return states
     try:
         beginning = Trace(trace.events[:last], trace.nodes, trace.seconds, lateness=trace.lateness,
                           roles=trace.roles)
         replay.watch(factory, replay.record(beginning), states.see)
-    except Exception as error:  # any error: diagram, messages and metrics do not need the lines
+    except Exception as error:  # whatever it is: diagram, messages and metrics do not need the lines
         states.note = f"the lines could not be reproduced to the end: {type(error).__name__}: {error}"
     return states

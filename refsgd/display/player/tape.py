@@ -1,4 +1,4 @@
-"""A window of a trace as JSON values for the page: columns indexed once, changes instead of whole states."""
+"""A window of a trace as JSON values for the page, which holds changes instead of whole states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Receive
 from refsgd.trace.diagram import words
 from refsgd.trace.waiting import Wait, waits
 
-#: meaning of a cause of waiting, in words
+#: causes of waiting, explained
 WHY = {
     "transfer": "a message is on the wire",
     "queueing": "behind other messages or updates, at a link or the server",
@@ -30,9 +30,9 @@ OPEN = "not answered"  #: cause of a wait that has no end in the trace
 
 
 class Tape:
-    """Data of the events first, ..., last - 1 for the page.
+    """The page's data for the events from `first` to `last` - 1.
 
-    Position k is the moment after k events of the whole trace; in the JSON it counts from `first`.  Without
+    Position k is the moment after k events of the trace; in the JSON, positions count from `first`.  Without
     `arrivals` the arrival of a message that no program took is estimated.
     """
 
@@ -50,7 +50,7 @@ class Tape:
         self.number = {key: i for i, key in enumerate(self.programs)}
 
     def _k(self, k: int) -> int:
-        """A position of the whole trace as one of the window."""
+        """A position of the trace, counted from the start of the window."""
         return max(0, k - self.first)
 
     def _after(self, i: int | None) -> int:
@@ -58,7 +58,7 @@ class Tape:
         return self._k(i + 1) if i is not None and i < self.last else -1
 
     def _before(self, key: Program, i: int) -> int:
-        """The position, in the whole trace, after the last event of a program before event i."""
+        """The position in the trace after a program's last event before event i."""
         own = self.why.of.get(key, [])
         at = bisect_left(own, i)
         return own[at - 1] + 1 if at else 0
@@ -68,7 +68,7 @@ class Tape:
         return _time(max(a, self.start)), _time(min(b, self.end))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as values that `json` writes."""
+        """All data of the page."""
         pieces, _ = waits(self.trace)
         return {
             "unit": self.unit, "first": self.first, "total": len(self.trace.events),
@@ -84,7 +84,7 @@ class Tape:
         }
 
     def _program(self, key: tuple[str, int]) -> dict[str, Any]:
-        """One program: its positions and local variables; constant ones are separate."""
+        """The positions and local variables of a program, constant variables separately."""
         columns = self.states.locals.get(key, {})
         values = {name: [v for _, v in column if v is not None] for name, column in columns.items()}
         fixed = {name: values[name][0] for name, column in columns.items()
@@ -111,15 +111,14 @@ class Tape:
         return found
 
     def _stretches(self, key: Program) -> Iterable[tuple[int, int, Reason | None]]:
-        """The intervals of positions in which a program waits, with the reason."""
+        """A program's intervals of positions, each with the reason why it waits."""
         column = [*self.reasons[key], (self.last + 1, None)]
         return ((k, until, reason) for (k, reason), (until, _) in pairwise(column))
 
     # -- the diagram ---------------------------------------------------------------------------------------
 
     def _computing(self) -> list[list[Any]]:
-        """[program, start, end, kind of work, position at its end (-1: still computing), its name] of every
-        Compute in the window."""
+        """Every Compute in the window: [program, start, end, work, position at its end (-1: open), name]."""
         out = [[self.number.get((e.node, e.program), 0), *self._clipped(e.start, e.time), e.work,
                 self._after(i), e.what]
                for i, e in enumerate(self.trace.events) if isinstance(e, Computed)
@@ -129,14 +128,14 @@ class Tape:
                       if since < self.end]
 
     def _open(self, kind: type) -> list[tuple[Program, float]]:
-        """Programs that wait for an effect of this kind when the trace ends, and since when."""
+        """Programs that wait for an effect of this kind at the end of the trace, and since when."""
         if self.last < len(self.trace.events):
             return []
         return [(key, self._time_at(self._before(key, self.last)))
                 for key, effect in self.states.pending.items() if type(effect) is kind]
 
     def _waiting(self, pieces: list[Wait]) -> list[list[Any]]:
-        """Pieces [program, start, end, cause, position at its end] in the window."""
+        """Every wait in the window, in pieces: [program, start, end, cause, position at its end]."""
         out: list[list[Any]] = []
 
         def add(key: Program, a: float, b: float, cause: int, k: int) -> None:
@@ -149,7 +148,7 @@ class Tape:
             for k, until, reason in self._stretches(key) if self._works(key) else ():
                 cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
                 add(key, max(since, self._time_at(k)), self._time_at(until), cause, -1)
-        for i, e in enumerate(self.trace.events):  # servers: no request yet
+        for i, e in enumerate(self.trace.events):  # servers without a request
             if isinstance(e, Received) and not self.trace.is_worker(e.node):
                 add((e.node, e.program), e.since, e.time, -1, self._after(i))
         return _merged(out)
@@ -163,7 +162,7 @@ class Tape:
         return self.why.taken.get((w.message.src, w.message.to, w.message.number)) if w.message else None
 
     def _blocks(self, pieces: list[Wait]) -> list[list[Any]]:
-        """Waits [program, from position, to position, words]."""
+        """Every wait in the window: [program, from position, to position, explanation]."""
         by_event = defaultdict(list)
         for w in pieces:
             by_event[self._taken(w)].append(w)
@@ -183,7 +182,7 @@ class Tape:
         return {cause: _time(spent) for cause, spent in base.items()}
 
     def _spent(self, e: Received, pieces: list[Wait]) -> str:
-        """The end of a program's wait for a message, and the composition of the whole wait."""
+        """The end of a wait for a message, and the causes of the whole wait."""
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
@@ -201,8 +200,8 @@ class Tape:
     # -- messages, ages, counts ----------------------------------------------------------------------------
 
     def _messages(self) -> list[list[Any]]:
-        """[from program, to program, name, sent at position, at time, arrival, received at position (-1:
-        never), at time, bytes, body]."""
+        """Every message: [from program, to program, name, position and time of sending, arrival, position
+        (-1: never) and time of receipt, bytes, body]."""
         out = []
         for i, e in enumerate(self.trace.events[:self.last]):
             if not isinstance(e, Sent) or e.to not in self.node:
@@ -220,8 +219,7 @@ class Tape:
         return out
 
     def _ages(self) -> dict[str, Any]:
-        """Staleness of every applied gradient: [position, missed updates, worker]; and the histogram
-        before the window."""
+        """Every applied gradient: [position, staleness, worker]; and the histogram before the window."""
         ages, before = [], Counter[int]()
         for i, e in enumerate(self.trace.events[:self.last]):
             if isinstance(e, Marked) and e.name == "update":
@@ -234,7 +232,7 @@ class Tape:
         return {"ages": ages, "agesBefore": dict(before)}
 
     def _counts(self) -> dict[str, Any]:
-        """Counters: [position, value] of the gradients of each worker and the updates of each node."""
+        """Counts of each worker's gradients and each node's updates: [position, value]."""
         found: dict[str, dict[int, dict[int, int]]] = {"gradients": {}, "updates": {}}
         for i, e in enumerate(self.trace.events[:self.last]):
             gradient = isinstance(e, Computed) and e.gradient_ended and self.trace.is_worker(e.node)
@@ -270,7 +268,7 @@ def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
 
 
 def kind_of(e: Event) -> str:
-    """An event's kind; for a mark its name, if the page knows it."""
+    """An event's kind, or the name of a mark."""
     return str(e.name) if isinstance(e, Marked) else e.kind
 
 

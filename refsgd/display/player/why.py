@@ -1,10 +1,9 @@
-"""The reason for a program's wait in one sentence, from the events of a run and the positions of its
-programs.
+"""Why a program waits, in one sentence, from the events of a run and the positions of its programs.
 
 A wait has stages: the request is on the wire, is in an inbox, is being served, the answer is held back, the
-answer is on the wire.  If it is held back, the sentence names the deciding line: the statement that keeps the
-program at its ``Recv`` from the ``Send`` of the awaited message, or the condition around its
-``Mark("block", worker=...)`` if it holds itself back.
+answer is on the wire.  If the answer is held back, the sentence names the deciding line: the statement that
+keeps the other program from the ``Send``, or, if a program holds itself back, the condition around its
+``Mark("block", worker=...)``.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")
 
 
 class Reason(NamedTuple):
-    """The reason why a program waits at a moment."""
+    """The reason for a wait."""
 
-    text: str  #: to follow "worker0 waits"
+    text: str  #: follows "worker0 waits"
     cause: str  #: one of `refsgd.trace.CAUSES`; empty in a deadlock
-    held: bool = False  #: another program must proceed first: no message is on the wire, none computes
-    #: file (its number) and line at which the awaited program holds the answer back, or is suspended
+    held: bool = False  #: another program must proceed first: no message is on the wire, no update computed
+    #: number of the file and line at which the awaited program holds the answer back, or is suspended
     place: tuple[int, int] | None = None
 
 
 class Why:
-    """Explains waits after any number of a run's events; without `arrivals` the arrival of a message that no
-    program has taken is estimated."""
+    """Explains waits; without `arrivals` the arrival of a message that no program has taken is estimated."""
 
     def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
         self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
-        self.of: dict[Program, list[int]] = defaultdict(list)  # numbers of a program's events
-        self.sent: dict[Letter, int] = {}  # numbers of the events that sent and took each message
+        # numbers of events: of each program, that sent and took each message, that mark a worker as held back
+        self.of: dict[Program, list[int]] = defaultdict(list)
+        self.sent: dict[Letter, int] = {}
         self.taken: dict[Letter, int] = {}
-        self.marked: dict[str, list[int]] = defaultdict(list)  # where a worker is marked as held back
+        self.marked: dict[str, list[int]] = defaultdict(list)
         for i, e in enumerate(self.events):
             self.of[e.node, e.program].append(i)
             if isinstance(e, Sent):
@@ -92,7 +91,7 @@ class Why:
         return self._asked(key, stand, request, other, marked, k)
 
     def _under_way(self, key: Program, request: Letter, other: str, k: int) -> Reason:
-        """The reason for a program whose request has not been taken yet."""
+        """Why a program waits whose request has not been taken."""
         what = self._name(request)
         if self.arrived(request) > self._now(k):
             return Reason(f": its {what} is on the wire to {other}", "transfer")
@@ -103,8 +102,7 @@ class Why:
 
     def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, marked: int | None,
                k: int) -> Reason:
-        """The reason for a program that waits for one other program, which has taken its request or got
-        none."""
+        """Why a program waits for one other program, which has taken its request or got none."""
         taken = self.taken[request] if request else -1
         its = other, self.events[taken].program if request else self._sender(key, k)
         theirs, place = self._stand(its, k), self._line(its, k)
@@ -143,8 +141,7 @@ class Why:
                       cause if moving else "", True, decided)
 
     def _serves(self, its: Program, taken: int, k: int) -> bool:
-        """Whether a program has worked on a request since it took it; its marks and sends belong to the
-        request."""
+        """Whether a program has computed anything but a gradient since it took a request."""
         done = [self.events[i] for i in self.of[its] if taken < i < k]
         return any(isinstance(e, Computed) and e.work != "gradient" for e in done)
 
@@ -165,7 +162,7 @@ class Why:
         return f"{self._send(letter).message}#{letter[2]}"
 
     def _on_its_way(self, letter: Letter, k: int, which: str) -> str:
-        """A sent message and its progress."""
+        """A message that has been sent, and whether it has arrived."""
         there = "has come" if self.arrived(letter) <= self._now(k) else "is on the wire"
         return f"{self._name(letter)} of {letter[0]}{which}{there}"
 
@@ -203,13 +200,13 @@ class Why:
         return e.src if e else None
 
     def _sender(self, key: Program, k: int) -> int:
-        """The program of its node that will send an awaited message; the main one if that is not known."""
+        """The program that will send the awaited message; the main one if that is not known."""
         e = self._next(key, k)
         i = self.sent.get((e.src, e.node, e.number)) if e else None
         return self.events[i].program if i is not None else 0
 
     def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
-        """The last message of a program to `src`, or to any node since it last took one."""
+        """The last message that a program has sent to `src`, or to any node, since it last received one."""
         own = self.of.get(key, [])
         for e in (self.events[i] for i in reversed(own[:bisect_left(own, k)])):
             if isinstance(e, Sent) and src in (None, e.to):
@@ -219,15 +216,14 @@ class Why:
         return None
 
     def _mark(self, node: str, k: int) -> int | None:
-        """The event that says that a worker is held back, if it has taken nothing since."""
+        """The event that marks a worker as held back, if it has taken nothing since."""
         mark = max((i for i in self.marked.get(node, []) if i < k), default=None)
         own = self.of[node, 0]
         since = own[bisect_left(own, mark):bisect_left(own, k)] if mark is not None else []
         return None if any(isinstance(self.events[i], Received) for i in since) else mark
 
     def _trigger(self, key: Program, k: int) -> str:
-        """The message of another program that releases the answer, if it is known and has not been taken
-        yet."""
+        """The message of another program that will release the answer, if it is known."""
         e = self._next(key, k)
         i = self._taken_before.get((e.src, e.node, e.number)) if e else None
         before = self.events[i] if i is not None and i >= k else None
@@ -237,8 +233,7 @@ class Why:
 
     @cached_property
     def _taken_before(self) -> dict[Letter, int]:
-        """The last message that each message's program had taken, by the order of events, since many happen
-        at the same time."""
+        """By message: the event in which its sender last took a message before, in the order of events."""
         latest, found = dict[Program, int](), dict[Letter, int]()
         for i, e in enumerate(self.events):
             if taken(e):
@@ -250,7 +245,7 @@ class Why:
     # -- what the others do --------------------------------------------------------------------------------
 
     def _doing(self, key: Program, k: int, waiting: tuple[str, ...] = ()) -> str:
-        """What a program does, without its name; if it waits for another program, also what that one does."""
+        """What a program does; if it waits for another program, also what that one does."""
         stand = self._stand(key, k)
         if not stand.kinds:
             verb, _, work = stand.says.partition(": ")
@@ -269,7 +264,7 @@ class Why:
         return f"waits for {src}, which {self._doing((src, self._sender(key, k)), k, (*waiting, key[0]))}"
 
     def _meanwhile(self, key: Program, k: int) -> tuple[str, str]:
-        """What happens while a program waits; and a cause, empty if nothing happens."""
+        """What happens while a program waits, and the cause; empty if nothing happens."""
         stands = {other: self._stand(other, k) for other in self.states.stands if other != key}
         busy = [node for (node, _), stand in stands.items() if stand.says.startswith("computes")]
         if busy:
@@ -294,13 +289,13 @@ class Why:
 
     def _decided(self, key: Program, marked: int | None, waiting: Program,
                  k: int) -> tuple[tuple[int, int] | None, str]:
-        """The line at which a program holds back another one, and the values of its variables there."""
+        """The line at which a program holds another one back, and the values of its variables there."""
         at, there = self._stand(key, k).place, self._line(key, marked) if marked is not None else None
         for file, line in reversed(self.states.places[at]) if at >= 0 else ():
             found = None
             if key != waiting:
                 found = between(self.sources[file], line, self._stand(waiting, k).kinds)
-            if found is None and there is not None and there[0] == file:  # it sends no such answer, or waits
+            if found is None and there is not None and there[0] == file:
                 found = around(self.sources[file], there[1], line)
             if found is not None:
                 return (file, found[0]), self._values(key, found[1], bound(self.sources[file], line),
@@ -309,8 +304,8 @@ class Why:
 
     def _values(self, key: Program, names: tuple[str, ...], binds: frozenset[str], waiting: str, k: int,
                 marked: int | None) -> str:
-        """The variables of a condition; those that a Recv binds already belong to the next message, unless a
-        mark says when to look."""
+        """The values of a condition's variables; names bound by a Recv are read at the mark, if there is one,
+        since they may already belong to the next message."""
         out: dict[str, str] = {}
         for name in dict.fromkeys(names):
             column = self.states.locals.get(key, {}).get(name, [])

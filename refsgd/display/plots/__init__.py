@@ -1,7 +1,7 @@
-"""Pictures, in colours that colour-blind readers can distinguish.
+"""Plots, in colours that colour-blind readers can distinguish.
 
-Every function of `runs` and `traces` draws on `ax` (the current axes if none are given) and returns it; an
-algorithm has the same colour in all of them.  `figures` puts several panels on one page.
+Each function of `runs` and `traces` draws on `ax` (by default the current axes) and returns it.  An algorithm
+has the same colour everywhere.  `figures` puts several panels on one page.
 
 Examples
 --------

@@ -1,4 +1,4 @@
-"""Colours and axes, the same in every picture."""
+"""Colours and axes that all plots share."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from matplotlib.axes import Axes
 from refsgd.algorithms import CATALOGUE
 from refsgd.trace import Computed
 
-#: Okabe and Ito's palette for the algorithms that are compared most often.
+#: Okabe and Ito's palette, for the algorithms that are compared most often
 COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
           "allreduce": "#E69F00", "gosgd": "#56B4E9", "adpsgd": "#7B4173"}
-#: Tol's muted palette for the others; lines that share a colour differ in style.
+#: Tol's muted palette, for the others; lines of the same colour differ in style
 MORE = ("#332288", "#999933", "#882255", "#44AA99", "#8C6D31", "#AA4499", "#117733", "#CC6677", "#637939")
 CAUSE_COLORS = {"transfer": "#56B4E9", "queueing": "#E69F00", "straggling": "#D55E00", "slack": "#009E73",
                 "partner": "#CC79A7", "update": "#999999", "codec": "#F0E442"}
 WORK_COLOR = "#0072B2"
-FORWARD_COLOR = "#004B75"  #: of a forward pass, where a gradient is computed layer by layer
+FORWARD_COLOR = "#004B75"  #: the forward pass of a gradient that is computed layer by layer
 LINES = ("-", "--", "-.", ":")
 MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay": "D"}
 
 
 def color_of(algorithm: str) -> str:
-    """The colour of an algorithm, the same in every picture.
+    """The colour of an algorithm, the same in every plot.
 
     >>> color_of("bsp"), color_of("bsp") == color_of("asp")
     ('#0072B2', False)
@@ -31,14 +31,14 @@ def color_of(algorithm: str) -> str:
 
 
 def color_of_work(e: Computed) -> str:
-    """The colour of what a node computes."""
+    """The colour of a computation."""
     if e.work == "gradient":
         return FORWARD_COLOR if e.piece and e.piece[0] == "forward" else WORK_COLOR
     return CAUSE_COLORS["codec" if e.work == "codec" else "update"]
 
 
 def axes_or_current(ax: Axes | None) -> Axes:
-    """`ax`, or by default pyplot's current axes, which a notebook shows."""
+    """`ax`, or pyplot's current axes, which a notebook shows."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -47,7 +47,7 @@ def axes_or_current(ax: Axes | None) -> Axes:
 
 
 def with_labels(ax: Axes, x: str, y: str, grid: bool = True) -> Axes:
-    """The axes with names, and with a legend if a line has a label."""
+    """Label the axes, and add a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y)
     if grid:
         ax.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Several panels on one page, as the command line writes them."""
+"""Figures of several panels, as the command line writes them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from refsgd.display.plots import runs
 from refsgd.display.plots.traces import by_host, causes_key, causes_of, timeline
 from refsgd.trace.waiting import waits
 
-if TYPE_CHECKING:  # which draw themselves with this package
+if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.compare import Comparison
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
-SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines are most useful side by side
-WIDE = 110  #: characters of a line that fit above the panels
+SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines are most useful to compare
+WIDE = 110  #: characters that fit on a line above the panels
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -33,13 +33,12 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the format follows from the name."""
+    """Write a figure in the format of the path's suffix."""
     figure.savefig(path, dpi=150)
 
 
 def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: int = 0) -> set[str]:
-    """Some iterations of every result below each other on one time axis, the first ones or those around a
-    slack wait; returns the causes that are drawn."""
+    """Draw the first iterations of each result, or those around a slack wait; return the causes drawn."""
     traces = {name: r.trace for name, r in results.items() if r.trace is not None and r.measured["seconds"]}
     if not traces:
         ax.set_axis_off()
@@ -64,14 +63,14 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: 
 
 
 def _titled(ax: Axes, title: str) -> None:
-    """Set a panel's title and remove its legend, since the colours are explained below all panels."""
+    """Set a panel's title and remove its legend, which stands below all panels."""
     ax.set_title(title, loc="left")
     if legend := ax.get_legend():
         legend.remove()
 
 
 def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[str]) -> None:
-    """One legend below all panels: of the causes that the bars or the timelines show."""
+    """Add a legend below all panels, with the causes that occur in the bars or timelines."""
     barred = {cause for r in results.values() for cause, share in r.measured["idle_by_cause"].items()
               if share > 0.0005}
     handles: list[Artist] = [
@@ -83,8 +82,7 @@ def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[st
 
 
 def comparison(found: Comparison) -> Figure:
-    """Causes of waiting, iteration times, and a timeline of at most three algorithms; legible at a width of
-    800 pixels."""
+    """Causes of waiting, iteration times, timelines of at most three algorithms; legible at 800 pixels."""
     results = found.results
     parallel = {name: r for name, r in results.items() if r.workers > 1} or results
     told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]
@@ -104,7 +102,7 @@ def comparison(found: Comparison) -> Figure:
 
 
 def run(result: Result) -> Figure:
-    """One result: learning, waiting, staleness, and the timeline of its first iterations."""
+    """Accuracy, waiting, staleness and the first iterations of one result."""
     watched = "resources" in result.measured
     figure = _figure(9, 9.4 if watched else 6.6)
     grid = figure.add_gridspec(3 if watched else 2, 3)
@@ -115,7 +113,7 @@ def run(result: Result) -> Figure:
     _titled(runs.idle_by_cause(results, idle), "Why workers wait")
     _titled(runs.staleness_histogram(results, ages), "Age of the gradients")
     causes = _timelines(results, below, 8, links=12)
-    if (crowded := 0.17 * (below.get_ylim()[0] - 15)) > 0:  # by the rows of links
+    if (crowded := 0.17 * (below.get_ylim()[0] - 15)) > 0:  # many rows of links
         figure.set_figheight(figure.get_figheight() + crowded)
         grid.set_height_ratios([3.2, 3.2 + crowded, 2.8][:grid.nrows])
     figure.suptitle(fill(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
@@ -128,7 +126,7 @@ def run(result: Result) -> Figure:
 
 
 def sweep_figure(found: Sweep) -> Figure:
-    """One panel with `refsgd.display.plots.sweep`."""
+    """A figure with the single panel `refsgd.display.plots.sweep`."""
     figure = _figure(7, 4.5)
     runs.sweep(found, figure.add_subplot())
     return figure

@@ -1,4 +1,4 @@
-"""Plot of one worker's exchange, layer by layer: what it computes, sends and receives, and when."""
+"""Plot of one worker's exchange: what it computes, sends and receives for each layer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from matplotlib.colors import to_hex, to_rgb
 from refsgd.display.plots.colors import axes_or_current, color_of_work
 from refsgd.trace import Computed, Sent, Trace
 
-MESSAGE_COLOR = "#555555"  #: of messages that are no part, as those of a ring
-POINTS = 6.5  #: size of the letters in a bar
+MESSAGE_COLOR = "#555555"  #: messages that belong to no part, such as those of a ring
+POINTS = 6.5  #: font size in a bar
 Bar = tuple[float, float, Sequence[str], str]  #: start, end, labels, the longest first, colour
 
 
 def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None,
            node: str | None = None) -> Axes:
-    """Three rows of one worker, by default the first: the pieces of its gradients, the messages on its
-    outgoing link and those on its incoming link.
+    """Three rows of one worker, by default the first: pieces of its gradients, messages out, messages in.
 
-    Bars have the number of the layer or part, and its colour: dark for the first, light for the last.
+    Each bar has the number of its layer or part, and its colour: dark for the first, light for the last.
     """
     ax = axes_or_current(ax)
     node = trace.workers[0] if node is None else node
@@ -42,21 +41,22 @@ def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float 
 
 
 def _computed(trace: Trace, node: str) -> list[Bar]:
-    """What a node computes, and of gradients which piece."""
+    """The computations of a node, with the pieces of its gradients."""
     found = [e for e in trace.of(Computed, node) if e.time > e.start]
     pieces = [e.piece for e in found if e.piece]
     colors, after = colors_of(1 + max((layer for _, layer, _ in pieces), default=0)), iter(pieces[1:])
     bars: list[Bar] = []
     for e in found:
         next_piece = next(after, None) if e.piece else None
-        at_once = next_piece and e.what == "forward" and next_piece[0] == "backward"  # through all layers
+        # a forward pass through all layers at once
+        at_once = next_piece and e.what == "forward" and next_piece[0] == "backward"
         bars.append((e.start, e.time, [e.what], color_of_work(e)) if e.piece is None or at_once else
                     (e.start, e.time, [e.what, str(e.piece[1])], colors[e.piece[1]]))
     return bars
 
 
 def _served(trace: Trace, node: str, out: bool) -> list[Bar]:
-    """When a node's outgoing or incoming link serves each message, alone; none if that takes no time."""
+    """When a node's outgoing or incoming link carries each message."""
     part, colors = trace.parts, colors_of(1 + max(trace.parts.values(), default=0))
     sent = {(e.node, e.to, e.number): e.start for e in trace.of(Sent)}
     bars: list[Bar] = []
@@ -72,12 +72,12 @@ def _served(trace: Trace, node: str, out: bool) -> list[Bar]:
 
 
 def colors_of(count: int) -> list[str]:
-    """Dark to light."""
+    """Colours from dark to light."""
     return [to_hex(colormaps["viridis"](0.1 + 0.8 * k / max(1, count - 1))) for k in range(count)]
 
 
 def write(ax: Axes, a: float, b: float, row: float, labels: Sequence[str], color: str) -> None:
-    """The first of some labels that fits into a bar from a to b, if any does."""
+    """Write the first label that fits into the bar from a to b, if any does."""
     low, high = ax.get_xlim()
     pixels = ax.get_window_extent().width * (b - a) / (high - low)
     wide: Callable[[str], float] = lambda label: (0.62 * len(label) + 0.3) * POINTS * ax.figure.dpi / 72

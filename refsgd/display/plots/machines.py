@@ -16,15 +16,15 @@ from refsgd.display.machines import levels, members
 from refsgd.display.plots.colors import COLORS
 from refsgd.effects import Deployment, ranks
 
-#: widths of a picture at most, its labels, a node, a gap; height of the key [inches]
+#: widths of the picture (at most), its labels, a node and a gap; height of the key [inches]
 WIDTH, LEFT, CELL, GAP, KEY = 8.0, 1.7, 0.4, 0.12, 0.4
-HOSTS, NODES, GROUPS = 10, 12, 5  #: most hosts in a picture, nodes of a host, groups
+HOSTS, NODES, GROUPS = 10, 12, 5  #: largest numbers of hosts, nodes per host and groups that are drawn
 NODE = {"worker": COLORS["bsp"], "server": COLORS["asp"]}
 LEVEL = {"inside a host": COLORS["ssp"], "between hosts": "#444444", "between groups": COLORS["adpsgd"]}
 
 
 def machine_figure(machine: Machine, deployment: Deployment) -> Figure:
-    """Hosts, groups and links with their figures; of many hosts or groups the first ones and the last.
+    """Hosts, groups, links and their speeds; if there are many hosts or groups, the first ones and the last.
 
     All positions are in inches.
     """
@@ -36,7 +36,7 @@ def machine_figure(machine: Machine, deployment: Deployment) -> Figure:
     drawn = sum(map(len, shown)) + len(shown)
     columns = max(1, min(most, int((WIDTH - LEFT) / drawn / (CELL + GAP))))
     rows = ceil(most / columns)
-    roof = rows * CELL + 0.45  # of the hosts, above the key
+    roof = rows * CELL + 0.45  # height of a host
     bar = KEY + roof + 0.45
     figure = Figure()
     ax = figure.add_axes((0, 0, 1, 1))
@@ -71,12 +71,12 @@ def machine_figure(machine: Machine, deployment: Deployment) -> Figure:
 
 
 def _ends(items: Sequence[Any], most: int) -> list[Any]:
-    """The items, or of many the first ones and the last, with ... between them."""
+    """The items; if there are more than `most`, the first ones, `...` and the last."""
     return list(items) if len(items) <= most else [*items[: max(1, most - 2)], ..., items[-1]]
 
 
 def _host(ax: Axes, x: float, wide: float, roof: float, name: str, machine: Machine) -> None:
-    """A host: a box with its name, and a bar where its nodes are linked inside."""
+    """Draw a host: a box with its name, and a bar if it has an inside link."""
     ax.add_patch(FancyBboxPatch((x, KEY), wide, roof, boxstyle="round,pad=0,rounding_size=0.06", fc="#f2f2f2",
                                 ec="#444444"))
     ax.text(x + wide / 2, KEY + roof - 0.15, name, ha="center", va="center", fontsize=8)
@@ -85,7 +85,7 @@ def _host(ax: Axes, x: float, wide: float, roof: float, name: str, machine: Mach
 
 
 def _nodes(ax: Axes, x: float, columns: int, rows: int, nodes: Sequence[str], deployment: Deployment) -> None:
-    """The nodes of a host, by role and rank; of many the first ones."""
+    """Draw the nodes of a host with role and rank; if there are many, the first ones."""
     rank = ranks(deployment)
     shown = list(nodes) if len(nodes) <= NODES else list(nodes[: NODES - 1])
     for k, node in enumerate(shown):
@@ -100,7 +100,7 @@ def _nodes(ax: Axes, x: float, columns: int, rows: int, nodes: Sequence[str], de
 
 
 def _switch(ax: Axes, left: float, right: float, y: float, group: int | None) -> None:
-    """What the hosts of a group are linked by, and the group's uplink."""
+    """Draw the link between the hosts of a group, and the group's uplink."""
     ax.plot([left, right], [y, y], color=LEVEL["between hosts"], lw=4)
     if group is not None:
         middle = (left + right) / 2
@@ -109,7 +109,7 @@ def _switch(ax: Axes, left: float, right: float, y: float, group: int | None) ->
 
 
 def _labels(ax: Axes, machine: Machine, at: dict[str, float]) -> None:
-    """The figures of each level at the left, and what the nodes' colours mean below."""
+    """Write each level's latency and bandwidth at the left, and the key of the nodes' colours below."""
     for level, link, _ in levels(machine):
         figures = f"{link}".replace(", half", ",\nhalf") if link else "free"
         ax.text(0.08, at[level], f"{level}\n{figures}", fontsize=9, va="center", color=LEVEL[level])

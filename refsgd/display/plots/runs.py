@@ -1,6 +1,6 @@
 """Plots that compare results: accuracy, idle time, staleness, throughput, formulas against runs.
 
-Mappings of results go from the name in the legend to the `refsgd.experiment.result.Result`.
+A mapping of results maps the name in the legend to the `refsgd.experiment.result.Result`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from refsgd.cluster.prices import mean_gradient
 from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of, with_labels
 from refsgd.trace import CAUSES
 
-if TYPE_CHECKING:  # which draw themselves with this package
+if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
 
 def _styled(results: Mapping[str, Result]) -> Iterator[tuple[Result, dict[str, Any]]]:
-    """Each result with the style of its line."""
+    """Each result and the style of its line."""
     for i, (name, result) in enumerate(results.items()):
         yield result, {"label": name, "color": color_of(result.algorithm), "linestyle": LINES[i % 4]}
 
@@ -42,14 +42,12 @@ def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None)
 
 
 def accuracy_against_updates(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, if there is none) against updates: the value of an update, independent of
-    its time."""
+    """Test accuracy [%] (or loss, if there is none) against updates, whatever time they take."""
     return _curves(results, ax, 1, "updates")
 
 
 def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Share of the time [%] in which a worker computes no gradient, stacked by cause; a bar per result, a
-    tick for its formula."""
+    """Share of time [%] without computing a gradient, by cause: a bar per result, a tick for its formula."""
     ax = axes_or_current(ax)
     left = [0.0] * len(results)
     for cause in CAUSES:
@@ -59,14 +57,14 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
         left = [a + b for a, b in zip(left, shares)]
     _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
     ax.set_xlabel("idle share of a worker's time, %")
-    if ax.get_legend_handles_labels()[0]:  # below: beside the bars it would cover them
+    if ax.get_legend_handles_labels()[0]:  # below the bars, which it would cover
         ax.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     return ax
 
 
 def _bars_of(results: Mapping[str, Result], ax: Axes, lengths: Sequence[float], figure: str, scale: float,
              pattern: str) -> None:
-    """Names and values of horizontal bars, and a tick at the value of each formula."""
+    """Label horizontal bars with names and values, and draw a tick at the value of each formula."""
     values, label = [_predicted(result, figure) for result in results.values()], "formula"
     ends = [max(length, scale * (value or 0.0)) for length, value in zip(lengths, values, strict=True)]
     most = max([*ends, 1e-9])
@@ -83,14 +81,14 @@ def iteration_times(results: Mapping[str, Result], ax: Axes | None = None) -> Ax
     """Milliseconds per iteration, a bar per result, a tick for its formula."""
     ax = axes_or_current(ax)
     times = [1e3 * r.measured["seconds_per_iteration"] for r in results.values()]
-    ax.barh(list(results), times, color="#C4C8CE")  # no colour of a cause
+    ax.barh(list(results), times, color="#C4C8CE")  # not the colour of a cause
     _bars_of(results, ax, times, "seconds_per_iteration", 1e3, "{:.1f}")
     ax.set_xlabel("time per iteration, ms")
     return ax
 
 
 def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Shares of gradients [%] by the number of missed updates, a step line per result."""
+    """Share of gradients [%] by the number of updates that they missed, a step line per result."""
     ax, largest = axes_or_current(ax), 1
     for result, style in _styled(results):
         counts = {int(k): v for k, v in result.measured["staleness"]["histogram"].items()}
@@ -104,11 +102,7 @@ def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -
 
 
 def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Mean squared distance of the replicas from their mean against seconds, a line per result; see
-    `Trace.replica_spread`.
-
-    Results without replicas (those of parameter servers) have no line.
-    """
+    """`Trace.replica_spread` against seconds, a line per result that has replicas."""
     ax = axes_or_current(ax)
     for result, style in _styled(results):
         spread = result.trace.replica_spread if result.trace is not None else []
@@ -129,8 +123,7 @@ def _predicted(result: Result, figure: str) -> float | None:
 
 
 def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None) -> Axes:
-    """Images per second of all workers against their number: runs as points, formulas as lines, the ideal
-    in grey."""
+    """Images per second against workers: runs as points, formulas as lines, the ideal in grey."""
     ax = axes_or_current(ax)
     results = sorted(results, key=lambda r: r.workers)
     for i, name in enumerate(dict.fromkeys(map(label_of, results))):
@@ -156,7 +149,7 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
 
 def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = None,
                                figure: str = "seconds_per_iteration") -> Axes:
-    """One metric, run against formula: on the grey diagonal they agree.  A bound is drawn hollow."""
+    """One metric, run against formula; on the grey diagonal they are equal.  Bounds are drawn hollow."""
     ax, seen = axes_or_current(ax), []
     for name, result in results.items():
         value = _predicted(result, figure)
@@ -175,7 +168,7 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
 
 
 def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
-    """Curves of several algorithms over one quantity, by their formulas; crossings are marked."""
+    """The formulas of several algorithms over one quantity, with their crossings."""
     ax = axes_or_current(ax)
     for i, (name, points) in enumerate(found.curves.items()):
         if known := [(x, y) for x, y in zip(found.values, points) if y is not None]:
@@ -193,7 +186,7 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
 
 def resources(result: Result, ax: Axes | None = None,
               what: Literal["processor", "memory", "written"] = "processor") -> Axes:
-    """Resource use of each process of a run over time, on the clock of its timeline."""
+    """Resource use of each process against the seconds of the timeline."""
     ax = axes_or_current(ax)
     if "resources" not in result.measured:
         raise ValueError("the run was not watched; expected one with monitor=True (--monitor)")

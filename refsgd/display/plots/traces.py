@@ -17,9 +17,8 @@ from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
 from refsgd.trace.waiting import waits
 
 WAIT_COLOR = "#F5C99B"
-#: a cause whose waits all take a smaller share of the timeline is narrower than a pixel and has no key
-VISIBLE = 1e-3
-MESSAGE_COLOR = "#555555"  #: of messages, and of the links that serve them
+VISIBLE = 1e-3  #: causes with a smaller share of the timeline are narrower than a pixel and have no key
+MESSAGE_COLOR = "#555555"  #: messages, and the links that carry them
 GAP = 0.4  #: between hosts, and between nodes and links [rows]
 
 
@@ -28,9 +27,9 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
              links: int = 12) -> Axes:
     """Computing (dark) and waiting (light) of each node between two times, messages as thin lines.
 
-    Pieces of a gradient that is computed layer by layer are named where there is room.
-    If the machine places nodes on hosts, they are grouped by host.  Below them each shared link has a row,
-    which shows when it is busy and for what share of the time; at most `links` rows, the busiest.
+    The pieces of a gradient that is computed layer by layer are labelled where there is room.  On a machine
+    with placed nodes, nodes are grouped by host, and the `links` busiest shared links have a row each: when
+    they are busy, and for what share of the time.
     """
     ax = axes_or_current(ax)
     nodes = by_host(trace, trace.nodes if nodes is None else nodes)
@@ -77,7 +76,7 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
 
 
 def by_host(trace: Trace, nodes: Sequence[str]) -> list[str]:
-    """Nodes of one host together; in their order if the trace knows no hosts."""
+    """The nodes, those of a host together; in the given order if the trace has no hosts."""
     return [node for found in _hosts(trace, nodes).values() for node in found]
 
 
@@ -89,7 +88,7 @@ def _hosts(trace: Trace, nodes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _rows(trace: Trace, nodes: Sequence[str], lane: float) -> dict[str, float]:
-    """The row of each node, with a gap before and after the nodes of a host that is more than one node."""
+    """The row of each node, with a gap before and after each host of several nodes."""
     place: dict[str, float] = {}
     apart = False
     for host, found in _hosts(trace, nodes).items():
@@ -102,7 +101,7 @@ def _rows(trace: Trace, nodes: Sequence[str], lane: float) -> dict[str, float]:
 
 
 def _brackets(trace: Trace, ax: Axes, place: Mapping[str, float]) -> None:
-    """The name of each host that is more than one node, and a line along its nodes, left of their names."""
+    """Draw the name of each host of several nodes, and a line along its nodes, left of their names."""
     def beside(renderer: Any) -> Bbox:
         x0, y0, x1, y1 = (ax.yaxis.get_tightbbox(renderer) or ax.bbox).extents
         return Bbox.from_extents(x0 - renderer.points_to_pixels(3), y0, x1, y1)
@@ -118,7 +117,7 @@ def _brackets(trace: Trace, ax: Axes, place: Mapping[str, float]) -> None:
 
 
 def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, most: int) -> dict[int, float]:
-    """When the shared links are busy, with the share of that time at the right; the row of each link."""
+    """Draw when the shared links are busy, and for what share of the time; return each link's row."""
     until = min(end, trace.seconds)
     spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for use in trace.links:
@@ -137,8 +136,7 @@ def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, mos
 
 def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
               nodes: Collection[str] | None = None) -> set[str]:
-    """The causes that the timeline of these nodes between two times shows; ``update`` and ``codec`` also
-    if only servers take time for them."""
+    """The causes visible in a timeline; ``update`` and ``codec`` also if only servers spend time on them."""
     end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
     shown = dict.fromkeys(CAUSES, 0.0)
     spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
@@ -151,7 +149,7 @@ def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
 
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
-    """The meaning of a timeline's colours, for a legend."""
+    """Legend entries for the colours of a timeline."""
     works = ("update", "codec")
     waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c in works else f"waits: {c}") for c in CAUSES
                  if c in causes]
@@ -159,13 +157,13 @@ def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
 
 
 def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:
-    """Staleness over the run: a histogram per interval as a column, the mean as a line."""
+    """Staleness over time: a histogram per interval as a column, the mean as a line."""
     ax = axes_or_current(ax)
     seen = [(e.time, e.values["version"] - read) for e in trace.marks("update")
             for _, read in e.values.get("reads", ())]
     if not seen:
-        raise ValueError("no update of this trace names what it read; expected marks with reads, as every "
-                         "algorithm of the catalogue gives")
+        raise ValueError("no update of this trace says what it read; expected marks with reads, as in every "
+                         "algorithm of the catalogue")
     times, ages = np.asarray([t for t, _ in seen]), np.asarray([tau for _, tau in seen])
     edges, rows = np.linspace(0, trace.seconds, bins + 1), np.arange(ages.max() + 2) - 0.5
     counts, _, _ = np.histogram2d(times, ages, [edges, rows])
@@ -179,7 +177,7 @@ def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) ->
 
 
 def communication(trace: Trace, ax: Axes | None = None) -> Axes:
-    """Bytes between nodes: a row per sender, a column per receiver, with numbers if they are legible."""
+    """Bytes between nodes: a row per sender, a column per receiver; with numbers for up to 12 nodes."""
     ax = axes_or_current(ax)
     sent = Counter[tuple[str, str]]()
     for e in trace.of(Sent):
