@@ -1,7 +1,6 @@
-"""Layers that consist of chains of layers: the branches of a network, added or concatenated.
+"""Layers whose branches are chains of layers, added or concatenated.
 
-`refsgd.problems.nn.layer` defines the interface of a layer. The parameters of branches and their gradients
-are passed as one list for each branch.
+Parameters and gradients of branches are passed as one list per branch.
 """
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from refsgd.problems.nn.layer import Array, Layer, Shape, backward, chain_shape,
 
 @dataclass(frozen=True)
 class Residual(Layer):
-    """``y = body(x) + shortcut(x)``, two chains of equal shape; an empty shortcut is the identity."""
+    """``y = body(x) + shortcut(x)``, two chains of equal output shape; an empty shortcut is the identity."""
 
     body: tuple[Layer, ...]
     shortcut: tuple[Layer, ...] = ()
@@ -46,7 +45,7 @@ class Residual(Layer):
 
 @dataclass(frozen=True)
 class Concat(Layer):
-    """The outputs of branches that read the same input, images of equal size, concatenated as channels."""
+    """The outputs of branches with the same input, images of equal size, concatenated as channels."""
 
     branches: tuple[tuple[Layer, ...], ...]
 

@@ -1,7 +1,6 @@
-"""Compiled kernels of everything that is not a product: normalisation, pooling, activations, the loss,
-copies.
+"""Compiled kernels without matrix products: normalisation, pooling, activations, the loss, copies.
 
-Conventions as in `refsgd.problems.nn.kernels`.
+Conventions are those of `refsgd.problems.nn.kernels`.
 """
 from __future__ import annotations
 
@@ -67,12 +66,10 @@ def add(b, rows, run, y, z, floor):
 
 @kernel
 def moments(b, rows, columns, c, x, fresh, partial, sums):
-    """Add the sums of x - p and (x - p)**2 of each channel to ``sums`` (3, c), float64, whose last row is the
-    pivot p.
+    """Add each channel's sums of x - p and (x - p)**2 to ``sums`` (3, c), float64, with the pivot p last.
 
-    ``fresh`` sets the sums to 0 and the pivot to the first pixel: near the mean, so that little cancels in
-    the difference of the moments. Each image is summed in float32, the images in float64. ``partial`` (3, c)
-    is scratch.
+    ``fresh`` sets the sums to 0 and the pivot to the first pixel, which is near enough to the mean that
+    little cancels. Each image is summed in float32, the images in float64. ``partial`` (3, c) is scratch.
     """
     s, q, pivot = partial[0], partial[1], partial[2]
     if fresh:
@@ -94,11 +91,10 @@ def moments(b, rows, columns, c, x, fresh, partial, sums):
 
 @kernel
 def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
-    """Batch norm, by ``gain``, ``bias`` and ``epsilon``, as ``scale * x + shift``; if ``fresh``, mean and
-    inverse deviation, the two rows of ``statistics``, are set first.
+    """Set ``norm`` (3, c) to mean, scale and shift, with which batch norm is ``scale * x + shift``.
 
-    These two follow from the ``sums`` that `moments` left, of ``count`` numbers of each channel. The rows of
-    ``norm`` (3, c) are the mean rounded to float32, scale and shift.
+    If ``fresh``, first set ``statistics``, mean and inverse deviation, from the ``sums`` that `moments` left
+    of ``count`` numbers of each channel.
     """
     mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
     gains, biases = carray(floats(gain), (c,)), carray(floats(bias), (c,))
@@ -114,17 +110,16 @@ def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
 
 @kernel
 def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):
-    """Add to ``dgain`` and ``dbias``, the gradients of ``gain`` and bias, and set the ``factors`` of
-    `normalise_backward`.
+    """Add to ``dgain`` and ``dbias``, and set the ``factors`` of `normalise_backward`.
 
-    They follow from the ``sums`` that `normalise_sums` left, of ``count`` numbers of each channel, and from
+    They follow from the ``sums`` that `normalise_sums` left of ``count`` numbers of each channel, and from
     the ``statistics`` of `scale_and_shift`.
     """
     mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
     gains, dgains = carray(floats(gain), (c,)), carray(floats(dgain), (c,))
     dbiases = carray(floats(dbias), (c,))
     for k in range(c):
-        # The sums are about the mean rounded to float32.
+        # The sums are centred at the mean rounded to float32.
         normal = (sums[1, k] - (mean[k] - np.float32(mean[k])) * sums[0, k]) * inverse[k]
         dgains[k] += normal
         dbiases[k] += sums[0, k]
@@ -136,8 +131,7 @@ def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):
 
 @kernel
 def normalise(b, rows, columns, c, x, norm, y, floor):
-    """``y = max(scale * x + shift, floor)``, scale and shift by channel, from the rows of ``norm`` that
-    `scale_and_shift` has set."""
+    """``y = max(scale * x + shift, floor)``, with each channel's scale and shift from ``norm``."""
     at = norm.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -149,11 +143,10 @@ def normalise(b, rows, columns, c, x, norm, y, floor):
 
 @kernel
 def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
-    """Add sums of e and ``e * (x - mean)`` of each channel to ``sums``; e is dy where the output exceeds the
-    floor, else 0.
+    """Add each channel's sums of e and ``e * (x - mean)`` to ``sums``; e is dy above the floor, else 0.
 
-    ``partial`` and ``sums`` as for `moments`, ``norm`` as for `normalise`. The output ``scale * x + shift``
-    is computed again: that takes less time than reading it.
+    ``partial`` and ``sums`` as for `moments`, ``norm`` as for `normalise`. Recomputing the output ``scale * x
+    + shift`` takes less time than reading it.
     """
     s, q = partial[0], partial[1]
     by, to = norm.ctypes.data, partial.ctypes.data
@@ -172,8 +165,7 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
 
 @kernel
 def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
-    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]`` with e and ``norm`` as in
-    `normalise_sums`."""
+    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]``, with e as in `normalise_sums`."""
     by, factors_at = norm.ctypes.data, factors.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -187,16 +179,14 @@ def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
 
 @kernel
 def _inside(place, stride, pad, size, length):
-    """The rows (or columns) of a window that lie in an image of that length: the first, and the one after
-    the last."""
+    """The rows (or columns) of a window inside an image of that length: first, and one after the last."""
     at = place * stride - pad
     return max(0, -at), min(size, length - at)
 
 
 @kernel
 def max_pool(sizes, c, x, image, window, y, winner):
-    """Max-pooling by a ``window`` of size, stride and pad; ``image`` is the shape of one, and ``winner``
-    (uint8, flat) the place within the window, row * size + column."""
+    """Max-pooling by a ``window`` (size, stride, pad); ``winner`` (uint8) is row * size + column in it."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
@@ -221,8 +211,7 @@ def max_pool(sizes, c, x, image, window, y, winner):
 
 @kernel
 def max_pool_backward(sizes, c, dy, image, window, winner, dx):
-    """Add each dy to the dx of its window's winner; ``image``, ``window`` and ``winner`` are those of
-    `max_pool`."""
+    """Add each dy to the dx of its window's winner; other arguments as for `max_pool`."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
@@ -258,7 +247,7 @@ def average(b, rows, columns, c, x, y):
 
 @kernel
 def average_backward(b, rows, columns, c, dy, dx):
-    """Give each pixel its share of dy."""
+    """Set each pixel's dx to its share of dy."""
     share = np.float32(1.0 / (rows * columns))
     for n in range(b):
         gradient = pixel(dy, n, 0, 0, c)
@@ -271,11 +260,10 @@ def average_backward(b, rows, columns, c, dy, dx):
 
 @kernel
 def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):
-    """Set some numbers in rows of ``run`` floats to 0: where the hash of place and key is below
-    ``threshold``; times ``scale`` the others.
+    """Set numbers to 0 where the hash of position and key is below ``threshold``, and scale the others.
 
-    Places count from ``first`` on, borders left out; ``key_low`` and ``key_high`` are the halves of a key of
-    64 bits.
+    Rows have ``run`` floats. Positions count from ``first``, without borders; ``key_low`` and ``key_high``
+    are the halves of the 64-bit key.
     """
     for n in range(b):
         for r in range(rows):
@@ -291,7 +279,7 @@ def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):
 
 @kernel
 def copy(b, rows, columns, c, source, target, accumulate):
-    """Copy c floats of each pixel from ``source`` to ``target``, or to ``accumulate`` add them."""
+    """Copy c floats of each pixel from ``source`` to ``target``; if ``accumulate``, add them."""
     for n in range(b):
         for r in range(rows):
             for p in range(columns):
@@ -306,10 +294,9 @@ def copy(b, rows, columns, c, source, target, accumulate):
 
 @kernel
 def softmax_cross_entropy(b, classes, z, labels, share, dz):
-    """Sum of the cross-entropies of scores ``z``, shape ``(b, classes)``, against ``labels``, number
-    classified rightly; sets ``dz``.
+    """Sum of the cross-entropies of scores ``z`` (b, classes), and number of correct classifications.
 
-    ``dz = share * (softmax - onehot)``.
+    Sets ``dz = share * (softmax - onehot)``.
     """
     loss, right = 0.0, 0
     for n in range(b):
@@ -319,8 +306,8 @@ def softmax_cross_entropy(b, classes, z, labels, share, dz):
             if score[k] > score[best]:
                 best = k
         right += best == label
-        # Sums of exp(score - best) without the best, which is 1, and without the label's: neither 1 + small
-        # nor 1 - (1 - small) is formed.
+        # Sums of exp(score - best) without the best score's 1, and without the label's term: so neither
+        # 1 + small nor 1 - (1 - small) is computed.
         rest = others = _ZERO
         for k in range(classes):
             e = np.exp(score[k] - score[best])

@@ -23,7 +23,7 @@ def can_write(place: Path) -> bool:
 
 
 def places() -> list[Path]:
-    """The folders that numba tries, in order; a user without a home directory has no cache folder."""
+    """The folders that numba tries, in order; that of a user without a home directory is missing."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     mac = sys.platform == "darwin"
     user = Path(os.path.expanduser("~/Library/Caches" if mac else os.environ.get("XDG_CACHE_HOME")
@@ -39,8 +39,10 @@ def found() -> Path | None:
 
 @functools.cache
 def kept() -> bool:
-    """Whether compiled kernels are cached, if necessary in a temporary folder of this user; called before the
-    first one is compiled, because numba refuses to compile a kernel that it cannot cache."""
+    """Whether compiled kernels are cached, if necessary in a temporary folder of this user.
+
+    Call it before the first one is compiled: numba refuses to compile a kernel that it cannot cache.
+    """
     if found() is not None:
         return True
     tried = ", ".join(map(str, places()))
@@ -49,14 +51,14 @@ def kept() -> bool:
     warnings.warn(f"compiled kernels are {are}, since nothing can be written to {tried}; expected "
                   "NUMBA_CACHE_DIR to name a folder that you may write to", RuntimeWarning, stacklevel=2)
     if folder:
-        from numba import config  # which has read its variables already
+        from numba import config  # it has already read the environment
 
         os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
     return folder is not None
 
 
 def _temporary() -> Path | None:
-    """A folder of this user that no other user can write to: code that others can write must not be run."""
+    """A folder that only this user can write to, because its code will be run."""
     try:
         user = os.getuid() if hasattr(os, "getuid") else "mine"
         folder = Path(tempfile.gettempdir()) / f"refsgd-kernels-{user}"

@@ -1,21 +1,21 @@
-"""Compiled kernels: what `refsgd.problems.nn.layers` defines, in float32, at the speed of the machine.
+"""Compiled kernels for the layers of `refsgd.problems.nn.layers`, in float32.
 
-Kernels take addresses, sizes and strides (in bytes unless said otherwise) and check nothing:
-`refsgd.problems.nn.plan` is their only caller, and the tests hold each of them to its twin in
+Kernels take addresses, sizes and strides (in bytes unless stated otherwise) and check nothing. Only
+`refsgd.problems.nn.plan` calls them, and tests compare each with its definition in
 `refsgd.problems.nn.layers`. They release the interpreter lock, use one thread, and add in an order that
-depends on the shapes alone.
+depends only on the shapes.
 
-Letters that all kernels share:
+All kernels use these names:
 
-* ``sizes``: ``b`` images, and ``rows`` and ``columns`` of each image's output; ``height`` and ``width``: of
-  its input;
+* ``sizes``: ``b`` images, and the ``rows`` and ``columns`` of their outputs; ``height`` and ``width`` are
+  those of their inputs;
 * ``c`` channels of the input, ``o`` channels of the output;
-* ``patch``: ``taps``, rows of a filter, that are ``tr`` apart and ``run`` consecutive floats long;
+* ``patch``: ``taps``, the rows of a filter, ``tr`` apart, each ``run`` consecutive floats long;
 * ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
-* ``x`` input, ``y`` output, ``dx`` and ``dy`` their gradients: places of images, which are an address and
-  the strides from one image, row and pixel to the next;
+* ``x`` input, ``y`` output, ``dx`` and ``dy`` their gradients: places of images, that is, an address and the
+  strides from one image, row and pixel to the next;
 * ``w`` weights, ``bias``, ``dw``, ``db`` their gradients: addresses;
-* ``start``: what a sum begins with; ``floor``: the least that a result may be, 0 for a relu and else minus
+* ``start``: the initial value of a sum; ``floor``: the lower bound of a result, 0 for relu, else minus
   infinity.
 """
 from __future__ import annotations
@@ -47,12 +47,12 @@ from refsgd.problems.nn.vector import (
 
 
 class Cache(FunctionCache):
-    """numba's disk cache, which knows a kernel by its own code, told its other sources."""
+    """numba's disk cache, with a key that also covers the other source files of a kernel."""
 
     GENERATORS = ("vector.py", "pixels.py", "kernels.py")  # the intrinsics, and the kernels that others call
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """What the disk holds of the kernel; numba asks before it compiles one, too."""
+        """The kernel on disk, if there is one; numba calls this before it compiles."""
         if self._py_func is not product.py_func:
             _link_product()
         return super().load_overload(signature, target_context)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ class Cache(FunctionCache):
 
 @lru_cache
 def _generated(files: tuple[str, ...]) -> str:
-    """A hash of source files beside this one; empty where there are none to read."""
+    """A hash of source files beside this one, where they exist."""
     folder = Path(__file__).parent
     return sha256(b"".join(path.read_bytes() for path in map(folder.joinpath, files)
                            if path.is_file())).hexdigest()
@@ -72,16 +72,14 @@ def _generated(files: tuple[str, ...]) -> str:
 
 @cache
 def _link_product() -> None:
-    """Compile `product`, or load it, and tell the linker where it is: most of what is compiled would else
-    be copies of its tiles."""
+    """Compile or load `product` and give the linker its address, so that no kernel compiles a copy of it."""
     product.compile(PRODUCT.args)
     found = product.overloads[PRODUCT.args]
     llvmlite.binding.add_symbol(call_product.__name__,
                                 found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
 
 
-# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning. Nothing calls a
-# kernel from C.
+# Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
 _compile: Any = numba.njit(  # type: ignore[call-overload]
     nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"},
     no_cfunc_wrapper=True
@@ -89,7 +87,7 @@ _compile: Any = numba.njit(  # type: ignore[call-overload]
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function when it is first called, and keep it on disk."""
+    """Compile a function on its first call, and keep it on disk."""
     compiled = _compile(function)
     if kept():  # as numba's `cache=True`, with the cache above
         compiled._cache = Cache(function)  # type: ignore[no-untyped-call]
@@ -100,40 +98,39 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _HALF = ROWS // 2
 _tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)
-_tile_tall = make_tile(2 * ROWS, widths=(1,))  # fewer sums than that would wait for one another
+_tile_tall = make_tile(2 * ROWS, widths=(1,))  # fewer sums would wait for one another
 _sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_rows(r) for r in (1, 3, 5))
 
 PANEL = LANES * VECTORS
 _NO_FLOOR = np.float32(-np.inf)
 FLOAT = 4  # bytes
-# For `transpose`; numba takes a plain 0 for a type of its own, and would compile the kernel twice.
+# For `transpose`; for numba, a literal 0 is another type, so the kernel would be compiled twice.
 OVERWRITE, ACCUMULATE = np.int64(0), np.int64(1)
 _ZERO = np.float32(0)
-# Pixels of a 2x2 window in reading order, and "none": its largest was not positive.
+# Pixels of a 2x2 window in reading order, and "none": the largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
 
 
 @numba.njit(inline="always")
 def address(place, n, r, c):
-    """Where pixel ``(r, c)`` of image ``n`` lies, by the ``place`` of the first."""
+    """The address of pixel ``(r, c)`` of image ``n``, from the ``place`` of the first."""
     first, image, row, column = place
     return first + n * image + r * row + c * column
 
 
 @numba.njit(inline="always")
 def pixel(place, n, r, c, count):
-    """The ``count`` floats that begin at pixel ``(r, c)`` of image ``n``, by the ``place`` of the first."""
+    """The ``count`` floats from pixel ``(r, c)`` of image ``n`` on, from the ``place`` of the first."""
     return carray(floats(address(place, n, r, c)), (count,))
 
 
 @kernel
 def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
-    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products; see
-    `make_tile` for the formula.
+    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products.
 
-    Strides: ``am``, ``ai``, ``aj`` of a, ``wi``, ``wj`` of w, ``cm`` and ``sm`` from row to row of c and
-    start. ``wp`` is the distance of neighbouring columns of w at the borders of panels of `PANEL` columns: 4
-    for a plain matrix, more for one that was packed panel by panel.
+    `make_tile` states the formula. Strides: ``am``, ``ai``, ``aj`` of a; ``wi``, ``wj`` of w; ``cm``, ``sm``
+    of the rows of c and start. Panels of `PANEL` columns of w are ``wp * PANEL`` apart: ``wp`` is 4 for a
+    plain matrix, more for one that was packed panel by panel.
     """
     for first in range(0, n, PANEL):
         columns = min(n - first, PANEL)
@@ -188,10 +185,9 @@ def convolve_weights(sizes, x, patch, dy, o, dw):
 def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):
     """`convolve`, relu and 2x2 max-pooling at once: y has ``rows // 2`` rows and ``columns // 2`` columns.
 
-    ``winner`` (uint8, flat, as if y had no border) tells which pixel of its window was taken, or that none
-    was positive. ``scratch`` holds two rows of the convolution, which never leaves the cache; relu comes
-    after the maximum, which is the same and less work. An odd last row or column fills no window and is not
-    computed.
+    ``winner`` (uint8, flat, as if y had no border) is the largest pixel of each window, or "none" if it was
+    not positive. ``scratch`` holds two rows of the convolution, which stay in the cache. Relu comes after the
+    maximum, with the same result and less work. An odd last row or column is not computed.
     """
     (b, rows, columns), (taps, tr, run) = sizes, patch
     half = columns // 2
@@ -220,12 +216,13 @@ def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):
 
 @kernel
 def _live(n, dy, winner, o, k, sizes, strides, offsets, values):
-    """List the windows of channel k of image n that carry gradient: offsets of their winners' patches, and
-    the gradients; ``strides`` are those of rows and pixels of the patches."""
+    """List the windows of channel k of image n that carry gradient: their winners' patches and gradients.
+
+    Patches are offsets, with ``strides`` between rows and pixels.
+    """
     (_, rows, columns), (row, column) = sizes, strides
     count, total = 0, _ZERO
-    # Column by column: patches of neighbours in the list then lie in different rows, and their sums in dx do
-    # not wait for one another.
+    # Column by column: neighbours in the list have patches in different rows, so their sums are independent.
     for c in range(columns):
         for r in range(rows):
             p: Any = np.int64(winner[((n * rows + r) * columns + c) * o + k])
@@ -243,10 +240,10 @@ def _live(n, dy, winner, o, k, sizes, strides, offsets, values):
 def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch):
     """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
 
-    ``sizes`` are those of the pooling's output; ``winner`` as `convolve_pool` left it. ``w`` and dw, which
-    with db is in ``sums``, have shape (o, taps, run), the transpose of the layer's; dx has the strides of x,
-    must be 0, and is skipped if its address is 0. ``scratch`` is an array of int64 and one of float32, of
-    one entry more than there are windows.
+    ``sizes`` are those of the pooling's output; ``winner`` was set by `convolve_pool`; ``sums`` is (dw, db).
+    ``w`` and dw have shape (o, taps, run), the transpose of the layer's; dx has the strides of x, must be 0,
+    and is skipped if its address is 0. ``scratch`` is an array of int64 and one of float32, each one entry
+    longer than the number of windows.
     """
     (taps, tr, run), (dw, db), (offsets, values) = patch, sums, scratch
     at, vals = offsets.ctypes.data, values.ctypes.data
@@ -309,8 +306,10 @@ def transpose(rows, columns, a, t, accumulate):
 
 @kernel
 def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
-    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``; ``turned`` holds one panel of it
-    transposed at a time, ``zeros`` as many zeros as a panel has columns."""
+    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``.
+
+    ``turned`` is scratch for one transposed panel of w; ``zeros`` is a panel's row of zeros.
+    """
     for first in range(0, inputs, PANEL):
         width = min(PANEL, inputs - first)
         transpose(width, outputs, w + first * outputs * 4, turned, OVERWRITE)
@@ -322,14 +321,13 @@ def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
 
 @kernel
 def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):
-    """`convolve` for images of few pixels: the images are the rows of the product, and taps outside are
-    skipped.
+    """`convolve` for small images: the images are the rows of the product, and taps outside are skipped.
 
-    ``x`` is the place of the first pixel inside the border, ``image`` its shape (height, width, c), and
-    ``patch`` consists of taps, pad and stride.
+    ``x`` is the place of the first pixel inside the border, ``image`` the shape (height, width, c), and
+    ``patch`` is taps, pad and stride.
     """
     (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
-    for first in range(0, o, PANEL):  # one panel of the weights serves all pixels while it is in the cache
+    for first in range(0, o, PANEL):  # all pixels use a panel of the weights while it is in the cache
         shift = 4 * first
         for r in range(rows):
             i0, i1 = max(0, pad - r * stride), min(taps, height + pad - r * stride)
@@ -346,11 +344,11 @@ def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):
 
 @kernel
 def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):
-    """`convolve_weights` for images of few pixels; ``image`` and ``patch`` as in `convolve_by_pixel`."""
+    """`convolve_weights` for small images; ``image`` and ``patch`` as in `convolve_by_pixel`."""
     (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
     for i in range(taps):
         for j in range(taps):
-            # The outputs that this tap serves: those whose input pixel lies in the image.
+            # The outputs whose input pixel under this tap lies in the image.
             r0, r1 = max(0, -((i - pad) // stride)), min(rows, (height - 1 - i + pad) // stride + 1)
             q0, q1 = max(0, -((j - pad) // stride)), min(columns, (width - 1 - j + pad) // stride + 1)
             g = dw + (i * taps + j) * c * o * 4

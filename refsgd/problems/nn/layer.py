@@ -1,14 +1,12 @@
 """The interface of a layer, and chains of layers.
 
-A network is a plain list of layers. A layer is a frozen value with its hyper-parameters but without its
-parameters: these are in one flat vector, and the caller passes them as a dict from name to array.
-Every layer has the same five methods:
+A network is a list of layers. A layer holds its hyper-parameters; its parameters are in the net's flat
+vector, and the caller passes them as a dict from name to array. Every layer has five methods:
 
 * ``output_shape(shape)``: the output shape for one image of shape ``(H, W, C)`` (or ``(features,)``);
 * ``parameters(shape)``: names, shapes and fan-in of its parameters;
 * ``forward(p, x)``: the output ``y`` and the values that the backward pass needs;
-* ``backward(p, kept, dy)``: the gradient with respect to the input, and a dict of gradients of the
-  parameters;
+* ``backward(p, kept, dy)``: the gradients with respect to the input and to the parameters;
 * ``flops(shape)``: floating-point operations for one image, a multiplication and an addition counting as two.
 
 Images are NHWC: ``x[image, row, column, channel]``.
@@ -27,17 +25,15 @@ Parameters = dict[str, Array]
 
 
 class Parameter(NamedTuple):
-    """One parameter array of a layer: its shape, and the number of inputs that each output sums (0: not
-    random, see `fill`)."""
+    """One parameter array of a layer."""
 
     shape: Shape
-    fan_in: int
+    fan_in: int  #: number of inputs that each output sums, for the initial values; 0: they are `fill`
     fill: float = 0.0
 
 
 class Layer(Protocol):
-    """The interface of a layer. By default a layer preserves the shape, has no parameters, and does one
-    operation per number."""
+    """The interface of a layer; the defaults keep the shape, without parameters, at one FLOP per number."""
 
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the output for one input.
@@ -65,7 +61,7 @@ class Layer(Protocol):
         Returns
         -------
         dict of str to Parameter
-            In their order in the flat vector, without the parameters of layers in branches.
+            In their order in the flat vector, without those of layers in branches.
         """
         return {}
 
@@ -83,7 +79,7 @@ class Layer(Protocol):
         y : array
             The b outputs, in the precision of ``p`` and ``x``.
         kept : object
-            The values of this pass that `backward` needs.
+            The values that `backward` needs.
         """
         ...
 
@@ -104,7 +100,7 @@ class Layer(Protocol):
         dx : array, shape of x
             Gradient with respect to the input.
         gradients : dict of str to array
-            Gradient with respect to each array of ``p``, summed over the batch; nested as ``p`` is.
+            Gradient with respect to each array of ``p``, summed over the batch; nested like ``p``.
         """
         ...
 
@@ -125,7 +121,7 @@ class Layer(Protocol):
 
 
 def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, list[Any]]:
-    """Run layers one after the other: the output, and the values that each layer keeps for `backward`."""
+    """Run layers in order: the output, and the values that each layer keeps for `backward`."""
     kept = []
     for layer, q in zip(layers, p, strict=True):
         x, k = layer.forward(q, x)
@@ -134,7 +130,7 @@ def forward(layers: Sequence[Layer], p: list[Any], x: Array) -> tuple[Array, lis
 
 
 def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) -> tuple[Array, list[Any]]:
-    """Run layers backward: gradients with respect to the input, and of the parameters of each layer."""
+    """Run layers backward: gradients with respect to the input and to each layer's parameters."""
     gradients = []
     for layer, q, k in zip(reversed(layers), reversed(p), reversed(kept), strict=True):
         dy, g = layer.backward(q, k, dy)
@@ -143,7 +139,7 @@ def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) 
 
 
 def chain_shape(layers: Sequence[Layer], shape: Shape) -> Shape:
-    """The output shape of layers run one after the other."""
+    """The output shape of a chain of layers."""
     for layer in layers:
         shape = layer.output_shape(shape)
     return shape

@@ -1,9 +1,8 @@
-"""Layers of convolutional networks, each defined in a few lines of numpy; `refsgd.problems.nn.layer` has
-their interface.
+"""Layers of convolutional networks, each defined in a few lines of numpy.
 
-These functions *are* the definition. They work in the precision of their arguments, so that float64 can be
-checked against finite differences; `refsgd.problems.nn.kernels` computes the same faster, in float32, and is
-tested against them.
+`refsgd.problems.nn.layer` has their interface. They work in the precision of their arguments, so that float64
+can be checked against finite differences. `refsgd.problems.nn.kernels` computes the same faster, in float32,
+and is tested against them.
 """
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from refsgd.problems.nn.layer import Array, Layer, Parameter, Parameters, Shape
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """Convolution (in the usual sense of the field, a cross-correlation) with ``channels`` square filters.
+    """Convolution (a cross-correlation, as usual in the field) with ``channels`` square filters.
 
     ``y[n, r, c, o] = bias[o] + sum_{i, j, k} x[n, r*stride + i - pad, c*stride + j - pad, k] * weight[i, j,
     k, o]``, where pixels outside the image are 0.
@@ -33,10 +32,9 @@ class Conv(Layer):
     stride : int
         Pixels between adjacent positions of the filter.
     pad : int
-        Pixels by which the filter reaches beyond the image.
+        Pixels of zeros around the image.
     bias : bool
-        Whether there is a bias, shape (channels,); otherwise it is 0. The weight has shape (kernel, kernel,
-        C, channels).
+        Whether there is a bias, shape (channels,). The weight has shape (kernel, kernel, C, channels).
     """
 
     channels: int
@@ -70,7 +68,7 @@ class Conv(Layer):
         rows, columns = s * dy.shape[1], s * dy.shape[2]
         for i in range(self.kernel):
             for j in range(self.kernel):
-                # Each tap saw the input shifted by (i, j), so its share of the gradient goes back there.
+                # Tap (i, j) reads the input shifted by (i, j), and adds its share of the gradient there.
                 padded[:, i : i + rows : s, j : j + columns : s] += dy @ p["weight"][i, j].T
         return _inside(padded, self.pad, height, width), gradients
 
@@ -92,11 +90,10 @@ class Relu(Layer):
 
 @dataclass(frozen=True)
 class MaxPool(Layer):
-    """The largest pixel of each ``kernel x kernel`` window, windows ``stride`` apart; incomplete windows are
-    dropped.
+    """The largest pixel of each ``kernel x kernel`` window, windows ``stride`` apart.
 
-    Pixels outside the image, which ``pad`` includes in windows, are never the largest. The gradient goes to
-    the first largest pixel of a window, in reading order.
+    Incomplete windows are dropped, and pixels in the padding are never the largest. The gradient goes to the
+    first of the largest pixels of a window, in reading order.
 
     Parameters
     ----------
@@ -106,7 +103,7 @@ class MaxPool(Layer):
     Raises
     ------
     ValueError
-        If the pad is more than half the kernel: a window would lie outside the image.
+        If the pad is more than half the kernel, so that a window could lie outside the image.
     """
 
     kernel: int = 2
@@ -157,11 +154,10 @@ class GlobalAverage(Layer):
 
 @dataclass(frozen=True)
 class BatchNorm(Layer):
-    """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, mean and variance of each channel over the
-    batch.
+    """``y = gain * (x - mean) / sqrt(var + epsilon) + bias``, with each channel's mean and variance.
 
-    There is no running state: the layer is a function of the batch only. An evaluation computes the
-    statistics once, on a sample of images, and passes them as ``p["mean"]`` and ``p["var"]``.
+    They are those of the batch: there are no running averages. An evaluation computes them once, on a sample
+    of images, and passes them as ``p["mean"]`` and ``p["var"]``.
 
     Parameters
     ----------
@@ -186,7 +182,7 @@ class BatchNorm(Layer):
         axes = tuple(range(dy.ndim - 1))
         dgain, dbias = (dy * normal).sum(axis=axes), dy.sum(axis=axes)
         count = prod(dy.shape[:-1])
-        # Mean and variance depend on every x of the channel: hence the two terms besides dy.
+        # Mean and variance depend on every x of the channel, hence the last two terms.
         dx = p["gain"] * inverse * (dy - dbias / count - normal * dgain / count)
         return dx, {"gain": dgain, "bias": dbias}
 
@@ -198,8 +194,7 @@ class BatchNorm(Layer):
 class Dropout(Layer):
     """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps all.
 
-    The choice is a pure function of ``p["key"]`` (an integer; without a key all are kept) and of the
-    position.
+    The choice depends only on the position and on the integer ``p["key"]``; without a key, all are kept.
 
     Parameters
     ----------
@@ -227,7 +222,7 @@ class Dropout(Layer):
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """One row of features per image, in the order row, column, channel."""
+    """One row of features per image, ordered by row, column, channel."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return (prod(shape),)
@@ -290,7 +285,7 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
         ``(softmax(z) - onehot(labels)) / b``.
     """
     rows = np.arange(len(z))
-    shifted = z - z.max(axis=1, keepdims=True)  # the same softmax, and exp cannot overflow
+    shifted = z - z.max(axis=1, keepdims=True)  # the same softmax without overflow
     e = np.exp(shifted)
     total = e.sum(axis=1, keepdims=True)
     loss = float(np.mean(np.log(total[:, 0]) - shifted[rows, labels]))
@@ -304,7 +299,7 @@ def _positions(length: int, layer: Conv | MaxPool) -> int:
 
 
 def _windows(x: Array, layer: Conv | MaxPool, outside: float) -> Array:
-    """Views of shape ``(b, rows, columns, C, kernel, kernel)``: the window of each output position."""
+    """The window of each output position, as views of shape ``(b, rows, columns, C, kernel, kernel)``."""
     pad, size, stride = layer.pad, layer.kernel, layer.stride
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)
     return sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
@@ -315,7 +310,7 @@ def _inside(x: Array, pad: int, height: int, width: int) -> Array:
 
 
 def _hash(position: Array, key: int) -> Array:
-    """32 well-mixed bits for each position and key (the finaliser of MurmurHash3, twice)."""
+    """32 mixed bits for each position and key (the finaliser of MurmurHash3, twice)."""
     h = position ^ np.uint32(key & 0xFFFFFFFF)
     for _ in range(2):
         h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)

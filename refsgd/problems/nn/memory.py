@@ -1,5 +1,4 @@
-"""Memory of activations and their gradients: preallocated, with borders of zeros, addressed by strides in
-bytes."""
+"""Memory for activations and their gradients: preallocated, with borders of zeros, addressed by strides."""
 from __future__ import annotations
 
 from math import prod
@@ -15,7 +14,7 @@ Place = tuple[int, int, int, int]
 
 
 def zeros(*shape: int) -> Array:
-    """Zeros aligned to a cache line, so that vectors of one line never straddle two."""
+    """Zeros aligned to a cache line."""
     count = prod(shape)
     room = np.zeros(count + _LINE // 4, np.float32)
     first = -room.ctypes.data % _LINE // 4
@@ -31,17 +30,17 @@ class Room:
         self.data = zeros(0)
 
     def allocate(self, images: int) -> None:
-        """Make room, unless there is."""
+        """Allocate memory if there is not enough."""
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
 
 
 class Field:
-    """Room for one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
+    """Memory of one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
-    ``shape`` is that of one image without its border; features are one row of one pixel.  ``place`` is that
-    of the first pixel inside the border of the image sought last (`seek`), ``corner`` the address of the
-    first pixel of the border.
+    ``shape`` is that of one image without its border; a row of features is one pixel.  ``place`` is that of
+    the first pixel inside the border of the image last passed to `seek`, ``corner`` the address of the first
+    pixel of its border.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -61,7 +60,7 @@ class Field:
         return (height + 2 * self.pad) * (width + 2 * self.pad) * channels
 
     def allocate(self, images: int) -> None:
-        """Allocate memory unless there is some; previous contents are lost."""
+        """Allocate memory if there is not enough; previous contents are lost."""
         if self.of is not None:
             self.data = self.of.data
         elif self.room is not None:
@@ -73,14 +72,14 @@ class Field:
         self.seek(0)
 
     def seek(self, image: int) -> None:
-        """Set the place to one image and those that follow it."""
+        """Set the place to one image and those after it."""
         pixel = 4 * self.shape[2]
         row = (self.shape[1] + 2 * self.pad) * pixel
         self.corner = self._begin + image * 4 * self.floats
         self.place = (self.corner + self.pad * (row + pixel), 4 * self.floats, row, pixel)
 
     def at(self, row: int, column: int, stride: int = 1) -> Place:
-        """The place of the pixels from (row, column) on that are ``stride`` apart."""
+        """The place of every ``stride``th pixel from (row, column) on."""
         first, image, down, right = self.place
         return first + row * down + column * right, image, stride * down, stride * right
 
@@ -91,14 +90,14 @@ class Field:
         return first, 0, 0, image
 
     def need(self, pad: int) -> None:
-        """Ask for a border of some width, before there is room."""
+        """Request a border of some width, before memory is allocated."""
         self.pad = max(self.pad, pad)
 
 
 class Buffer:
-    """The output of a step for every image, and the gradient of the loss with respect to it.
+    """A step's output for every image, and the gradient of the loss with respect to it.
 
-    Successive steps may share one field as their gradient if it has the same values.
+    Successive steps with the same gradient may share its field.
     """
 
     def __init__(self, shape: Shape, wanted: bool = True) -> None:
@@ -109,7 +108,7 @@ class Buffer:
         self.twins = False  # value and gradient need the same border
 
     def settle(self) -> bool:
-        """Give value and gradient the same border if they need it."""
+        """Give value and gradient the same border if they need it; returns whether that changed one."""
         if not self.twins or self.value.pad == self.gradient.pad:
             return False
         self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
@@ -130,11 +129,11 @@ class Scratch:
         self._addresses: dict[str, int] = {}
 
     def need(self, name: str, floats: int) -> None:
-        """Ask for an area of some size, before `allocate`."""
+        """Request an area of some size, before `allocate`."""
         self._sizes[name] = max(self._sizes.get(name, 0), floats)
 
     def allocate(self) -> None:
-        """Make room, unless there is."""
+        """Allocate memory if there is not enough."""
         for name, size in self._sizes.items():
             if name not in self._areas or self._areas[name].size < size:
                 self._areas[name] = zeros(size)

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float32]
 
-# Spawn key of the random stream of initial parameters, so that no other use of the same seed repeats it.
+# Spawn key of the initial parameters' random stream, so that no other use of the same seed repeats it.
 _INITIAL = 0x1217
-# Numbers drawn at a time: they are float64 first, which for all of a layer would be the most memory that
-# training ever takes.
+# Numbers drawn at a time, as float64: a whole layer at once would be the peak of the memory of training.
 _DRAWN = 1 << 14
 
 
@@ -38,8 +37,7 @@ class Segment(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One layer in a net's description; FLOPs of a forward pass and activation bytes (float32) for one
-    image."""
+    """One layer in a net's description, with FLOPs (forward) and bytes of activations for one image."""
 
     name: str
     output_shape: Shape
@@ -49,25 +47,21 @@ class Row(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A layer in its place: name, input and output shape, byte offsets of its parameters in the flat vector.
-
-    Layers with branches are listed too, after the layers of their branches.
-    """
+    """A layer in its place in a net; one with branches comes after the layers of its branches."""
 
     name: str
     layer: Layer
-    shape: Shape
+    shape: Shape  #: of its input
     output_shape: Shape
-    at: dict[str, int]
+    at: dict[str, int]  #: byte offsets of its parameters in the flat vector
 
 
 class Net:
     """A list of layers with softmax cross-entropy on top.
 
-    `parameters` is the length d of the flat vector, `segments` the place of each array in it, by name
-    ("conv1.weight"), `classes` the number of scores.  A net owns the buffers in which it computes, a set for
-    each thread that uses it at the same time.  Two nets of the same name give the same bits for the same
-    arguments.
+    `parameters` is the length d of the flat vector, `segments` the place of each array in it by name
+    ("conv1.weight"), `classes` the number of scores.  Several threads may use a net at the same time, each
+    with its own buffers.  Two nets of the same name give the same bits for the same arguments.
 
     Examples
     --------
@@ -89,10 +83,10 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
-        self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread uses now
+        self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread is using
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
-        """Name the layers, those of branches included, and give each of their parameters its segment."""
+        """Name the layers, including those of branches, and assign a segment to each of their parameters."""
         for layer in layers:
             kind = type(layer).__name__.lower()
             self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -116,7 +110,7 @@ class Net:
         return f"Net({self.name!r}, {self.layers}, {self.input_shape})"
 
     def init(self, seed: int) -> Vector:
-        """Initial parameters, float32 (d,): uniform in +-1/sqrt(fan in), as PyTorch's default."""
+        """Initial parameters, float32 (d,): uniform in +-1/sqrt(fan in), like PyTorch's default."""
         random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_INITIAL,)))
         x = np.empty(self.parameters, np.float32)
         for name, (part, _) in self.segments.items():
@@ -132,15 +126,14 @@ class Net:
         """Mean loss over a batch and its gradient, a new float32 array (d,); zeros for no images.
 
         ``x`` is float32 (d,), ``images`` float32 (b, H, W, C), ``labels`` are integers (b,). ``key`` chooses
-        what dropout drops; without one nothing is dropped. Raises ValueError for arguments of other types and
-        shapes, and FloatingPointError for a loss that is not finite, naming the first such layer.
+        what dropout drops; without one, nothing is dropped. Raises ValueError for other types and shapes, and
+        FloatingPointError if the loss is not finite, naming the first layer with such an output.
         """
         return self._weighted(x, images, labels, 1.0, key)
 
     def _weighted(self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None,
                   g: Vector | None = None) -> tuple[float, Vector]:
-        """`gradient` times ``weight``: what these images contribute to a larger batch; into ``g``, if
-        there is one."""
+        """`gradient` times ``weight``, written to ``g`` if given: these images' share of a larger batch's."""
         images, labels = self._checked(x, images, labels)
         if g is None:
             g = np.zeros(self.parameters, np.float32)
@@ -171,11 +164,11 @@ class Net:
         return loss * weight / b, g
 
     def layered(self, images: Array, labels: Array, key: int | None = None) -> LayerByLayer:
-        """`gradient`, one layer of ``parts`` after the other: each takes its parameters when its forward pass
-        begins, and gives its gradient when its backward pass ends.
+        """`gradient` layer by layer of ``parts``.
 
-        The whole batch passes together, so the gradient equals `gradient` up to rounding (bit for bit up to
-        the net's chunk, 64 images or more).
+        Each layer takes its parameters when its forward pass begins, and gives its gradient when its backward
+        pass ends.  The batch is not divided into chunks, so the result equals `gradient` up to rounding, and
+        bit for bit if the batch is at most one chunk (64 images or more).
         """
         return LayerByLayer(len(self.parts), self.layer_by_layer(images, labels, key))
 
@@ -235,8 +228,7 @@ class Net:
         return loss / b, right / b
 
     def describe(self) -> list[Row]:
-        """One row per layer: name, output shape, parameters, FLOPs forward and activation bytes for one
-        image."""
+        """One row per layer, for one image."""
         rows = []
         for name, layer, shape, output, at in self.leaves:
             count = sum(prod(self.segments[f"{name}.{key}"].shape) for key in at)
@@ -245,8 +237,10 @@ class Net:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The layers with parameters, in order; their work is in FLOPs of one image, those of the layers
-        without parameters that follow included (of the first also those before it)."""
+        """The layers with parameters, in order, with their work in FLOPs of one image.
+
+        The work includes the following layers without parameters, and for the first part those before it.
+        """
         found: list[list[Row]] = [[]]
         for row in self.describe():
             if row.parameters and any(before.parameters for before in found[-1]):
@@ -259,31 +253,31 @@ class Net:
                      for rows, first, end in zip(found, ends, ends[1:], strict=False))
 
     def work(self, b: int) -> float:
-        """Floating-point operations of a gradient of b images: a backward pass is taken for two forward
-        ones."""
+        """FLOPs of a gradient of b images, counting a backward pass as two forward passes."""
         return 3 * b * sum(part.work for part in self.parts)
 
     def memory(self, b: int) -> int:
-        """Bytes that training takes with batches of b images: parameters, activations and their gradients.
+        """Bytes for training with batches of b images: parameters, activations and their gradients.
 
-        The kernels stay within 1.2 times that: relu and pooling computed with their convolution save what
-        borders and scratch cost.
+        The kernels take at most 1.2 times that: borders and scratch cost memory, relu and pooling that are
+        fused with their convolution save it.
         """
         return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
 
     def compile(self) -> None:
-        """Compile, or load from the disk cache, everything that `gradient` needs: seconds once, then
-        milliseconds."""
+        """Compile the kernels that `gradient` needs (seconds), or load them from disk (milliseconds)."""
         self.gradient(self.init(0), np.zeros((1, *self.input_shape), np.float32), np.zeros(1, np.int64))
 
     def reference_gradient(self, x: Array, images: Array, labels: Array,
                            key: int | None = None) -> tuple[float, Array]:
-        """`gradient` by the numpy definitions of the layers, in the precision of ``x``; without checks."""
+        """`gradient` from the layers' numpy definitions, in the precision of ``x``; without checks."""
         return reference.gradient(self.layers, self.unflatten(x, key), images.astype(x.dtype), labels)
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
-        """Views of the flat vector as `refsgd.problems.nn.layer.forward` takes them: for each layer a dict by
-        name, or a list of such lists, one for each of its branches; every dropout is given ``key``."""
+        """The flat vector as a list of one dict of views per layer, for `refsgd.problems.nn.layer.forward`.
+
+        A layer with branches has a list of such lists instead; every dropout gets ``key``.
+        """
         dropping = {} if key is None else {"key": np.asarray(key)}
         views: dict[str, dict[str, Array]] = {leaf.name: dict(dropping) if isinstance(leaf.layer, Dropout)
                                               else {} for leaf in self.leaves}
@@ -294,12 +288,12 @@ class Net:
 
     @contextmanager
     def _planned(self, keep: bool) -> Iterator[Plan]:
-        """A plan that no other thread uses meanwhile: the nodes of one host share a net."""
+        """A plan that no other thread uses at the same time: the nodes of one host share a net."""
         from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
 
         idle = self._idle[keep]
         try:
-            plan = idle.pop()  # in one step, as every method of a list
+            plan = idle.pop()  # atomic
         except IndexError:
             plan = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves), keep)
         try:
@@ -308,13 +302,13 @@ class Net:
             idle.append(plan)
 
     def _finite(self, x: Array, images: Array, found: tuple[float, Vector]) -> tuple[float, Vector]:
-        """A loss and its gradient, unless the loss is not finite."""
+        """A loss and its gradient; raises if the loss is not finite."""
         if not np.isfinite(found[0]):
             raise FloatingPointError(self._diagnosis(x, images, found[0]))
         return found
 
     def _diagnosis(self, x: Array, images: Array, loss: float) -> str:
-        """Where the first number that is not finite appears."""
+        """Where the first non-finite number appears."""
         where = f"net {self.name}: loss is {loss}"
         for name, (part, _) in self.segments.items():
             if not np.isfinite(x[part]).all():
@@ -327,10 +321,10 @@ class Net:
                 images, _ = layer.forward(p, images)
                 if not np.isfinite(images).all():
                     return f"{where}: {name} is the first layer whose output is not finite"
-        return f"{where}: every layer's output is finite, the scores are too far apart"
+        return f"{where}: every layer's output is finite, but the scores are too far apart"
 
     def _checked(self, x: Array, images: Array, labels: Array) -> tuple[Array, Array]:
-        """The images and labels as the kernels read them, after checking all three arguments."""
+        """Check the arguments and return images and labels in the kernels' form."""
         if x.shape != (self.parameters,) or x.dtype != np.float32 or not x.flags.c_contiguous:
             raise ValueError(
                 f"net {self.name}: parameters are {x.dtype} of shape {x.shape}, "
@@ -348,12 +342,12 @@ class Net:
             raise ValueError(f"net {self.name}: labels lie in {labels.min()}..{labels.max()}, expected "
                              f"0..{self.classes - 1}")
         labels = np.ascontiguousarray(labels, np.int64).view()
-        labels.setflags(write=False)  # the kernel is compiled for read-only labels alone
+        labels.setflags(write=False)  # the kernel is compiled for read-only labels only
         return np.ascontiguousarray(images), labels
 
 
 def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Parameter]]:
-    """Output shape and parameters of a layer on inputs of that shape, after checking that it takes them."""
+    """Output shape and parameters of a layer for an input shape, which is checked."""
     try:
         output = layer.output_shape(shape)
         parameters = layer.parameters(shape)
@@ -366,7 +360,7 @@ def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Pa
 
 
 def _nested(layers: Sequence[Layer], leaves: Iterator[dict[str, Array]]) -> list[Any]:
-    """Group what the leaves hold as the layers are grouped."""
+    """The leaves' values, nested like the layers."""
     nested: list[Any] = []
     for layer in layers:
         inner = [_nested(branch, leaves) for branch in getattr(layer, "branches", ())]

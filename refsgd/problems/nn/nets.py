@@ -1,4 +1,4 @@
-"""The networks by name."""
+"""Networks by name."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,8 +31,7 @@ def _shallow(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def _lenet5(shape: Shape, classes: int, width: int) -> Layers:
-    """LeNet-5 (LeCun et al. 1998) with relu, max-pooling and full connections: 61,706 parameters for 28x28
-    images."""
+    """LeNet-5 (LeCun et al. 1998) with relu, max-pooling and full connections: 61,706 parameters at 28 px."""
     return [
         Conv(6, 5, pad=2), Relu(), MaxPool(),
         Conv(16, 5), Relu(), MaxPool(),
@@ -46,7 +45,7 @@ def _mlp(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def _softmax(shape: Shape, classes: int, width: int) -> Layers:
-    """Softmax regression: a convex problem."""
+    """Softmax regression, a convex problem."""
     return [Flatten(), Linear(classes)]
 
 
@@ -55,7 +54,7 @@ def _normed(channels: int, kernel: int, stride: int = 1) -> Layers:
 
 
 def _stem(shape: Shape, width: int) -> Layers:
-    """The first layers of a residual net: for large images those of the paper, which shrink them fourfold."""
+    """The first layers of a residual net; for large images those of the paper, which shrink them fourfold."""
     if min(shape[:2]) > 64:
         return [*_normed(width, 7, 2), Relu(), MaxPool(3, 2, 1)]
     return [*_normed(width, 3), Relu()]
@@ -120,8 +119,7 @@ def _inception(shape: Shape, classes: int, width: int) -> Layers:
 
 
 def _vgg16(shape: Shape, classes: int, width: int) -> Layers:
-    """VGG-16 (Simonyan and Zisserman 2015): 138,357,544 parameters at 224 px; one linear layer follows small
-    images."""
+    """VGG-16 (Simonyan and Zisserman 2015): 138,357,544 parameters at 224 px; one linear layer below."""
     layers: Layers = []
     for multiple, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
         for _ in range(count):
@@ -157,11 +155,11 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     Parameters
     ----------
     name : str
-        One of `NAMES`, optionally with the width of its first layers after a colon: "resnet18:16".
-        The default is 64 for the large nets (other layers follow in proportion), 128 for "mlp", 16 for
-        "tiny".
+        One of `NAMES`, optionally with the width of its first layers after a colon, as in "resnet18:16";
+        other layers are scaled in proportion. The default width is 64 for the large nets, 128 for "mlp", 16
+        for "tiny".
     input_shape : (H, W, C), optional
-        Shape of the images; by default the one for which the net was designed.
+        Shape of the images; by default that for which the net was designed.
     classes : int
 
     Returns

@@ -1,6 +1,6 @@
-"""LLVM vectors over the pixels of one image: moments, scaling, and the backward pass of batch norm.
+"""Intrinsics over the pixels of one image: moments, scaling, and the backward pass of batch norm.
 
-Addresses, strides and types are those of `refsgd.problems.nn.vector`.
+Addresses, strides and types are as in `refsgd.problems.nn.vector`.
 """
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from refsgd.problems.nn.vector import (
     variables,
 )
 
-_AHEAD = 4  # pixels whose sums are independent of one another, which hides the latency of an addition
+_AHEAD = 4  # pixels summed independently, to hide the latency of an addition
 
 
 def _over_pixels(b: Any, rows: Any, columns: Any, places: list[Any], sums: int, visit: Any) -> list[Any]:
-    """Emit ``visit(addresses, totals)`` for each pixel of an image, and return the sums that it adds up in
-    ``totals``.
+    """Emit ``visit(addresses, totals)`` for each pixel of an image, and return the sums in ``totals``.
 
-    ``places`` gives address, row stride and pixel stride of each array that is read or written.
+    ``places`` gives the address, row stride and pixel stride of each array that is read or written.
     """
     totals = [variables(b, sums) for _ in range(_AHEAD)]
     for total in (total for some in totals for total in some):
@@ -55,8 +54,7 @@ def _add_to(b: Any, total: Any, value: Any) -> None:
 
 @emitted
 def pixel_moments(b, rows, columns, x, xr, xc, pivot, s, q, lanes):
-    """``s = sum of x - pivot``, ``q = sum of (x - pivot)**2`` over the pixels of one image, for ``lanes``
-    channels."""
+    """``s = sum of x - pivot``, ``q = sum of (x - pivot)**2`` over an image, for ``lanes`` channels."""
     mask = mask_of(b, lanes)
     middle = load(b, pivot, mask)
 
@@ -85,10 +83,10 @@ def pixel_scale(b, rows, columns, x, xr, xc, scale, shift, y, yr, yc, floor, lan
 def make_pixel_gradient(sums: bool) -> Any:
     """An intrinsic for the backward pass of batch norm over the pixels of one image, for ``lanes`` channels.
 
-    ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes)``,
-    with e the entries of dy where ``scale * x + shift`` exceeds the floor, else 0. If ``sums``, the sums of e
-    and of ``e * (x - mean)`` go to the addresses u and w; else ``u = f0 * e + f1 * (x - mean) + f2``, the
-    three factors of each channel lying ``uw`` apart from w on.
+    ``gradient(rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes)``:
+    let e be dy where ``scale * x + shift`` exceeds the floor, else 0. If ``sums``, the sums of e and of
+    ``e * (x - mean)`` are stored at u and w; else ``u = f0 * e + f1 * (x - mean) + f2``, with the three
+    factors of a channel ``uw`` apart from w on.
     """
 
     @emitted

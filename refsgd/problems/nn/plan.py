@@ -1,9 +1,9 @@
 """The execution plan of a net: a list of steps over preallocated buffers.
 
-`Plan` visits the layers once and makes each a step that runs one kernel, or a few, forward and backward.
-Adjacent layers that are cheaper together become one step: a relu joins the previous layer, and a small
-convolution + relu + 2x2 pooling is one step whose backward pass visits only the pixels that won their window.
-Branches become sections of the list.
+`Plan` makes each layer a step that runs one or a few kernels forward and backward. Adjacent layers that are
+cheaper together become one step: a relu joins the layer before it, and a small convolution with relu and 2x2
+pooling is one step whose backward pass visits only the largest pixel of each window. Branches become sections
+of the list.
 """
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ from refsgd.problems.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelSt
 
 At = dict[str, int]
 
-# A group of images takes at least this many bytes, and less than twice as many: it stays in the cache that
-# two cores share, and groups are large enough that their overhead is small.
+# A group of images takes at least this many bytes, and less than twice as many: it fits into the cache that
+# two cores share, and is large enough that its overhead is small.
 _CACHE = 8 << 20
 
 
 class Stage:
-    """Steps through which a group of images passes before the next group: the output of a step is still in
-    the cache when the next step reads it.
+    """Steps that process one group of images after the other, so that each reads its input from the cache.
 
-    Batch norm ends a stage, because it reads all images before it changes the first. Neither groups nor
-    stages change a sum over the images of a batch, except Winograd's, which adds up its transformed filters
-    by group.  If not ``grouped``, the images stay together.
+    Batch norm ends a stage, because it reads all images before it changes the first. Groups and stages change
+    no sum over the images of a batch, except Winograd's gradients, which are summed by group.  Without
+    ``grouped``, all images are one group.
     """
 
     def __init__(self, steps: list[Step], grouped: bool) -> None:
@@ -62,10 +61,9 @@ class Stage:
                    for buffer in (step.source, step.target, getattr(step, "normed", step.target))}
         fields = [field for buffer in buffers.values() for field in (buffer.value, buffer.gradient)]
         self.fields = list({id(field): field for field in fields}.values())
-        self.images = 0  # that a group has at least; 0: all
+        self.images = 0  # least number in a group; 0: all
         if grouped:
-            # Filters are laid out anew for each group: this must be cheap compared with the work on the
-            # images.
+            # Filters are packed for each group, which must be cheap compared with the work on the images.
             filters = sum(step.conv.kernel**2 * step.c * step.o for step in steps
                           if isinstance(step, ConvStep))
             self.images = max(8,
@@ -78,7 +76,7 @@ class Stage:
         return found
 
     def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Divide images into groups; for each, set the fields of the stage to its first image."""
+        """Divide images into groups, and set the stage's fields to each group's first image."""
         groups = b // self.images if self.images else 1
         if groups <= 1:
             yield b, frame
@@ -98,8 +96,8 @@ class Stage:
 class Plan:
     """The steps of one net and the buffers between them.
 
-    ``at`` holds the byte offsets of each layer's parameters, layers of branches before the layer that has
-    them.  Without ``keep`` there is only a forward pass, and later buffers reuse memory.
+    ``at`` gives the byte offsets of each layer's parameters, layers of branches first.  Without ``keep``
+    there is only a forward pass, and buffers share memory.
     """
 
     def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True) -> None:
@@ -117,18 +115,17 @@ class Plan:
                 step.share()
         if not keep:
             self._share_rooms()
-        # whether a step takes statistics of the batch
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
         self.stages = list(self._staged())
         self.pieces = self._pieces()
         whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
-        # Images that pass at once, None for the whole batch: chunks that stay near the cache, yet long enough
-        # to pay for reading the weights again.
+        # Images computed at once, None for all: few enough to stay near the cache, enough to pay for reading
+        # the weights again.
         self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
 
     def _staged(self) -> Iterator[Stage]:
-        """The steps by stages: from one batch norm to the next if there are any, otherwise one per step."""
+        """The stages: from one batch norm to the next; if there is none, one per step."""
         if not self.normalises:
             yield from (Stage([step], grouped=False) for step in self.steps)
             return
@@ -141,8 +138,8 @@ class Plan:
         yield Stage(steps, self.keep)
 
     def _pieces(self) -> list[list[Stage]]:
-        """The steps one by one, a list for each layer with parameters: its own, and those that follow up to
-        the next such layer (for the first also those before it)."""
+        """The steps one by one, in a list per layer with parameters: its own steps and those up to the next
+        such layer, for the first also those before it."""
         pieces: list[list[Stage]] = [[]]
         at: At = {}
         for stage in self.stages:
@@ -154,7 +151,7 @@ class Plan:
         return pieces
 
     def _share_rooms(self) -> None:
-        """Give every value a room that no other value needs at the time."""
+        """Give every value memory that no other value needs at the same time."""
         spans = {id(self.input.value): [-1, 0]}
         fields = [self.input.value]
         for k, step in enumerate(self.steps):
@@ -170,7 +167,6 @@ class Plan:
         for field in fields:
             first, end = spans[id(field)]
             free = [room for room in rooms if room.free_after < first]
-            # The room that needs the least growth, or has the least excess.
             room = min(free, key=lambda room: abs(room.floats - field.floats), default=None)
             if room is None:
                 room = Room()
@@ -179,9 +175,9 @@ class Plan:
 
     def _chain(self, layers: Sequence[Layer], source: Buffer, branch: bool = False,
                accumulate: bool = False) -> Buffer:
-        """Append the steps of layers run one after the other; ``branch``: others read the source too."""
+        """Append the steps of a chain of layers; ``branch``: others read the source too."""
         if branch and layers and not isinstance(layers[0], Conv | MaxPool):
-            # It might work in place, or cannot add to a gradient.
+            # The layer may work in place, or cannot add to a gradient.
             own = self._buffer(source.shape, source.wanted)
             self._append(CopyStep(source, own), accumulate)
             source, accumulate = own, False
@@ -195,8 +191,7 @@ class Plan:
         return source
 
     def _layer(self, following: list[Layer], source: Buffer) -> tuple[Buffer, int]:
-        """Append the step of the first layer and of the layers fused with it; returns its output and their
-        number."""
+        """Append the step of the first layer, fused with others if possible; returns output, layers taken."""
         layer = following[0]
         relu = following[1:2] == [Relu()]
         if isinstance(layer, Residual):
@@ -255,8 +250,7 @@ class Plan:
         if relu:
             next(self._at)
         if z.wanted and not (layer.shortcut and last.masks):
-            # The gradient of a sum is the gradient of both terms: the body's and the shortcut's are one
-            # field.
+            # Both terms of a sum have its gradient, so body and shortcut share one field.
             z.gradient.need(y.gradient.pad)
             y.gradient = z.gradient
         self._append(AddStep(z, y, relu))
@@ -301,13 +295,13 @@ class Plan:
         self.capacity = images
 
     def forward(self, images: Array, frame: Frame) -> None:
-        """Compute the scores, into the value of ``self.output``."""
+        """Compute the scores, in the value of ``self.output``."""
         self.read(images)
         for stage in self.stages:
             self._forward(stage, len(images), frame)
 
     def read(self, images: Array) -> None:
-        """Copy the images to where the first step finds them."""
+        """Copy the images into the input of the first step."""
         first = self.input.value
         rows, columns, c = first.shape
         row = 4 * columns * c
@@ -326,7 +320,7 @@ class Plan:
             elementwise.zero_border(b, *field.shape, field.pad, field.place)
 
     def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
-        """Compare the scores with the labels; leaves the gradient in ``self.output``."""
+        """Loss and number of correct predictions; sets the gradient of ``self.output``."""
         z, dz = self.output.value.place, self.output.gradient.place
         loss, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z, labels, share, dz)
         return loss, right
@@ -342,7 +336,7 @@ class Plan:
                 step.backward(count, group)
 
     def forward_piece(self, stages: list[Stage], b: int, frame: Frame) -> None:
-        """Run the steps of one layer forward, with its parameters as they are now."""
+        """Run the steps of one layer forward, with its current parameters."""
         for stage in stages:
             for step in stage.steps:
                 step.prepare(frame)

@@ -1,4 +1,4 @@
-"""Steps of a plan that do not multiply: normalise, pool, add, move."""
+"""Steps of a plan without matrix products: normalisation, pooling, addition, copies."""
 from __future__ import annotations
 
 from math import prod
@@ -13,10 +13,10 @@ from refsgd.problems.nn.steps import NO_FLOOR, RELU, Step
 
 
 class MomentsStep(Step):
-    """The first half of batch norm: forward its statistics, backward the gradient of its input.
+    """The first half of batch norm: forward the statistics, backward the gradient of the input.
 
-    Both halves of batch norm see all images before the other half sees the first, so each is on its own side
-    of a border between stages (see `refsgd.problems.nn.plan.Stage`)."""
+    Each half needs all images before the other may begin, so a border between stages separates them (see
+    `refsgd.problems.nn.plan.Stage`)."""
 
     def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int],
                  relu: bool) -> None:
@@ -40,7 +40,7 @@ class MomentsStep(Step):
             )  # fmt: skip
 
     def numbers(self, b: int, frame: Frame) -> int:
-        """How many numbers of each channel there were, up to the last of these images."""
+        """The count of numbers of each channel, up to the last of these images."""
         rows, columns, _ = self.source.value.shape
         return (frame.first + b) * rows * columns
 
@@ -52,8 +52,7 @@ class MomentsStep(Step):
 
 
 class BatchNormStep(Step):
-    """The second half of batch norm, with the relu that follows it if there is one: forward the output,
-    backward the sums over the batch."""
+    """The second half of batch norm, with a relu if one follows: forward the output, backward the sums."""
 
     def __init__(self, moments: MomentsStep) -> None:
         super().__init__(moments.source, moments.normed)
@@ -114,10 +113,9 @@ class AverageStep(Step):
 
 
 class AddStep(Step):
-    """``target += source``, then relu if one follows: the end of a residual block, in place in the body's
-    output.
+    """The end of a residual block: ``target += source``, in place in the body's output, then a relu if any.
 
-    Where both gradients are one field, there is nothing to do backward but to mask it."""
+    If both gradients are one field, the backward pass only masks it."""
 
     masks = True
 
@@ -126,7 +124,7 @@ class AddStep(Step):
         self.floor = RELU if relu else NO_FLOOR
 
     def added(self) -> Place:
-        """What is added to the target."""
+        """The place of the summand."""
         return self.source.value.place
 
     def forward(self, b: int, frame: Frame) -> None:
@@ -143,8 +141,7 @@ class AddStep(Step):
 
 
 class ReluStep(AddStep):
-    """Relu in place: source and target are one buffer, to which zeros are added. The steps that reach here
-    do not need what it overwrites."""
+    """Relu in place: source and target are one buffer, to which zeros are added."""
 
     def __init__(self, buffer: Buffer) -> None:
         super().__init__(buffer, buffer, relu=True)
@@ -155,7 +152,7 @@ class ReluStep(AddStep):
 
 
 class DropoutStep(Step):
-    """Dropout in place: what is dropped depends on the place and ``frame.key`` alone."""
+    """Dropout in place, as a function of the position and ``frame.key``."""
 
     masks = True
 
@@ -180,13 +177,12 @@ class DropoutStep(Step):
 
 
 class FlattenStep(Step):
-    """Features in one row: a copy without the border, or no work where there is none and both share the
-    memory."""
+    """Features in one row: a copy without the border, or the same memory if there is no border."""
 
     masks = True
 
     def share(self) -> None:
-        """Share the memory, where the images have no border; to be asked once all borders are known."""
+        """Share memory if the images have no border; call this when all borders are known."""
         for of, field in (
             (self.source.value, self.target.value),
             (self.source.gradient, self.target.gradient),
@@ -204,21 +200,21 @@ class FlattenStep(Step):
             elementwise.copy(b, *self._rows(), self._features(t), d.place, False)
 
     def _rows(self) -> tuple[int, int, int]:
-        """Rows of an image, each taken for one pixel."""
+        """The shape of an image whose rows count as one pixel each."""
         rows, columns, c = self.source.value.shape
         return rows, 1, columns * c
 
     def _features(self, field: Field) -> Place:
-        """The place of the features as rows of an image without a border."""
+        """The place of the features, as rows of an image without a border."""
         rows, columns, c = self.source.value.shape
         first, image, _, _ = field.place
         return first, image, 4 * columns * c, 0
 
 
 class CopyStep(Step):
-    """A copy of an activation into channels of another; its gradient goes back, or is added.
+    """Copies an activation into channels of another; backward, copies or adds the gradient.
 
-    It joins branches, and it gives a branch that works in place an input of its own."""
+    Joins branches, and gives a branch that works in place its own input."""
 
     masks = True
 

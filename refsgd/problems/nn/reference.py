@@ -1,4 +1,4 @@
-"""A net computed by the definitions of its layers: plain numpy, in the precision of the parameters, slow.
+"""A net computed from its layers' definitions: plain numpy, slow, in the precision of the parameters.
 
 The kernels are tested against these functions, and nets use them if numba cannot be imported.
 """
@@ -14,12 +14,12 @@ import numpy as np
 from refsgd.problems.nn.layer import Array, Layer, backward, forward
 from refsgd.problems.nn.layers import BatchNorm, softmax_cross_entropy
 
-_CHUNK = 64  # images that an evaluation processes at once
+_CHUNK = 64  # images evaluated at once
 
 
 @cache
 def has_kernels() -> bool:
-    """Whether nets are computed by compiled kernels; warns once if they cannot be."""
+    """Whether nets use compiled kernels; warns once if they cannot."""
     try:
         import numba  # noqa: F401
     except ImportError as error:
@@ -51,7 +51,7 @@ def loss_and_accuracy(layers: Sequence[Layer], p: list[Any], images: Array, labe
 
 
 def _fix_statistics(layers: Sequence[Layer], p: list[Any], x: Array) -> Array:
-    """Set the mean and the variance of every batch norm to those of its inputs for the images `x`."""
+    """Set each batch norm's mean and variance to those of its inputs for the images `x`."""
     for layer, q in zip(layers, p, strict=True):
         for branch, inner in zip(getattr(layer, "branches", ()), q, strict=False):
             _fix_statistics(branch, inner, x)

@@ -1,4 +1,4 @@
-"""Steps of a plan that multiply: convolutions and linear layers."""
+"""Steps of a plan with matrix products: convolutions and linear layers."""
 from __future__ import annotations
 
 from math import prod
@@ -16,21 +16,20 @@ NO_FLOOR, RELU = np.float32(-np.inf), np.float32(0)
 
 
 class Step:
-    """One entry of a plan. ``prepare`` and ``finish`` run once a gradient, the others once a chunk of images.
+    """One entry of a plan. ``prepare`` and ``finish`` run once per gradient, the others once per chunk.
 
-    Forward it reads its source and writes its target; backward it reads the target's gradient and writes the
-    source's.  ``at`` are byte offsets of parameters in the flat vector by name, ``relu`` tells whether a relu
-    follows."""
+    Forward, it reads its source and writes its target; backward, it reads the target's gradient and writes
+    the source's.  Subclasses take ``relu``: whether a relu follows."""
 
     accumulate = False  #: whether ``backward`` adds to the source's gradient, which other steps write too
-    at: dict[str, int] = {}  #: none of a step without parameters
-    masks = False  #: whether ``backward`` changes or hands on the target's gradient, which then is not shared
+    at: dict[str, int] = {}  #: byte offsets of parameters in the flat vector, by name
+    masks = False  #: whether ``backward`` changes or passes on the target's gradient: it is then not shared
 
     def __init__(self, source: Buffer, target: Buffer) -> None:
         self.source, self.target = source, target
 
     def allocate(self, images: int) -> None:
-        """Make room beside the buffers."""
+        """Allocate memory besides the buffers."""
 
     def prepare(self, frame: Frame) -> None:
         """Before the first chunk: derive what the backward pass needs from the parameters."""
@@ -46,11 +45,11 @@ class Step:
 
 
 class ConvStep(Step):
-    """Convolution of any kernel size, stride and padding, with the relu that follows it if there is one.
+    """Convolution of any kernel size, stride and padding, with a relu if one follows.
 
-    The gradient of the input is a convolution too: with stride s, pixels whose place has the same remainder
-    modulo s see the same taps, so there are s * s small convolutions of dy with some of the taps, turned by
-    half a turn."""
+    The gradient of the input is a convolution too.  With stride s, pixels whose row and column have the same
+    remainders modulo s meet the same taps, so it is s * s small convolutions of dy with some of the taps,
+    rotated by 180 degrees."""
 
     def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
                  scratch: Scratch) -> None:
@@ -68,7 +67,7 @@ class ConvStep(Step):
             scratch.need("filters", conv.kernel**2 * self.c * self.o)
 
     def _phases(self, axis: int) -> list[_Lines]:
-        """The places of the input by remainder, along one axis."""
+        """The rows (or columns) of the input, by remainder modulo the stride."""
         k, s, p = self.conv.kernel, self.conv.stride, self.conv.pad
         length, outputs = self.source.shape[axis], self.target.shape[axis]
         found = []
@@ -83,7 +82,7 @@ class ConvStep(Step):
         return found
 
     def _turn(self, frame: Frame) -> int:
-        """Lay the filters out as the gradient of the input reads them; returns where."""
+        """Pack the filters for the gradient of the input; returns their address."""
         turned = to = self.scratch.address("filters")
         size = 4 * self.c * self.o
         for rows, columns in self.phases:
@@ -103,15 +102,14 @@ class ConvStep(Step):
                          self._bias(frame), t.place, self.floor)
 
     def _seen(self) -> Place:
-        """What the first tap sees, for one output after the other."""
+        """The place of the input under the first tap."""
         return self.source.value.at(-self.conv.pad, -self.conv.pad, self.conv.stride)
 
     def _patch(self) -> tuple[int, int, int]:
         return self.conv.kernel, self.source.value.place[2], self.conv.kernel * self.c
 
     def _forward_by_pixel(self, b: int, frame: Frame) -> None:
-        """Where there are more images than columns: one place of all images is the longer run of outputs
-        that share weights."""
+        """Forward pass if images outnumber columns: all images at one position share the weights."""
         s, t, conv = self.source.value, self.target.value, self.conv
         kernels.convolve_by_pixel((b, *t.shape[:2]), s.place, s.shape, (conv.kernel, conv.pad, conv.stride),
                                   frame.x + self.at["weight"], self.o, self._bias(frame), t.place, self.floor)
@@ -120,7 +118,7 @@ class ConvStep(Step):
         return frame.x + self.at["bias"] if self.conv.bias else self.zeros_at, 0, 0, 0
 
     def _onto(self, place: Place) -> Place:
-        """What the gradient at a place is added to: itself, or zeros."""
+        """The place to which the gradient is added: its own to accumulate, else zeros."""
         return place if self.accumulate else (self.zeros_at, 0, 0, 0)
 
     def backward(self, b: int, frame: Frame) -> None:
@@ -142,7 +140,7 @@ class ConvStep(Step):
     def _backward_inputs(self, b: int, w: int) -> None:
         t, d = self.target.gradient, self.source.gradient
         if not self.accumulate and not all(rows.taps and columns.taps for rows, columns in self.phases):
-            elementwise.zero(d.corner, b * d.floats)  # some pixels are seen by no tap
+            elementwise.zero(d.corner, b * d.floats)  # some pixels are under no tap
         for rows, columns in self.phases:
             if not (rows.taps and columns.taps and rows.number and columns.number):
                 continue
@@ -154,8 +152,7 @@ class ConvStep(Step):
 
 
 class PixelStep(ConvStep):
-    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`. Made as
-    `ConvStep` is."""
+    """Convolution on images so small that most taps lie outside; see `kernels.convolve_by_pixel`."""
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
@@ -180,18 +177,17 @@ class PixelStep(ConvStep):
 
 
 class _Lines(NamedTuple):
-    """Rows (or columns) of an input whose places have one remainder modulo the stride."""
+    """Rows (or columns) of an input with the same remainder modulo the stride."""
 
-    taps: list[int]  # that see them, in the order in which dy is read
-    first: int  # the first such row of the input
+    taps: list[int]  # that read them, in the order in which dy is read
+    first: int  # the first of the rows
     number: int
-    lowest: int  # the row of dy that the first tap reads for it
-    border: int  # how far rows of dy outside the image are read
+    lowest: int  # the row of dy that its first tap reads
+    border: int  # rows of dy that are read outside the image
 
 
 class WinogradStep(ConvStep):
-    """Convolution 3x3 with stride 1 and padding 1 on even sizes; see `refsgd.problems.nn.winograd`. Made
-    as `ConvStep` is."""
+    """Convolution 3x3 with stride 1 and padding 1 on even sizes; see `refsgd.problems.nn.winograd`."""
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
@@ -218,7 +214,7 @@ class WinogradStep(ConvStep):
 
     def forward(self, b: int, frame: Frame) -> None:
         t = self.target.value
-        # Packed when they are needed: they are still in the cache when they are read.
+        # Packed immediately before they are read, so that they are in the cache.
         filters = self.scratch.address("filters")
         winograd.pack_filters(self.c, self.o, frame.x + self.at["weight"], filters,
                               4 * self.c * _panelled(self.o))
@@ -265,7 +261,7 @@ class ConvPoolStep(Step):
         self.entries = np.zeros(windows + 1, np.int64), zeros(windows + 1)
         source.value.need(conv.pad)
         if source.wanted:
-            # One list of offsets serves the input and its gradient, so both need the same border.
+            # The input and its gradient share a list of offsets, so both need the same border.
             source.twins = True
             source.gradient.dirty = source.gradient.dirty or conv.pad > 0
 
@@ -305,7 +301,7 @@ class ConvPoolStep(Step):
 
 
 class LinearStep(Step):
-    """Linear layer, with the relu that follows it if there is one."""
+    """Linear layer, with a relu if one follows."""
 
     def __init__(self, layer: Linear, source: Buffer, target: Buffer, at: dict[str, int], relu: bool) -> None:
         super().__init__(source, target)

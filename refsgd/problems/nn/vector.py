@@ -1,12 +1,11 @@
 """The innermost loops of the kernels, written as LLVM vectors.
 
-numba compiles plain loops over one output at a time; a matrix product is only fast if a small tile of outputs
-stays in vector registers while the inputs stream past. The compilers do not find that form by themselves, so
-it is emitted here, as functions that numba inlines.
+A matrix product is only fast if a small tile of outputs stays in vector registers while the inputs stream
+past. numba does not find that form by itself, so it is emitted here, as functions that numba inlines.
 
-Every pointer is an address (int64, from ``array.ctypes.data`` or a plan), every stride counts bytes, and all
-numbers are float32. LLVM splits vectors that a processor does not have, so the code is right on any CPU;
-`LANES` and `TILE` only make it fast on this one.
+Every pointer is an address (int64, from ``array.ctypes.data`` or a plan), strides are in bytes, and all
+numbers are float32. LLVM splits vectors that a processor does not have, so the code is correct on any CPU;
+`LANES` and `ROWS` only make it fast on this one.
 """
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from numba import types as _types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic as _intrinsic
 
-# numba carries annotations for some of its functions only.
+# Only some of numba's functions have annotations.
 config: Any = _config
 types: Any = _types
 cgutils: Any = _cgutils
@@ -32,7 +31,7 @@ intrinsic: Any = _intrinsic
 def _processor() -> tuple[int, int]:
     """Lanes of a vector, and rows of a tile: rows * VECTORS sums and some operands must fit in the registers.
 
-    numba's own NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say what to compile for, where it is not this processor.
+    numba's NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose another processor than this one.
     """
     told = config.CPU_FEATURES
     features = llvmlite.binding.get_host_cpu_features() if told is None else dict.fromkeys(
@@ -45,8 +44,8 @@ def _processor() -> tuple[int, int]:
 
 
 LANES, ROWS = _processor()
-VECTORS = 2  # of a tile at most
-SPARSE_VECTORS = 4  # of `sparse` at most
+VECTORS = 2  # width of a tile, at most
+SPARSE_VECTORS = 4  # width of `sparse`, at most
 
 _i1, _i32, I64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
@@ -54,10 +53,11 @@ ZERO = ir.Constant(_vector, [0.0] * LANES)
 
 
 def emitted(emit: Any) -> Any:
-    """Make ``emit(b, *arguments)``, which emits code for its arguments by the builder b, a function that
-    kernels call: numbers with a fraction reach it as float32, all others as int64."""
+    """Turn ``emit(b, *arguments)``, which emits code with the builder b, into a function that kernels call.
 
-    @functools.wraps(emit)  # numba reads the names of the arguments, the first left out
+    Floating-point arguments reach it as float32, all others as int64.
+    """
+    @functools.wraps(emit)  # numba reads the names of the arguments, except the first
     def typed(context, *given):
         def generate(context, b, signature, arguments):
             emit(b, *arguments)
@@ -91,7 +91,7 @@ def mask_of(b: Any, lanes: Any) -> Any:
 
 
 def load(b: Any, address: Any, mask: Any = None) -> Any:
-    """Some lanes from an address; all without a mask."""
+    """Load the masked lanes, or all, from an address."""
     pointer = _pointer(b, address, _vector)
     if mask is None:
         return b.load(pointer, align=4)
@@ -101,7 +101,7 @@ def load(b: Any, address: Any, mask: Any = None) -> Any:
 
 
 def store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
-    """Some lanes to an address; all without a mask."""
+    """Store the masked lanes, or all, to an address."""
     pointer = _pointer(b, address, _vector)
     if mask is None:
         b.store(value, pointer, align=4)
@@ -112,7 +112,7 @@ def store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
 
 
 def _prefetch(b: Any, address: Any) -> None:
-    """Ask for a line of the memory before it is needed; any address will do."""
+    """Prefetch a cache line; the address need not be valid."""
     pointer = _pointer(b, address, ir.IntType(8))
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
     read, keep, data = _i32(0), _i32(3), _i32(1)
@@ -120,13 +120,15 @@ def _prefetch(b: Any, address: Any) -> None:
 
 
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z``: "contract" lets LLVM use one fused instruction where the processor has it."""
+    """``x * y + z``; "contract" lets LLVM use a fused instruction if the processor has one."""
     return b.fadd(b.fmul(x, y, flags=("contract",)), z, flags=("contract",))
 
 
 def by_width(b: Any, columns: Any, widths: Sequence[int], emit: Any) -> None:
-    """Emit ``emit(masks)`` for each of the ``widths``, counted in vectors; what runs is the first that holds
-    the columns. Only the last vector has a mask: the others are full."""
+    """Emit ``emit(masks)`` for each of the ``widths``, in vectors; the first that holds the columns runs.
+
+    Only the last vector has a mask.
+    """
     width, *wider = widths
     masks = [None] * (width - 1) + [mask_of(b, b.sub(columns, I64((width - 1) * LANES)))]
     if not wider:
@@ -140,7 +142,7 @@ def by_width(b: Any, columns: Any, widths: Sequence[int], emit: Any) -> None:
 
 
 def each_vector(b: Any, address: Any, masks: list[Any]) -> list[tuple[Any, Any]]:
-    """Addresses and masks of vectors that lie side by side."""
+    """Addresses and masks of adjacent vectors."""
     return [(b.add(address, I64(4 * LANES * v)), mask) for v, mask in enumerate(masks)]
 
 
@@ -149,22 +151,22 @@ def variables(b: Any, count: int) -> list[Any]:
     return [cgutils.alloca_once(b, _vector) for _ in range(count)]
 
 
-# The weights of a wide layer come from the memory, and their rows are too far apart for the processor to
-# guess which is next.
+# The weights of a wide layer come from memory, and their rows are too far apart for the processor's
+# prefetcher.
 _ROWS_AHEAD = 16
 
 
 def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
-    """An intrinsic that computes one tile of a matrix product whose operands lie anywhere.
+    """An intrinsic that computes one tile of a matrix product of strided operands.
 
     ``tile(a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns)`` computes, for m < rows and
     n < columns,
 
         c[m, n] = max(start[m, n] + sum_{i < ni, j < nj} a[m*am + i*ai + j*aj] * w[i*wi + j*wj + n], floor)
 
-    in one of the ``widths``, counted in vectors; the last holds all columns. ``c`` has row stride
-    ``cm``, ``start`` (bias, zeros, or ``c`` itself to accumulate) row stride ``sm``. One such tile is a piece
-    of a convolution, of its weight gradient or of a linear layer, depending on the strides.
+    in one of the ``widths``, counted in vectors; the last holds all columns. ``c`` has row stride ``cm``,
+    ``start`` (bias, zeros, or ``c`` itself to accumulate) row stride ``sm``. The strides decide whether a
+    tile is part of a convolution, of its weight gradient or of a linear layer.
     """
 
     @emitted
@@ -211,8 +213,8 @@ def sparse(b, dw, x, w, dx, offsets, values, count, columns):
     """One row of taps of a convolution whose output gradient has few entries ``g_p`` at offsets ``o_p``.
 
     ``sparse(dw, x, w, dx, offsets, values, count, columns)`` computes ``dw[k] += sum_p g_p * x[o_p + k]``
-    and, for every p in turn, ``dx[o_p + k] += g_p * w[k]``, where k runs over so many columns, at most
-    those of `SPARSE_VECTORS` vectors.
+    and, for every p in turn, ``dx[o_p + k] += g_p * w[k]``, for k < columns, at most those of
+    `SPARSE_VECTORS` vectors.
     """
 
     def of_width(masks: list[Any]) -> None:
@@ -229,10 +231,9 @@ def sparse(b, dw, x, w, dx, offsets, values, count, columns):
 
 
 def make_sparse_rows(rows: int) -> Any:
-    """As `sparse` without inputs, for ``rows`` rows of taps that fill one vector each: independent sums hide
-    the latency.
+    """`sparse` without dx, for ``rows`` rows of taps of one vector each: independent sums hide the latency.
 
-    ``sparse_rows(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, of
+    ``sparse_rows(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, that of
     ``x`` at ``r*xr``.
     """
 
@@ -267,9 +268,9 @@ def _sum_entries(b: Any, to: Any, source: Any, offsets: Any, values: Any, count:
 def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
     """An intrinsic that computes ``A X A.T`` for one tile X of vectors and a small constant matrix A.
 
-    ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` works on ``lanes`` channels at once:
-    element (i, j) of X lies at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T,
-    floor)``, else the four arguments after yj are ignored.
+    ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` processes ``lanes`` channels: element
+    (i, j) of X is at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else
+    the four arguments after yj are ignored.
     """
     size = len(matrix[0])
 
@@ -308,8 +309,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
 
 @emitted
 def transpose_block(b, a, ar, t, tr, accumulate):
-    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for a block of LANES x LANES with row strides
-    ``ar`` and ``tr``."""
+    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for LANES x LANES; row strides ``ar`` and ``tr``."""
     rows = [load(b, b.add(a, b.mul(ar, I64(i)))) for i in range(LANES)]
     size = 1
     while size < LANES:
@@ -338,11 +338,9 @@ PRODUCT = types.void(*[types.int64] * 16, types.float32)
 
 @intrinsic
 def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
-    """Call `refsgd.problems.nn.kernels.product`, which the linker finds by its name: the caller's code holds
-    no copy of it, as it would of another kernel.
+    """Call `refsgd.problems.nn.kernels.product`, with its arguments, through the linker.
 
-    ``call_product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)``, as
-    `refsgd.problems.nn.kernels.product`.
+    Unlike other kernels, it is therefore not copied into its callers.
     """
 
     def generate(context, b, signature, arguments):

@@ -1,15 +1,15 @@
 """Convolution with 3x3 filters, stride 1 and padding 1, by Winograd's minimal filtering F(2x2, 3x3).
 
-Four outputs of a 3x3 filter need 36 multiplications directly. Transformed, a 4x4 patch of the input and the
-filter give them with 16: ``y = A.T [(G g G.T) * (B.T d B)] A`` (Lavin and Gray 2016, arXiv:1509.09308,
-section 4.1). Over all channels, the products of one of the 16 places are a matrix product of (tiles, c) by
-(c, o), and that is where the time goes. Transforms cost additions only, which is worth it from some 32
-channels on.
+Computed directly, four outputs of a 3x3 filter need 36 multiplications. From the transforms of the filter g
+and of a 4x4 patch d of the input they need 16: ``y = A.T [(G g G.T) * (B.T d B)] A`` (Lavin and Gray 2016,
+arXiv:1509.09308, section 4.1). Over all channels, the products at each of the 16 places are a matrix product
+of (tiles, c) by (c, o), which takes most of the time. Transforms cost only additions, which pays from about
+32 channels.
 
-Conventions as in `refsgd.problems.nn.kernels`. Images have even sizes; ``x`` is the place of the border
-pixel at (-1, -1). The addresses in ``tiles`` are those of scratch ``v`` (16, tiles, c) and ``m`` (16, tiles,
-o), which hold the tiles of ``chunk`` rows of tiles, so that they stay in the cache, and of as many ``zeros``
-as there are channels. Transformed filters ``u`` are packed in panels: (16, panels, c, PANEL).
+Conventions are those of `refsgd.problems.nn.kernels`. Images have even sizes; ``x`` is the place of the
+border pixel at (-1, -1). ``tiles`` are addresses: scratch ``v`` (16, tiles, c) and ``m`` (16, tiles, o) for
+``chunk`` rows of tiles, which fit into the cache, and one zero per channel. Transformed filters ``u`` are
+packed in panels: (16, panels, c, PANEL).
 """
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def pack_filters(c, o, w, u, ue):
 
 @kernel
 def pack_turned_filters(c, o, w, turned, u, ue):
-    """As `pack_filters`, for the gradient of the input: filters turned by half a turn, from the o channels of
-    dy to the c channels of dx.
+    """`pack_filters` for the gradient of the input: filters rotated by 180 degrees, from o to c channels.
 
-    ``u`` and ``ue`` as there; ``turned`` is scratch for one panel, (3, 3, o, PANEL).
+    ``turned`` is scratch for one panel, (3, 3, o, PANEL).
     """
     for first in range(0, c, PANEL):
         width = min(PANEL, c - first)
@@ -63,8 +62,7 @@ def unpack_gradient(c, o, g, dw):
 
 @kernel
 def convolve(sizes, x, c, u, o, tiles, start, y, floor):
-    """``y = max(start + x * w, floor)`` as `refsgd.problems.nn.kernels.convolve`, ``u`` being w
-    transformed."""
+    """``y = max(start + x * w, floor)`` as in `refsgd.problems.nn.kernels`; ``u`` is w transformed."""
     (b, height, width, chunk), (v, m, zeros) = sizes, tiles
     down, across = height // 2, width // 2
     room = chunk * across
