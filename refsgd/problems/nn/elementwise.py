@@ -94,7 +94,7 @@ def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
     """Set ``norm`` (3, c) to mean, scale and shift, with which batch norm is ``scale * x + shift``.
 
     If ``fresh``, first set ``statistics``, mean and inverse deviation, from the ``sums`` that `moments` left
-    of ``count`` numbers of each channel.
+    of ``count`` numbers of each channel. ``gain``, ``bias`` and ``epsilon`` are those of the layer.
     """
     mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
     gains, biases = carray(floats(gain), (c,)), carray(floats(bias), (c,))
@@ -112,8 +112,8 @@ def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
 def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):
     """Add to ``dgain`` and ``dbias``, and set the ``factors`` of `normalise_backward`.
 
-    They follow from the ``sums`` that `normalise_sums` left of ``count`` numbers of each channel, and from
-    the ``statistics`` of `scale_and_shift`.
+    They follow from the layer's ``gain``, from the ``sums`` that `normalise_sums` left of ``count`` numbers
+    of each channel, and from the ``statistics`` of `scale_and_shift`.
     """
     mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
     gains, dgains = carray(floats(gain), (c,)), carray(floats(dgain), (c,))
@@ -165,7 +165,7 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
 
 @kernel
 def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
-    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]``, with e as in `normalise_sums`."""
+    """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]``; e, ``norm`` as in `normalise_sums`."""
     by, factors_at = norm.ctypes.data, factors.ctypes.data
     for n in range(b):
         for k in range(0, c, LANES):
@@ -186,7 +186,10 @@ def _inside(place, stride, pad, size, length):
 
 @kernel
 def max_pool(sizes, c, x, image, window, y, winner):
-    """Max-pooling by a ``window`` (size, stride, pad); ``winner`` (uint8) is row * size + column in it."""
+    """Max-pooling by a ``window`` (size, stride, pad); ``image`` is the shape of one image.
+
+    ``winner`` (uint8, flat) is the place of the largest pixel in its window, row * size + column.
+    """
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
@@ -211,7 +214,7 @@ def max_pool(sizes, c, x, image, window, y, winner):
 
 @kernel
 def max_pool_backward(sizes, c, dy, image, window, winner, dx):
-    """Add each dy to the dx of its window's winner; other arguments as for `max_pool`."""
+    """Add each dy to the dx of its ``window``'s ``winner``; ``image`` etc. as for `max_pool`."""
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
@@ -260,7 +263,7 @@ def average_backward(b, rows, columns, c, dy, dx):
 
 @kernel
 def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):
-    """Set numbers to 0 where the hash of position and key is below ``threshold``, and scale the others.
+    """Set numbers to 0 if the hash of position and key is below ``threshold``, else multiply by ``scale``.
 
     Rows have ``run`` floats. Positions count from ``first``, without borders; ``key_low`` and ``key_high``
     are the halves of the 64-bit key.
@@ -294,9 +297,9 @@ def copy(b, rows, columns, c, source, target, accumulate):
 
 @kernel
 def softmax_cross_entropy(b, classes, z, labels, share, dz):
-    """Sum of the cross-entropies of scores ``z`` (b, classes), and number of correct classifications.
+    """Sum of the cross-entropies of scores ``z (b, classes)``, and number of correct classifications.
 
-    Sets ``dz = share * (softmax - onehot)``.
+    Sets ``dz = share * (softmax - onehot(labels))``.
     """
     loss, right = 0.0, 0
     for n in range(b):

@@ -338,9 +338,9 @@ PRODUCT = types.void(*[types.int64] * 16, types.float32)
 
 @intrinsic
 def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
-    """Call `refsgd.problems.nn.kernels.product`, with its arguments, through the linker.
+    """Call `refsgd.problems.nn.kernels.product` through the linker, so that it is not copied into callers.
 
-    Unlike other kernels, it is therefore not copied into its callers.
+    ``call_product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)``
     """
 
     def generate(context, b, signature, arguments):

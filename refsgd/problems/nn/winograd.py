@@ -42,7 +42,7 @@ def pack_filters(c, o, w, u, ue):
 def pack_turned_filters(c, o, w, turned, u, ue):
     """`pack_filters` for the gradient of the input: filters rotated by 180 degrees, from o to c channels.
 
-    ``turned`` is scratch for one panel, (3, 3, o, PANEL).
+    ``u`` and ``ue`` as there; ``turned`` is scratch for one panel, (3, 3, o, PANEL).
     """
     for first in range(0, c, PANEL):
         width = min(PANEL, c - first)
