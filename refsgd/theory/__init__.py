@@ -1,7 +1,8 @@
-"""Closed forms of distributed SGD: predictions of time, bytes, staleness and idle time before a run.
+"""Formulas for distributed SGD: predictions of time, bytes, staleness and idle time before a run.
 
-One file per phenomenon; every formula returns a `Prediction` (value, unit, kind, terms, formula, source,
-assumptions) and raises `DomainError` if its assumptions do not hold.  `predict` combines them by algorithm.
+There is one file per phenomenon.  A formula returns a `Prediction` (value, unit, kind, terms, formula,
+source, assumptions) and raises `DomainError` if its assumptions do not hold.  `predict` combines them by
+algorithm.
 """
 
 from refsgd.theory.predict import ALGORITHMS, predict

@@ -1,4 +1,4 @@
-"""Monte Carlo means, the kind of a prediction, and checks of formulas' arguments."""
+"""Monte Carlo means, kinds of predictions, and checks of formulas' arguments."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from refsgd.theory.prediction import STANDARD_ERROR, DomainError, Kind, Predicti
 Values = npt.NDArray[np.float64]
 
 LARGEST = 10_000  #: most workers or servers for formulas that loop over them
-WIDEST = 2_000  #: most workers for an evaluated recursion, which then takes a second or two
+WIDEST = 2_000  #: most workers for recursions, whose evaluation then takes a second or two
 
 
 class Uncovered(DomainError):
-    """No formula covers any figure of the setting; the message says why."""
+    """No formula covers any metric of the setting; the message says why."""
 
 
 def kind_of(faithful: bool, error: float = 0.0) -> Kind:
-    """The kind of a prediction that is not a bound, from its standard error and whether the model is
-    exact."""
+    """The kind of a prediction that is no bound; `faithful`: its model is exact."""
     return "approximation" if not faithful else "numerical" if error else "exact"
 
 
@@ -43,11 +42,11 @@ class Estimate:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64], drawn: bool = True) -> Estimate:
-        """The mean of independent values; without an error if they are not `drawn`."""
+        """The mean of independent values, with an error if they are `drawn`."""
         return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)) if drawn else 0.0)
 
     def continued(self, steps: float, pace: Estimate) -> Estimate:
-        """A run continued for this many steps at a constant pace."""
+        """A run continued for some steps at a constant pace."""
         return Estimate(self.value + steps * pace.value, self.error + steps * pace.error)
 
     def scaled(self, factor: float) -> Estimate:
@@ -57,7 +56,7 @@ class Estimate:
     def predicted(self, unit: str, terms: Mapping[str, float], formula: str, source: str,
                   assumptions: str = "", *, faithful: bool = True, lower: float | None = None,
                   upper: float | None = None) -> Prediction:
-        """The prediction with this value: an approximation unless the drawn model is `faithful`."""
+        """The prediction with this value; an approximation unless the model is `faithful`."""
         return Prediction(self.value, unit, kind_of(faithful, self.error),
                           {**terms, **sampling(self.error)}, formula, source, assumptions,
                           lower=lower, upper=upper)
@@ -91,7 +90,7 @@ def check_distribution(name: str, time: Time | None) -> Distribution:
 
 
 def check_width(workers: int) -> None:
-    """Raise Uncovered if there are too many workers to evaluate a recursion in a second or two."""
+    """Raise Uncovered if there are too many workers to evaluate a recursion."""
     if workers > WIDEST:
         raise Uncovered(f"the recursion of waiting times has no closed form and is evaluated for at most "
                         f"{WIDEST} workers, not for {workers}")

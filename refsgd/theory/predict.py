@@ -1,7 +1,7 @@
 """Predictions by algorithm: every metric of a run for which there is a formula.
 
 `predict` turns a `Machine` and sizes into a `Setting`, calls the algorithm's function in `ALGORITHMS`, and
-returns `Figures`: predictions by the names of metrics, and reasons for missing ones.
+returns `Figures`: predictions by name of the metric, and reasons for missing ones.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
 }
 
 
-#: algorithms without servers: each of their programs that compute has a host of its own
+#: algorithms without servers; on a flat machine each of their workers has its own host
 SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd",
               "pair-averaging", "post-local",
               "sequential", "sgp"}
 
 
-#: algorithms whose messages are followed only on links that no two nodes share
+#: algorithms without formulas for links that nodes share
 UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
 
 
@@ -67,8 +67,7 @@ def _check_covered(name: str, c: Setting) -> None:
 
 
 def _computing(name: str, c: Setting) -> int:
-    """The number of programs of the fullest host that may compute at the same time; under BSP's barrier,
-    workers wait while servers update."""
+    """The most programs of one host that may compute at the same time; in BSP, workers or servers do."""
     servers: int | list[int] = 0 if name in SERVERLESS else c.servers
     if c.plan and servers:
         servers = [part.server for part in c.plan.parts]
@@ -81,7 +80,7 @@ def _computing(name: str, c: Setting) -> int:
 
 
 def _served(name: str, machine: Machine, servers: int) -> Machine:
-    """The machine with servers of speed 1: updates take as long as theirs do."""
+    """The machine with servers of speed 1 and the same update times."""
     if name in SERVERLESS or machine.update is None or not machine.server_speeds:
         return machine
     updates = {prices.at(machine, "server", k).update for k in range(servers)}
@@ -95,7 +94,7 @@ def _served(name: str, machine: Machine, servers: int) -> Machine:
 
 
 def _of_no_steps(found: Figures) -> Figures:
-    """The metrics of a run of one step, adapted to a run of none."""
+    """Turn the metrics of a run of one step into those of a run of none."""
     for name in ("seconds", "updates", "bytes_sent", "clock_gap_max", "lead_max"):
         if name in found:
             found[name] = Prediction(0.0, found[name].unit, "exact", {}, "no iteration", "definition")
@@ -104,8 +103,11 @@ def _of_no_steps(found: Figures) -> Figures:
 
 
 def _of_unequal_batches(found: Figures, c: Setting) -> None:
-    """Adapt the throughput to different batches, which needs equal paces: those of workers that wait for each
-    other are equal in the long run, others only if gradients take equally long."""
+    """Adapt the throughput to different batches.
+
+    It assumes equal paces: workers that wait for each other have them in the long run, others only if their
+    gradients take equally long.
+    """
     if len(set(c.batches)) == 1 or c.alike or "images_per_second" not in found:
         return
     lead = found.get("lead_max")
@@ -142,12 +144,11 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     Figures
-        A dictionary of predictions, some of seconds_per_iteration, images_per_second, seconds, updates,
+        Predictions of some of seconds_per_iteration, images_per_second, seconds, updates,
         bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
-        clock_gap_max, lead_max.  Its ``missing`` says why others are absent.  It is empty if the options name
-        a graph without a formula, if programs of a host share its processors, if there are more workers than
-        formulas are evaluated for, or if nodes share links and no formula follows the messages: those of
-        AD-PSGD, pair averaging, and collectives other than the ring.
+        clock_gap_max and lead_max; ``missing`` says why others are absent.  All are absent if the options
+        name a graph without a formula, if programs of a host share its processors, if there are too many
+        workers, or if nodes share links in AD-PSGD, pair averaging, or collectives other than the ring.
 
     Raises
     ------

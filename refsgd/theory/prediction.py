@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Kind = Literal["exact", "numerical", "approximation", "bound", "simulated"]
 Side = Literal["", "lower", "upper"]
-STANDARD_ERROR = "standard error"  #: the term of the standard error
+STANDARD_ERROR = "standard error"  #: name of the term with the standard error
 #: predicted metrics of a run, in printing order
 FIGURES = ("seconds_per_iteration", "images_per_second", "seconds", "updates", "bytes_per_iteration",
            "bytes_sent", "idle_ratio", "idle_by_cause",
@@ -22,7 +22,7 @@ class DomainError(ValueError):
 
 @dataclass(frozen=True)
 class Prediction:
-    """One predicted figure.
+    """One predicted metric.
 
     Parameters
     ----------
@@ -31,19 +31,19 @@ class Prediction:
     unit : str
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
     kind : {"exact", "numerical", "approximation", "bound", "simulated"}
-        exact: a closed form, under its assumptions, evaluated up to quadrature.  numerical: a Monte Carlo
-        mean of the same model, whose standard error is a term.  approximation: the model itself is
-        simplified.  simulated: no formula, the mean of runs of the simulator.
+        exact: a closed form, up to quadrature, under its assumptions.  numerical: a Monte Carlo mean of an
+        exact model, with its standard error as a term.  approximation: the model itself is simplified.
+        simulated: the mean of runs of the simulator.
     terms : mapping of str to float
-        Parts of the value, in `unit` unless `units` names another one.
+        Parts of the value, in `unit` unless `units` names another unit.
     formula, source, assumptions : str
-        For people: the formula in words and symbols, its source, its assumptions.
+        Text for readers.
     units : mapping of str to str
         Units of the terms that are not in `unit`.
     bound : {"", "lower", "upper"}
         The side, if `kind` is "bound".
     lower, upper : float or None
-        Proven limits of the same metric, if they are known.
+        Proven limits of the same metric, if known.
 
     Examples
     --------
@@ -78,22 +78,22 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Standard error of a Monte Carlo mean, in `unit`; 0 if nothing was drawn."""
+        """Standard error of a Monte Carlo mean, in `unit`; otherwise 0."""
         return self.terms.get(STANDARD_ERROR, 0.0)
 
     @property
     def faithful(self) -> bool:
-        """Whether it is exact or numerical, neither an approximation nor a bound."""
+        """Whether the kind is exact or numerical."""
         return self.kind in ("exact", "numerical")
 
     @property
     def binding(self) -> str:
-        """Name of the largest term in the value's own unit; "" if there is none."""
+        """Name of the largest term in `unit`; "" if there is none."""
         own = {name: v for name, v in self.terms.items() if name not in (*self.units, STANDARD_ERROR)}
         return max(own, key=lambda name: own[name]) if own else ""
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values (a number that is not finite becomes None)."""
+        """A dictionary of JSON values; numbers that are not finite become None."""
         out: dict[str, Any] = {
             "value": _finite(self.value), "unit": self.unit, "kind": self.kind,
             "terms": {name: _finite(v) for name, v in self.terms.items()},
@@ -111,7 +111,7 @@ class Prediction:
 
 
 class Figures(dict[str, Prediction]):
-    """Predictions by the names of metrics.
+    """Predictions by name of the metric.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Figures(dict[str, Prediction]):
         self.missing: dict[str, str] = {}
 
     def simplify(self, assumption: str) -> None:
-        """Turn all figures that depend on times into approximations under one more assumption.
+        """Turn all metrics that depend on times into approximations with one more assumption.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The setting of a prediction, and the metrics that every algorithm has."""
+"""The setting of a prediction, and the metrics that all algorithms have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of formulas: the machine in numbers and the sizes of the run."""
+    """The arguments of formulas: the machine and the sizes of the run."""
 
     machine: Machine
     workers: int
@@ -35,12 +35,12 @@ class Setting:
 
     @functools.cached_property
     def times(self) -> list[Distribution]:
-        """Compute time of each worker at its speed."""
+        """Compute time of each worker, at its speed."""
         return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
 
     @functools.cached_property
     def own(self) -> list[float]:
-        """E[u] of each worker's own update at its speed."""
+        """E[u] of each worker's own update, at its speed."""
         return [iteration.update_mean(self.machine.update) / self.machine.speed(i)
                 for i in range(self.workers)]
 
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def one_link(self) -> bool:
-        """Whether messages in both directions share a link that takes time."""
+        """Whether a link takes time and carries both directions."""
         return self.machine.duplex == "half" and self.transfer > 0
 
     @property
@@ -80,14 +80,14 @@ class Setting:
 
     @property
     def shared(self) -> bool:
-        """Whether links are shared by several nodes, parts of a model or both directions."""
+        """Whether nodes, parts of a model or both directions share links."""
         m = self.machine
         return self.plan is not None or (
             m.linked and bool(m.hosts or m.inside or m.groups or self.one_link))
 
     @functools.cached_property
     def placed(self) -> bool:
-        """Whether the messages of workers and servers meet on links other than each node's two."""
+        """Whether messages between workers and servers meet on links other than each node's two."""
         beside = self.machine.colocated and self.servers > 1 and self.workers > 1
         return self.shared or (self.machine.linked and beside)
 
@@ -118,7 +118,7 @@ class Setting:
 
     @property
     def queues(self) -> bool:
-        """Whether workers may wait for each other at servers' links or processors."""
+        """Whether workers may queue at servers' links or processors."""
         return self.placed or (self.workers > 1 and bool(self.transfer or self.machine.update is not None))
 
     @property
@@ -128,7 +128,7 @@ class Setting:
 
     @property
     def busy(self) -> float:
-        """Seconds of gradients of a worker in the whole run, mean over workers."""
+        """Seconds of gradients of a run, mean over workers."""
         return self.steps * iteration.mean_time(self.times)
 
     @functools.cached_property
@@ -146,16 +146,16 @@ class Setting:
 
     @property
     def tied(self) -> bool:
-        """Whether all gradients take fixed times, so that messages tie and rounding decides their order."""
+        """Whether all gradients take fixed times, so that messages tie and rounding decides the order."""
         return all(time.family == "fixed" for time in self.times)
 
     @property
     def alike(self) -> bool:
-        """Whether all workers have the same distribution and share only the servers."""
+        """Whether all workers have the same distribution and exchange, and share only the servers."""
         return not self.placed and len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
     def with_options(self, **options: Any) -> Setting:
-        """The same with other options of the algorithm."""
+        """The same setting with other options of the algorithm."""
         return replace(self, options={**self.options, **options})
 
 
@@ -166,12 +166,12 @@ def slices(nbytes: int, servers: int) -> list[int]:
 
 
 def weaker(*kinds: Kind) -> Kind:
-    """The weakest kind: exact only if all are exact, numerical if all are faithful."""
+    """The weakest kind: exact if all are exact, numerical if all are exact or numerical."""
     return kind_of(all(k in ("exact", "numerical") for k in kinds), "numerical" in kinds)
 
 
 def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
-    """A count, hence exact."""
+    """An exact count."""
     return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
 
 
@@ -205,13 +205,13 @@ def throughput(c: Setting, step: Prediction) -> Prediction:
 
 
 def _flipped(bound: Side) -> Side:
-    """A lower bound of a time is an upper bound of a rate."""
+    """The side of a rate's bound, from that of the time's."""
     opposite: dict[Side, Side] = {"lower": "upper", "upper": "lower", "": ""}
     return opposite[bound]
 
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:
-    """1 - (gradient seconds)/elapsed over the whole run, and its split by the iteration's terms."""
+    """The idle share of the whole run, and its split by the terms of the iteration."""
     idle = max(1 - c.busy / run.value, 0.0)
 
     def share(*names: str) -> dict[str, float]:
@@ -220,7 +220,7 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Predic
     shares = _fit(share("transfer", "update"), idle)
     rest = idle - math.fsum(shares.values())
     shares |= _fit(share("queueing", "slack", "partner", "straggling"), rest)
-    # workers that end first wait for the last
+    # workers that end early wait for the last
     shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)
     shares = {name: v for name, v in shares.items() if v > 0}
     ratio = Prediction(idle, "1", run.kind,
@@ -234,7 +234,7 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Predic
 
 
 def _fit(shares: dict[str, float], room: float) -> dict[str, float]:
-    """Shares scaled down in proportion if they do not fit."""
+    """Shares, scaled down if their sum exceeds `room`."""
     known = math.fsum(shares.values())
     return {name: v * max(room, 0.0) / known
             for name, v in shares.items()} if known > max(room, 0.0) else shares
@@ -246,7 +246,7 @@ def zero(unit: str, formula: str) -> Prediction:
 
 
 def clocks(c: Setting, gap: float, lead: float, formula: str) -> dict[str, Prediction]:
-    """Largest gaps of started and of completed iterations; upper bounds, reached in long runs."""
+    """Upper bounds of the gaps of started and of completed iterations, reached in long runs."""
     limits = {"clock_gap_max": min(gap, c.steps - 1), "lead_max": min(lead, c.steps)}
     return {name: Prediction(float(value if c.workers > 1 else 0), "iterations", "bound", {}, formula,
                              "the gate", bound="upper") for name, value in limits.items()}
@@ -261,11 +261,10 @@ def unbounded(c: Setting) -> dict[str, Prediction]:
 
 
 def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[float, bool]:
-    """E[max over workers of the sum of `steps` rounds without queueing] in seconds, and whether that is
-    exact.
+    """E[max over workers of the sum of `steps` rounds] in seconds, without queueing, and whether it is exact.
 
     A round is a compute time plus the worker's exchange.  If exchanges differ, only workers within three
-    standard deviations of the slowest can be last.
+    standard deviations of the slowest are considered.
     """
     sums = [sum_of(time, c.steps) for time in c.times]
     fixed = [c.steps * e for e in exchanges or [0.0] * c.workers]

@@ -1,13 +1,14 @@
 """Synchronous SGD with backup workers: the first N of n = N + k gradients count.
 
-A late worker *finishes* its gradient, which is dropped, and only then starts on the new model (a computation
-is not interrupted).  So a step begins with N fresh workers and k stale ones.  For exponential times the
-remaining time of each is again exponential: with F fresh and Z stale workers computing, the next to end is
-fresh with probability F/(F+Z) and contributes, otherwise it is stale and starts afresh::
+A late worker *finishes* its gradient, which is dropped, and only then starts on the new model.  So a step
+begins with N fresh workers and k stale ones.  Remaining exponential times are again exponential: with F fresh
+and Z stale workers computing, the next to end is fresh with probability F/(F+Z), and contributes; otherwise
+it is stale, and starts on the new model::
 
     h(F, Z) = [1 + F h(F-1, Z) + Z h(F+1, Z-1)] / (F + Z),    h = 0 where F + Z = k
 
-and a step takes h(N, k) E[T].  If late workers are cancelled instead, it is the N-th of n order statistic.
+A step takes h(N, k) E[T].  If late workers are cancelled instead, it takes the N-th order statistic of n
+times.
 
 References
 ----------
@@ -43,7 +44,7 @@ SEED = 1604
 
 @functools.lru_cache(maxsize=256)
 def steps_of_mean(fresh: int, backups: int) -> float:
-    """h(N, k): seconds of a step over E[T], exponential times, late workers finish.
+    """h(N, k): seconds of a step over E[T], for exponential times, if late workers finish.
 
     >>> steps_of_mean(3, 0), round(steps_of_mean(3, 1), 4)
     (1.8333333333333333, 1.3542)
@@ -67,13 +68,13 @@ class Quorum(Fresh):
     def __init__(self, network: queues.Network, times: Table, updates: Iterator[float],
                  backups: int) -> None:
         self.needed = len(times) - backups
-        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; pushes that count
-        self.steps = list[float]()  # end of each
+        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; counting pushes
+        self.steps = list[float]()  # ends of steps
         self.computing, self.sent = 0.0, 0
         super().__init__(network, times, updates)
 
     def begin(self, start: float, i: int) -> None:
-        """Begin a gradient of the server's step, if any step is left."""
+        """Begin a gradient of the server's step, if there is another step."""
         step = self.servers[0].seen[i]
         if step < self.clocks:
             self.started[i] = step
@@ -82,7 +83,7 @@ class Quorum(Fresh):
             self.then(start + self.times[i][step], i, self.push)
 
     def apply(self, server: Server, i: int) -> None:
-        """Count an update only for a whole step."""
+        """Do nothing: only whole steps are updates."""
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
         """Answer a late push immediately, the others after the last counting push and the update."""
@@ -97,7 +98,7 @@ class Quorum(Fresh):
         self.release(k, server, ready)
 
     def others(self, server: Server, i: int) -> int:
-        """The step of the model that a worker is sent."""
+        """The step of the model that a worker receives."""
         return len(self.steps)
 
     def summary(self) -> tuple[float, ...]:
@@ -108,15 +109,14 @@ class Quorum(Fresh):
 
 
 def unhindered(table: Values, latency: Values, needed: int) -> Values:
-    """The summaries of `Quorum` where no message waits for a link or an update, of all replicas at a time;
-    `table`: seconds by replica, worker and step."""
+    """The summaries of `Quorum` without queueing; `table`: seconds by replica, worker and step."""
     replicas, n, steps = table.shape
     answered = np.zeros((replicas, n)) - latency  # when the server answers each worker
     ends, computing, sent = np.zeros((replicas, steps)), np.zeros(replicas), np.zeros(replicas)
     for t in range(steps):
         due = answered + latency + table[:, :, t] + latency
         end = np.partition(due, needed - 1)[:, needed - 1:needed]
-        begun = answered <= end  # the others' late pushes of earlier steps are still on their way
+        begun = answered <= end  # late pushes of the others' earlier steps are still in transit
         computing += (table[:, :, t] * begun).sum(axis=1)
         sent += begun.sum(axis=1)
         answered = np.where(begun, np.maximum(due, end), answered)
@@ -137,7 +137,7 @@ class Steps:
 
 
 def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int, steps: int) -> Steps:
-    """The process through the queues of one server, any distributions."""
+    """The process through the queues of one server, for any distributions."""
     n, k = len(times), check_count("backups", backups, 0)
     check_width(n)
     random = any(time is not None and time.family != "fixed" for time in (*times, network.update))
@@ -157,9 +157,9 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
     """Seconds per iteration if the first n - k of n workers count, without a network.
 
-    Late workers finish: exact for equal exponential times (h) and, by Monte Carlo, for other equal
-    distributions; unequal ones: the order statistic, a lower bound.  E[T_(N:n)] <= step <= E[max of N fresh]
-    holds for equal distributions.
+    If late workers finish: exact for equal exponential times (h), by Monte Carlo for other equal
+    distributions, and for unequal ones a lower bound, the order statistic.  For equal distributions
+    E[T_(N:n)] <= step <= E[max of N fresh].
     """
     n, k = check_count("workers", len(times)), check_count("backups", backups, 0)
     if k >= n:

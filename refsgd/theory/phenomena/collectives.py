@@ -1,9 +1,9 @@
-"""Costs of collectives: seconds until the last worker has its result, and bytes, by pattern.
+"""Costs of collectives: seconds until the last worker has its result, and bytes.
 
-All nodes start together.  A message of m bytes takes alpha + m beta uncontended (alpha the latency, beta = 1
-/ bandwidth); a node's outgoing and incoming link each serve one message at a time, full duplex, cut-through,
-on a non-blocking switch.  w = M beta is the whole vector on one link, gamma the seconds to reduce a
-byte.  A node forwards a message only when all of it has arrived.
+All nodes start together.  A lone message of m bytes takes alpha + m beta (alpha the latency, beta =
+1/bandwidth).  Each node's outgoing and incoming link serves one message at a time, full duplex, cut-through,
+on a non-blocking switch.  w = M beta is the time of the whole vector on a link, gamma that of reducing a
+byte. A node forwards a message only when all of it has arrived.
 
 References
 ----------
@@ -50,7 +50,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Cost of one exchange: its time, the bytes of the busiest node, the bytes of all nodes together."""
+    """Cost of one exchange: its time, bytes sent by the busiest node and by all nodes."""
 
     time: Prediction
     busiest: float
@@ -59,7 +59,7 @@ class Exchange:
 
 def _priced(latency: float, wire: float, reduction: float, formula: str, source: str, busiest: float,
             total: float, kind: Kind = "exact", bound: Side = "") -> Exchange:
-    """An exchange from the seconds of its terms and its bytes; its kind is bound if a side is given."""
+    """An exchange from the seconds of its terms and its bytes; a bound if a side is given."""
     terms = {"latency": latency, "wire": wire, **({"reduction": reduction} if reduction else {})}
     time = Prediction(latency + wire + reduction, "s", "bound" if bound else kind, terms, formula, source,
                       "all start together; full duplex; non-blocking switch; first come first served",
@@ -69,7 +69,7 @@ def _priced(latency: float, wire: float, reduction: float, formula: str, source:
 
 def _linear(m: float, link: Link, latencies: float, vectors: float, reduced: float, formula: str, source: str,
             busiest: float, total: float, bound: Side = "") -> Exchange:
-    """latencies x alpha + vectors x M beta + reduced x M gamma; traffic in vectors of M bytes too."""
+    """latencies x alpha + vectors x M beta + reduced x M gamma; traffic is also in vectors of M bytes."""
     return _priced(latencies * link.latency, vectors * link.wire(m), reduced * m * link.reduction, formula,
                    source, busiest * m, total * m, bound=bound)
 
@@ -101,7 +101,7 @@ def root_reduce(n: int, m: float, link: Link) -> Exchange:
 
 @_among_workers
 def pscpu(n: int, m: float, link: Link) -> Exchange:
-    """Even slices with the workers as roots in turn: like `root_reduce` on all slices at once, rotated."""
+    """`root_reduce` of n equal parts at once, each with another worker as its root, in rotated order."""
     share = (n - 1) / n
     return _linear(m, link, 2, 2 * share, share, "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition",
                    2 * share, 2 * (n - 1))
@@ -109,9 +109,7 @@ def pscpu(n: int, m: float, link: Link) -> Exchange:
 
 @_among_workers
 def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather; each moves the largest chunk, `chunk`
-    bytes.
-    """
+    """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather, of at most `chunk` bytes each."""
     piece, steps = m / n if chunk is None else chunk, 2 * (n - 1)
     return _priced(steps * link.latency, steps * link.wire(piece), (n - 1) * piece * link.reduction,
                    "2 (n-1) (alpha + m beta) + (n-1) m gamma", "Patarasuk and Yuan 2009",
@@ -122,8 +120,8 @@ def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
 def rings(n: int, m: float, link: Link, count: int) -> Exchange:
     """`count` rings at once in the same order, each on M/count; gamma = 0.
 
-    A step of one ring costs alpha + w/(kn), and the link must carry k such pieces per step, w/n; 2n-3 steps
-    take the longer of the two, and the last one ends alpha + w/n later.
+    A step of one ring takes alpha + w/(kn), and the link carries k such pieces per step in w/n.  The first
+    2n-3 steps take the longer of the two each, and the last one alpha + w/n.
     """
     k = check_count("rings", count)
     if link.reduction:
@@ -136,7 +134,7 @@ def rings(n: int, m: float, link: Link, count: int) -> Exchange:
 
 
 def _power(n: int) -> tuple[int, int, int]:
-    """q = 2^floor(log2 n), log2 q, and 1 if n > q: the ranks that fold."""
+    """q = 2^floor(log2 n), log2 q, and 1 if n > q, so that ranks fold."""
     log = n.bit_length() - 1
     return 1 << log, log, int(n != 1 << log)
 
@@ -146,8 +144,8 @@ def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
     The first 2 (n-q) ranks fold in pairs before and unfold after.  If n > q and reducing takes time, the
-    other ranks run ahead, and their messages can keep a late rank's incoming link busy: then it is a lower
-    bound (up to 13 % low for n <= 32).  Partners 1, 2, 4, ... apart collide like this even with gamma = 0.
+    other ranks are ahead, and their messages can occupy a late rank's incoming link.  It is then a lower
+    bound, up to 13 % low for n <= 32.  With partners 1, 2, 4, ... apart that happens even if gamma = 0.
     """
     q, log, f = _power(n)
     half = (q - 1) / q
@@ -159,11 +157,10 @@ def halving_doubling(n: int, m: float, link: Link) -> Exchange:
 
 @_among_workers
 def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
-    """log2 q exchanges of the whole vector between partners 1, 2, 4, ... apart; fold as in
-    `halving_doubling`.
+    """log2 q exchanges of the whole vector, partners 1, 2, 4, ... apart; folds as in `halving_doubling`.
 
-    Exact for n = q and for n - q > q/2; otherwise some folded ranks exchange only with unfolded ones in the
-    first rounds, and it is an upper bound.
+    Exact for n = q and for n - q > q/2.  Otherwise it is an upper bound: some folded ranks exchange only with
+    unfolded ones in the first rounds.
     """
     q, log, f = _power(n)
     return _linear(m, link, log + 2 * f, log + 2 * f, log + f,
@@ -199,10 +196,10 @@ def tree(n: int, m: float, link: Link) -> Exchange:
 
 @_among_workers
 def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Two binary trees, each on half the vector, pipelined in chunks; an approximation, up to a third low.
+    """Two binary trees, each for half the vector, pipelined in chunks; an approximation, up to a third low.
 
-    Each chunk travels up and down ceil(log2 n) levels, and every node passes the whole vector up and down
-    once; by default the chunk has the best size, sqrt(M alpha bandwidth / log2 n).
+    Each chunk travels up and down ceil(log2 n) levels, and every node sends the whole vector up and down
+    once. The default chunk has the best size, sqrt(M alpha bandwidth / log2 n).
     """
     levels = (n - 1).bit_length()
     if chunk is None:
@@ -214,9 +211,7 @@ def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exc
 
 
 def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
-    """2D torus of X columns and Y rows: reduce-scatter along rows, ring allreduce of M/X along columns,
-    allgather.
-    """
+    """2D torus, X columns, Y rows: reduce-scatter in rows, ring allreduce of M/X in columns, allgather."""
     x, y = check_count("columns", columns), check_count("rows", rows)
     n = x * y
     return _linear(nbytes, link, 2 * (x - 1) + 2 * (y - 1), 2 * (x - 1) / x + 2 * (y - 1) / n, (n - 1) / n,
@@ -226,11 +221,11 @@ def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
 
 def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link, chunk: float | None = None,
                  repeated: bool = False) -> Exchange:
-    """g ranks per host, m hosts: star to the leader inside, ring between leaders, star back.
+    """g ranks per host, m hosts: star to the leader of each host, ring between leaders, star back.
 
-    `inner` is the link inside a host (alpha', beta'), `chunk` the largest of the ring's m.  `busiest` is a
-    leader's traffic between hosts.  Where it is `repeated` after equal times, the leader's answers have left
-    one by one, so that the next vectors come staggered: g M beta' instead of 2 (g-1) M beta'.
+    `inner` is the link inside a host (alpha', beta'), `chunk` the ring's largest chunk.  The result's
+    `busiest` is a leader's traffic between hosts.  If it is `repeated` after equal times, vectors arrive
+    staggered, since the leader's last answers left one by one: g M beta' instead of 2 (g-1) M beta'.
     """
     g, m = check_count("group", group), check_count("hosts", hosts)
     piece, steps = nbytes / m if chunk is None else chunk, 2 * (m - 1)
@@ -244,26 +239,25 @@ def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link,
 
 @_among_workers
 def gather(n: int, m: float, link: Link) -> Exchange:
-    """All-gather of messages of m bytes, each peer's to its right neighbour first: alpha + (n-1) m beta."""
+    """Allgather of messages of m bytes, each peer's to its right neighbour first: alpha + (n-1) m beta."""
     return _linear(m, link, 1, n - 1, 0, "alpha + (n-1) m beta", "definition", n - 1, n * (n - 1))
 
 
 @_among_workers
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
-    """All-gather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
+    """Allgather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
 
-    A value and an index take 4 bytes each, so this is n ratio times the bytes of a ring allreduce of the
-    whole vector.
+    A value and an index take 4 bytes each, so the bytes are n x ratio times those of a ring allreduce.
     """
     if not 0 < ratio <= 1:
         raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
-    k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # a product that was rounded up does not count
+    k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # whatever the product's rounding
     return _linear(8.0 * k, link, 1, n - 1, 0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
                    "Lin et al., ICLR 2018", n - 1, n * (n - 1))
 
 
 def factors(n: int) -> tuple[int, int]:
-    """X >= Y with X Y = n, as nearly square as possible: the torus of n ranks."""
+    """X >= Y with X Y = n, as nearly square as possible."""
     y = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
     return n // y, y
 
@@ -276,13 +270,11 @@ ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
 
 
 def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
-    """An allreduce by name: a key of `ALLREDUCE`, "rings" (with ``count``), "torus" (``columns``) or
-    "hierarchical" (``group``, ``inner``, ``chunk``, ``repeated``).
-    """
+    """An allreduce by name: a key of `ALLREDUCE`, "rings", "torus" or "hierarchical"."""
     name = collective.replace("_", "-")
     if name == "rings":
         k = int(options.get("count", 2))
-        if link.reduction:  # as one ring, whose reductions nothing hides
+        if link.reduction:  # without a formula; one ring, in which nothing hides the reductions
             return ring(workers, nbytes, link)
         return rings(workers, nbytes, link, k)
     if name in ("torus", "hierarchical"):

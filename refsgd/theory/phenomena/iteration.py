@@ -1,17 +1,17 @@
-"""Iteration time of synchronous algorithms: the slowest worker, and models that leave one after another.
+"""Iteration time of synchronous algorithms: the slowest worker, and models that are sent one by one.
 
-BSP through K parameter servers on separate nodes, parts of g = w/K seconds on a link, index order.  Server 0
-has the last of its n pushes at D; server k has it k g later, because every worker sends its parts one after
-the other.  After the update (u) each server answers worker 1, 2, ..., n, so worker i holds the whole model at
-D + u + latency + w + (i-1) g and its next push reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An
-incoming link that serves the k-th smallest of n arrivals S_(k) in g seconds each is done at
-max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
+BSP through K parameter servers on separate nodes; each part takes g = w/K seconds on a link, and workers are
+served in index order.  Let server 0 have the last of its n pushes at D.  Server k has its last push k g
+later, because every worker sends its parts one by one.  After the update (u) each server answers workers 1,
+2, ..., n, so worker i has the whole model at D + u + latency + w + (i-1) g, and the head of its next push
+reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An incoming link that serves n arrivals, S_(k) the
+k-th smallest, in g seconds each is done at max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
 
     iteration = 2 latency + u + w - g + E max_k [S_(k) + (n-k+1) g]
 
 for every distribution, n and K: each update empties the system, so iterations are independent and identically
-distributed.  For equal fixed T the maximum is T + (n+1) g: **T + 2 latency + u + w + n w/K**, not the
-textbook's 2 n w/K: answers leave one by one, so later pushes queue less.
+distributed.  For equal fixed T the maximum is T + (n+1) g, and the iteration takes **T + 2 latency + u + w +
+n w/K**.  The textbook's 2 n w/K is too much: answers leave one by one, so later pushes queue less.
 
 References
 ----------
@@ -40,7 +40,7 @@ from refsgd.theory.estimate import (
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Prediction
 
-SAMPLES = 2_000_000  # drawn compute times of one Monte Carlo mean, over all workers
+SAMPLES = 2_000_000  # compute times drawn for one Monte Carlo mean, over all workers
 
 
 def mean_time(times: Sequence[Distribution]) -> float:
@@ -54,16 +54,15 @@ def update_mean(update: Distribution | None) -> float:
 
 
 def drain(arrivals: Values, service: float) -> Values:
-    """When a link has served all arrivals of each row, `service` seconds each, first come first served."""
+    """When a link has served all arrivals of each row in order, `service` seconds each."""
     n = arrivals.shape[1]
     return np.asarray(np.max(np.sort(arrivals, axis=1) + service * np.arange(n, 0, -1), axis=1))
 
 
 def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) -> tuple[float, float]:
-    """Monte Carlo mean and standard error, with control variates whose means are known.
+    """Monte Carlo mean and standard error, with control variates (samples, known mean).
 
-    The regression of `values` on the controls removes errors that are known exactly, e.g. that of the sampled
-    E[max T].
+    The regression of `values` on the controls removes known errors, e.g. that of the sampled E[max T].
     """
     design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
     columns = np.stack([np.ones_like(values), *design], axis=1)
@@ -74,7 +73,7 @@ def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) ->
 
 def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: bool = True, lag: float = 0.0,
                 local: bool = False, least: float = 0.0) -> tuple[float, float]:
-    """E max_k [S_(k) + (n-k+1) g] + lag: from the first answer to the last push, and its standard error."""
+    """E max_k [S_(k) + (n-k+1) g] + lag, the time from the first answer to the last push; standard error."""
     n = len(times)
     remote = n - 1 if local else n
     if remote == 0:
@@ -97,11 +96,10 @@ def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: 
 
 
 def behind(times: Sequence[Distribution], slice_time: float, local: bool = False) -> float:
-    """Seconds from a worker's own gradient to the last one, mean over workers: E max S_i - E[S_i], S_i = T_i
-    + i g.
+    """Seconds from a worker's gradient to the last one, mean over workers: E max S - E S, S_i = T_i + i g.
 
-    Workers that are answered later start later, so even with equal fixed times workers wait (n-1)/2 g for
-    others that still compute.
+    Workers that are answered later start later.  Even with equal fixed times, workers therefore wait (n-1)/2
+    g on average for others that are still computing.
     """
     if slice_time == 0:
         return mean_of_maximum(times) - mean_time(times)
@@ -121,12 +119,15 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         update: Distribution | None = None, colocated: bool = False) -> Prediction:
     """Seconds per iteration of BSP through parameter servers, full duplex, index order.
 
-    Terms: waiting for workers that still compute is straggling (`behind`); the rest beyond an uncontended
-    exchange and the update is queueing.  Exact for servers on separate nodes (module docstring) and for one
-    co-located server (worker 0 uses no link; the last of the others decides unless worker 0 is slower:
-    T + 2 latency + u + n w for fixed T).  Co-located with K = n, rotated from the own node: E[max T] +
-    2 latency + u + 2 (n-1)/n w, exact for equal fixed T, where all stay in step, otherwise an approximation.
-    Co-located with 1 < K < n: an approximation. Several servers with random update times: an approximation.
+    Terms: waiting for workers that are still computing is straggling (`behind`); the rest beyond a lone
+    exchange and the update is queueing.
+
+    * Servers on separate nodes: exact (module docstring).
+    * One co-located server: exact.  Worker 0 uses no link; the last of the others decides unless worker 0 is
+      slower.  T + 2 latency + u + n w for fixed T.
+    * K = n co-located servers, each worker sending to its own first: E[max T] + 2 latency + u + 2 (n-1)/n w,
+      exact for equal fixed T, where all stay in step, otherwise an approximation.
+    * 1 < K < n co-located servers, or several servers with random update times: an approximation.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha = check_time("transfer", transfer), check_time("latency", latency)
@@ -148,7 +149,7 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         total = barrier + u
         formula = "2 latency + u + (1 - 1/K) w + E max_k [S_(k) + (n-k+1) w/K], S_i = T_i + i w/K"
     alone = 0.0 if colocated and n == 1 else 2 * alpha + (1 + 1 / k) * w
-    stepped = colocated and k == n  # all stay in step: no answer is later than another
+    stepped = colocated and k == n  # all stay in step, and answers come at the same time
     straggling = min(slowest - mean if stepped else behind(times, w / k, colocated),
                      max(total - mean - u, 0.0))
     transfer_term = min(alone, max(total - mean - straggling - u, 0.0))
@@ -167,10 +168,10 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
 def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, transfer: float = 0.0,
             latency: float = 0.0,
             update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
-    """Seconds of a whole BSP run of `steps` iterations, from the common start to the last answer.
+    """Seconds of a BSP run from the common start to the last answer; parameters as in `bsp`.
 
-    The first iteration starts together (S_i = T_i), and the last answer leaves n-1 parts after the first one:
-    (n-1) w/K more than `steps` times the iteration for fixed T.  Parameters as in `bsp`.
+    In the first iteration all start together (S_i = T_i), and the last answer leaves n-1 parts after the
+    first one: for fixed T, (n-1) w/K more than `steps` iterations.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     check_count("steps", steps, 0)
@@ -201,11 +202,11 @@ def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.
                colocated: bool = False) -> Prediction:
     """Seconds per iteration of BSP with one server on links that carry one direction at a time.
 
-    half: the answers of an update occupy the server's link for r w, r workers being remote, before the first
-    push; then it serves pushes.  So with S_i = T_i + i w an iteration is u + E max(2 r w, 2 latency + max_k
-    [S_(k) + (r-k+1) w]), exact for every distribution; equal fixed T: max(T + 2 latency + (r+1) w, 2 r w)
-    + u.
-    serial: T + 2 latency + u + 2 r w, for random T an upper bound with E[max T], since workers that end first
+    half: with r remote workers, the answers occupy the server's link for r w before it serves pushes.  So
+    with S_i = T_i + i w an iteration takes u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), exactly,
+    for every distribution; for equal fixed T this is max(T + 2 latency + (r+1) w, 2 r w) + u.
+
+    serial: T + 2 latency + u + 2 r w.  For random T, with E[max T], it is an upper bound, since early workers
     push while others compute.
     """
     n, w = check_count("workers", len(times)), check_time("transfer", transfer)
@@ -237,12 +238,12 @@ def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.
 
 def allreduce(times: Sequence[Distribution], exchange: Prediction, update: Distribution | None = None,
               period: int = 1) -> Prediction:
-    """Seconds per iteration, an allreduce every H of them: (E[max of sums of H times] + exchange)/H + u.
+    """Seconds per iteration with an allreduce every H: (E[max of sums of H times] + exchange)/H + u.
 
-    Exact for equal fixed times (all start and end the exchange together) and if nothing is sent.  For random
-    times early ranks already send: an upper bound for the ring, and an approximation for others, from 24 %
-    high to 3 % low.  The spread of a sum grows only with sqrt(H), so both straggling and the share of the
-    exchange shrink with the period.
+    Exact for equal fixed times, where all start and end the exchange together, and if nothing is sent.  With
+    random times, early ranks already send: then it is an upper bound for the ring, and for others an
+    approximation, from 24 % high to 3 % low.  The spread of a sum grows only with sqrt(H), so straggling and
+    the share of the exchange both shrink with the period.
     """
     h, mean, sums = check_count("period", period), mean_time(times), [sum_of(time, period) for time in times]
     steady = update is None or update.family == "fixed"

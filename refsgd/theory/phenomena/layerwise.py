@@ -1,11 +1,11 @@
-"""Gradients that travel in parts while workers compute: layers, overlap, priorities, codecs.
+"""Gradients that are sent in parts while workers compute: layers, overlap, priorities, codecs.
 
-A worker's passes take fixed shares of its gradient's time.  A part leaves when the backward pass has ended of
-the first layer that it holds (the passes go from the last layer to the first), and the next forward pass of a
-layer waits for the parts that hold it; without overlap all parts wait for all layers.  Each part has a server
-program of its own, and parts of one server share its links: the recursion of `refsgd.theory.phenomena.gate`
-with more servers, and another worker.  For one worker, c_l seconds of layer l on a link each way, no latency
-and parts that are layers, two links in series and a forward pass that waits are a flow shop::
+The passes through a layer take fixed shares of a gradient's time.  The backward pass goes from the last layer
+to the first, so a part is sent when the backward pass through its first layer has ended; the next forward
+pass through a layer waits for the parts that hold it.  Without overlap, all parts wait for all layers.  Each
+part has its own server program, and parts of one server share its links: this is the recursion of
+`refsgd.theory.phenomena.gate` with more servers and another worker.  For one worker, no latency, and parts
+that are layers and take c_l seconds on a link each way, it is a flow shop::
 
     up_l   = max(up_{l+1}, end of backward l) + c_l
     here_l = max(here_{l+1}, up_l) + c_l,     forward l begins at max(end of forward l-1, here_l)
@@ -29,14 +29,14 @@ from refsgd.theory.estimate import Uncovered
 from refsgd.theory.phenomena.gate import Fresh, Network
 from refsgd.theory.phenomena.ways import PUSH, Ways
 
-ALONE = 8  # iterations of a worker alone, of which the middle ones have its pace
+ALONE = 8  # iterations of a lone worker; the middle ones give its pace
 
 
 def first_come(forward: float, backward: Sequence[float], exchange: Sequence[float]) -> float:
-    """Seconds until the last exchange has ended, if layers exchange gradients one after the other, the last
-    first: forward + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j).
+    """Seconds until all layers have exchanged gradients one by one, the last layer first.
 
-    The exchange of the first layer, here 2 s, cannot be hidden:
+    forward + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j): the exchange of the first layer, here 2 s, is not
+    hidden.
 
     >>> first_come(3, [2, 2, 2], [2, 2, 2])
     11
@@ -49,39 +49,36 @@ def first_come(forward: float, backward: Sequence[float], exchange: Sequence[flo
 
 
 class Part(NamedTuple):
-    """A part of the parameters: its server, its layers, bytes of a push and of the answer; where peers sum
-    messages, bytes of each sum."""
+    """A part of the parameters."""
 
     server: int
     layers: tuple[int, ...]
-    up: float
+    up: float  #: bytes of a push, and of its answer
     down: float
-    sums: tuple[float, ...] = ()
+    sums: tuple[float, ...] = ()  #: bytes of each sum, if peers sum messages
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a gradient travels: its parts; the share of its time that each layer's passes take; `overlap` none,
-    backward or both; whether links serve low parts first; seconds per byte of a codec; `even`: one part for
-    each server; `unknown`: why no formula covers it, if none does."""
+    """How a gradient is exchanged."""
 
     parts: tuple[Part, ...]
-    forward: tuple[float, ...] = ()
+    forward: tuple[float, ...] = ()  #: share of a gradient's time of each layer's passes
     backward: tuple[float, ...] = ()
-    overlap: str = "none"
-    priority: bool = False
-    codec: float = 0.0
-    even: bool = True
-    unknown: str = ""
+    overlap: str = "none"  #: or backward, or both
+    priority: bool = False  #: whether links serve low parts first
+    codec: float = 0.0  #: seconds per byte
+    even: bool = True  #: one part for each server
+    unknown: str = ""  #: why no formula covers it
 
     @property
     def simple(self) -> bool:
-        """Whether workers compute and send as ever."""
+        """Whether workers send only whole gradients, without a codec."""
         return self.overlap == "none" and not self.codec
 
     @property
     def stages(self) -> list[tuple[float, list[int]]]:
-        """The forward pass: shares of a gradient's time, and the parts that each waits for."""
+        """The stages of the forward pass: share of a gradient's time, and the parts that it waits for."""
         numbers = range(len(self.parts))
         if self.overlap == "both":
             return [(share, [j for j in numbers if k in self.parts[j].layers])
@@ -89,8 +86,10 @@ class Plan:
         return [(math.fsum(self.forward) if self.overlap == "backward" else 0.0, list(numbers))]
 
     def moves(self, order: Sequence[int]) -> list[tuple[float, float, list[int]]]:
-        """The backward pass: shares of a gradient's time, seconds more, and the parts that then leave; in
-        this `order` where nothing overlaps."""
+        """The stages of the backward pass: share of a gradient's time, extra seconds, parts that then leave.
+
+        Without overlap, parts leave in this `order`.
+        """
         found = [(1.0, list(order))]
         if self.overlap != "none":
             found = [(share, [j for j in reversed(range(len(self.parts))) if self.parts[j].layers[0] == k])
@@ -106,7 +105,7 @@ class Plan:
 
 
 class ByLayer(Fresh):
-    """Workers that send parts while they compute; servers follow the rule that it is mixed with."""
+    """Workers that send parts while they compute; a mixin for the servers' rule."""
 
     def __init__(self, network: Network, *args: Any) -> None:
         assert network.plan is not None and network.ways is not None
@@ -116,13 +115,13 @@ class ByLayer(Fresh):
         super().__init__(network, *args)
 
     def start(self) -> None:
-        """All begin with all parts."""
+        """Give all workers all parts."""
         self.way = [dict(mine) for mine in self.ways.pushes]
         self.moves = [self.plan.moves([k for k, _ in mine]) for mine in self.ways.pushes]
         self.stage, self.blocked = [0] * self.n, [False] * self.n
-        self.due = [[0] * len(self.stages) for _ in range(self.n)]  # parts that each stage still waits for
-        self.here = [[0.0] * len(self.stages) for _ in range(self.n)]  # the latest that has come
-        self.since = [0.0] * self.n  # end of what a worker has computed
+        self.due = [[0] * len(self.stages) for _ in range(self.n)]  # parts for which each stage waits
+        self.here = [[0.0] * len(self.stages) for _ in range(self.n)]  # when its last part came
+        self.since = [0.0] * self.n  # end of the worker's last computation
         for server, part in zip(self.servers, self.plan.parts, strict=True):
             server.decoding = self.plan.codec * part.down
             server.known = [[0] for _ in range(self.n)]
@@ -135,7 +134,7 @@ class ByLayer(Fresh):
             self.forward(i)
 
     def forward(self, i: int) -> None:
-        """Compute forward as far as parts are there; then backward."""
+        """Compute forward as far as the parts allow, then backward."""
         time = self.times[i][self.made[i]]
         for k in range(self.stage[i], len(self.stages)):
             self.stage[i], self.blocked[i] = k, bool(self.due[i][k])
@@ -145,7 +144,7 @@ class ByLayer(Fresh):
         self.backward(i)
 
     def backward(self, i: int) -> None:
-        """Compute backward; parts leave in between, and the next gradient waits for them."""
+        """Compute backward, sending parts, and begin the next gradient."""
         now, time = self.since[i], self.times[i][self.made[i]]
         self.made[i] += 1
         self.due[i] = [len(parts) for _, parts in self.stages]
@@ -157,12 +156,12 @@ class ByLayer(Fresh):
         self.begin(now, i)
 
     def give(self, now: float, i: int, ready: Sequence[int]) -> None:
-        """A worker sends the servers of some parts their gradients."""
+        """A worker sends the gradients of some parts."""
         for k in ready:
             self.agenda.send(self.way[i][k], now, i, PUSH, self.ways.early[k], self.pushed, k, i)
 
     def answered(self, at: float, k: int, i: int, row: int, others: int) -> None:
-        """A worker has a part."""
+        """A worker receives a part."""
         self.final = max(self.final, at)
         known = self.servers[k].known[i]
         known.append(others + len(known))
@@ -174,7 +173,7 @@ class ByLayer(Fresh):
 
 
 def of(rule: type[Fresh], network: Network) -> type[Any]:
-    """A rule of servers, for workers that send parts while they compute where they do."""
+    """A servers' rule, combined with `ByLayer` if the network has a plan."""
     if network.plan is None or (rule.asking and network.plan.simple):
         return rule
     if rule.asking:
@@ -184,7 +183,7 @@ def of(rule: type[Fresh], network: Network) -> type[Any]:
 
 
 def exposed(network: Network, worker: int, seconds: float, update: float) -> float:
-    """Seconds of an iteration beyond those of its gradient, of a worker that meets nobody."""
+    """Seconds by which a lone worker's iteration exceeds its gradient."""
     ways = network.ways
     assert ways is not None
     alone = Network(network.servers, plan=network.plan, ways=Ways(

@@ -1,8 +1,8 @@
 """Peers that compute, send and wait for each other in a fixed order, on links that several of them share.
 
-A step of a script is a time to work, a message to another peer, or to wait for the next message of one.  Who
-waits for whom does not depend on times, only how long: a recursion of max and plus, in which links serve
-heads in the order of their arrival (`refsgd.theory.phenomena.ways`).
+A step of a script is work, a message to another peer, or a wait for another peer's next message.  Times
+decide only how long peers wait, not for whom, so the times follow a recursion of max and plus.  Links serve
+messages in order of arrival (`refsgd.theory.phenomena.ways`).
 
 References
 ----------
@@ -29,24 +29,24 @@ Step = tuple[int, int, float]  # what, with whom, seconds or bytes
 WORK, SEND, RECEIVE, MARK = range(4)
 Script = Iterator[Step]
 
-EVENTS = 200_000  # of one evaluation
+EVENTS = 200_000  # at most, in one evaluation
 REPLICAS = 64
 
 
 class Peers:
-    """Peers that follow their scripts; `ends`: when each has come to its marks."""
+    """Peers that follow their scripts; `ends`: when each reached its marks."""
 
     def __init__(self, links: int, way: Callable[[int, int, float], Way], scripts: Sequence[Script]) -> None:
         self.agenda, self.way, self.scripts = Agenda(links), way, scripts
         self.ends: list[list[float]] = [[] for _ in scripts]
-        self.there = Counter[tuple[int, int]]()  # messages that nobody has waited for yet
-        self.awaited = dict[int, int]()  # by whom: whose message
+        self.there = Counter[tuple[int, int]]()  # messages that arrived before the wait for them
+        self.awaited = dict[int, int]()  # for each waiting peer, the sender
         for i in range(len(scripts)):
             self.proceed(0.0, i)
         self.agenda.run()
 
     def proceed(self, now: float, i: int) -> None:
-        """A peer follows its script until it has to wait."""
+        """Follow a peer's script until it must wait."""
         for what, other, much in self.scripts[i]:
             if what == WORK and much:
                 self.agenda.at(now + much, RESUME, i, self.proceed, i)
@@ -62,7 +62,7 @@ class Peers:
                 self.ends[i].append(now)
 
     def arrived(self, now: float, src: int, to: int) -> None:
-        """A message is there."""
+        """A message has arrived."""
         if self.awaited.get(to) == src:
             del self.awaited[to]
             self.proceed(now, to)
@@ -71,7 +71,7 @@ class Peers:
 
 
 def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Step]:
-    """An allreduce of rank i: chunks of so many bytes travel round the ring twice."""
+    """Rank i's part of an allreduce: chunks of these sizes travel round the ring twice."""
     for step in range(2 * (n - 1)):
         yield SEND, (i + 1) % n, sizes[(i - 1 - step) % n]
         yield RECEIVE, (i - 1) % n, 0
@@ -79,15 +79,15 @@ def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Ste
             yield WORK, i, reduction * sizes[(i - 2 - step) % n]
 
 
-Exchange = Callable[[int, int], Iterable[Step]]  # of a peer, in a round
+Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
 
 
 def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
            gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, exchange: Exchange, *,
            first: Exchange | None = None, before: int = 0, after: int = 0) -> Rounds:
-    """Rounds of so many gradients, each with `before` own updates, an exchange, and `after` own updates.
+    """Rounds of gradients, each followed by `before` own updates, then an exchange and `after` own updates.
 
-    `pairs` send to each other, `messages` in a round; `first`: what stands before a round's gradients.
+    `pairs` exchange `messages` in a round; `first` comes before a round's gradients.
     """
     n, network = len(times), Network.of(machine, len(times))
     found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
@@ -129,7 +129,7 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
 
 
 def _summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
-    """Pace and end from when each peer ended each round, (replicas, rounds, peers)."""
+    """Pace and end, from the times at which rounds ended (replicas, rounds, peers)."""
     mean, low = ends.mean(axis=2), len(seen) // 3
     middle = (low + len(seen)) // 2
 

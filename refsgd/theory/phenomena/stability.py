@@ -25,8 +25,8 @@ def _curvature(curvature: float) -> float:
 def constant_delay(tau: int, curvature: float = 1.0) -> Prediction:
     """Largest stable learning rate of x_{t+1} = x_t - lr a x_{t-tau}: 2 sin(pi / (2 (2 tau + 1))) / a.
 
-    On the edge z^{tau+1} - z^tau + lr a = 0 has a root exp(i phi); its modulus gives lr a = 2 sin(phi/2), its
-    argument phi (tau + 1/2) = pi/2, the smallest of the solutions.  tau = 0: 2/a; large tau: about pi/(2 tau
+    At the limit z^{tau+1} - z^tau + lr a = 0 has a root exp(i phi).  Its modulus gives lr a = 2 sin(phi/2),
+    its argument phi (tau + 1/2) = pi/2 as the smallest solution.  tau = 0: 2/a; large tau: about pi/(2 tau
     a).
     """
     tau, a = check_count("tau", tau, 0), _curvature(curvature)

@@ -1,13 +1,13 @@
 """Staleness of gradients at their application, in updates.
 
-**A pathwise identity.**  Let every worker read the model right after its own update.  Between two updates of
-worker i the others' updates are exactly the staleness of the second one.  So each update of the run adds one
-to the age of the n-1 other workers' reads, and that age ends as a staleness::
+**A pathwise identity.**  Let every worker read the model immediately after its own update.  The staleness of
+an update is then the number of others' updates since the worker's previous one: each update adds one to the
+ages of the n-1 other workers' reads, and an age at a worker's update is a staleness.  Hence::
 
     (sum of the staleness of all updates) + (ages of the reads outstanding at the end) = (n-1) x updates
 
-at any speeds, with any links and queues.  In the long run the mean is n-1.  The mean of a finite run is lower
-by the ages at its end: workers that finish first leave an unused read.
+for all speeds, links and queues.  In the long run the mean is n-1.  The mean of a finite run is lower by the
+ages at its end: workers that finish early leave an unused read.
 
 References
 ----------
@@ -29,7 +29,7 @@ SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
 
 
 def match_boxes(steps: int) -> float:
-    """C(2N, N) / 4^N: what two Poisson processes racing to N leave of the other, over N.
+    """C(2N, N) / 4^N: what one of two equal Poisson processes lacks when the other has N (mean), over 2N.
 
     >>> round(match_boxes(1), 9), round(match_boxes(90), 4)
     (0.5, 0.0594)
@@ -38,9 +38,9 @@ def match_boxes(steps: int) -> float:
 
 
 def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
-    """Long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.  Exact.
+    """Exact long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.
 
-    Gradients of slow workers are stale, those of fast workers fresh; weighted by rates the mean is n-1.
+    Slow workers' gradients are staler than fast workers'; the mean weighted by rates is n-1.
     """
     if not rates or any(not r > 0 for r in rates):
         raise DomainError(f"rates {list(rates)}; the formula assumes a positive rate of every worker")
@@ -51,12 +51,11 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
 
 
 def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequence[float] = 0.0) -> Prediction:
-    """Mean staleness over a whole ASP run in which every worker makes `steps` iterations.
+    """Mean staleness of an ASP run with N = `steps` iterations of each worker: n-1 minus the ages at the end.
 
-    n-1 minus the ages at the end.  Each pair of workers contributes the updates that the later one still
-    makes when the earlier one ends.  Equal fixed times: one update, (n-1)(1 - 1/(2N)), exact.  Equal
-    exponential times without exchange: Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Otherwise the
-    sums of N times are approximated as normal.
+    Each pair of workers contributes the updates that the later one makes after the earlier one has ended.
+    Equal fixed times: one update, so (n-1)(1 - 1/(2N)), exact.  Equal exponential times without exchange:
+    Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Otherwise sums of N times are taken as normal.
     """
     n, steps = check_count("workers", len(times)), check_count("steps", steps)
     exchanges = [exchange] * n if isinstance(exchange, (int, float)) else list(exchange)
@@ -81,7 +80,7 @@ def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequenc
 
 
 def _ages(times: Sequence[Distribution], steps: int, exchanges: Sequence[float]) -> float:
-    """Updates that come after each worker's last one, summed, with normal sums of `steps` times."""
+    """Sum over workers of the updates after their last one; sums of `steps` times are taken as normal."""
     counts: dict[tuple[Distribution, float], int] = {}
     for time, e in zip(times, exchanges, strict=True):
         key = check_distribution("compute", time), e
@@ -96,7 +95,7 @@ def _ages(times: Sequence[Distribution], steps: int, exchanges: Sequence[float])
 
 
 def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, float], steps: int) -> float:
-    """Mean number of updates that the later of two workers still makes after the earlier one's last."""
+    """Mean number of updates that the later of two workers makes after the earlier one's last."""
     rounds = [time.mean + e for time, e in (one, other)]
     variances = [time.variance if math.isfinite(time.variance) else time.mean**2 for time, _ in (one, other)]
     apart = steps * (rounds[1] - rounds[0])
@@ -114,7 +113,7 @@ def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, fl
 def geometric(workers: int, tau: int) -> float:
     """P(staleness = tau) of ASP with equal exponential times and no queueing: (1/n)(1 - 1/n)^tau, exact.
 
-    By memorylessness each next update is worker i's own with probability 1/n, independently.
+    Exponential times have no memory, so each next update is worker i's with probability 1/n, independently.
 
     >>> geometric(4, 0), geometric(4, 1)
     (0.25, 0.1875)
@@ -125,10 +124,10 @@ def geometric(workers: int, tau: int) -> float:
 
 
 def geometric_maximum(workers: int, updates: int) -> Prediction:
-    """Mean of the largest staleness among `updates` gradients, geometric and assumed independent.
+    """Mean of the largest staleness of `updates` gradients, which is geometric and assumed independent.
 
-    sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since neighbours in a run
-    depend on each other.
+    The sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since successive
+    gradients are not independent.
     """
     n, m = check_count("workers", workers), check_count("updates", updates, 0)
     total, j, q = 0.0, 1, 1 - 1 / n
@@ -144,13 +143,12 @@ def geometric_maximum(workers: int, updates: int) -> Prediction:
 
 
 def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
-    """Largest staleness of SSP(s) in updates of others: (2s+1)(n-1), reached.
+    """Largest staleness of SSP(s) in updates of others: (2s+1)(n-1), which is reached.
 
     A read at clock C may miss the others' last s clocks (they have completed C-s), and each other worker can
-    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  This is
-    the *staleness* in updates.  A read lacks at most s updates of each other worker up to clock C, or has at
-    most s beyond it, never both.  A cache (lazy, eager) is read at clock C only if it has the others' first
-    C-s clocks: the same bound, without own updates, since a cache adds them.
+    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  A cache
+    (lazy, eager) is read at clock C only if it has the others' first C-s clocks, so the bound is the same;
+    its own updates do not count, since the worker adds them to the cache.
     """
     n, steps = check_count("workers", workers), check_count("steps", steps, 0)
     value = float((n - 1) * min(2 * staleness + 1, steps))
@@ -161,9 +159,9 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
 
 
 def downpour(workers: int, fetch_every: int) -> Prediction:
-    """Mean staleness in pushes with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2, own ones counted.
+    """Mean staleness in pushes, including own ones, with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2.
 
-    The j-th push after a fetch follows j-1 own pushes and j cycles of the n-1 others; j = 1..f.  Exact
+    The j-th push after a fetch, j = 1..f, follows j-1 own pushes and j pushes of each other worker.  Exact
     for equal workers in the long run.
     """
     n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
