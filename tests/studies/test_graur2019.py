@@ -5,7 +5,7 @@ import pytest
 from benchmarks import published
 from benchmarks.studies import Lab, graur_terms
 from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
-from benchmarks.studies.graur_runs import forward_only, rate, runs
+from benchmarks.studies.graur_runs import by_formula, forward_only, rate, runs
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
@@ -64,6 +64,29 @@ def test_crowded_processors_are_fitted_forward_and_tested_with_training():
     assert all(abs(seconds / CHAPTER3[Key("caffe2", "F+B", "Ethernet", 2)] - 1) < 0.25
                for seconds in found.values())
     assert found["Ethernet"] < 1.1 * found["InfiniBand"]
+
+
+def test_collective_allreduce_hides_its_ring_at_the_link_s_bandwidth():
+    """A ring for each layer on 1 Gbps, nothing fitted: only the first layer's ring is exposed, and 16 nodes take
+    the quoted 0.55 s a batch to 3 %; after the backward pass the same ring takes 15 % longer."""
+    key = Key("collective-allreduce", "F+B", "Ethernet", 4)
+    assert graur_terms.implemented(key) == graur_terms.by_messages(key)
+    assert graur_terms.by_messages(key).bandwidth == 125e6
+    ((_, seen),) = runs(Lab(quick=True), [key]).items()
+    assert rate(seen) == pytest.approx(32 / published.overlapped(32, 4), rel=1e-9)
+    computing, ring = published.alone("F+B", 32), 1.5 * published.RESNET50 / 125e6
+    assert 0 < 4 * 32 / rate(seen) - computing < 0.01 * ring
+    assert published.overlapped(32, 16) == pytest.approx(CHAPTER3[key._replace(nodes=16)], rel=0.03)
+    assert published.ringed(32, 16) > 1.15 * CHAPTER3[key._replace(nodes=16)]
+
+
+@pytest.mark.parametrize("strategy", ["collective-allreduce", "horovod"])
+def test_the_formula_stands_for_runs_of_many_nodes(strategy, monkeypatch):
+    """To four digits, with a slow machine, which the runs of more than 16 nodes have."""
+    monkeypatch.setattr(published, "WITHOUT_SLOW", 4)
+    key = Key(strategy, "F+B", "Ethernet", 5)
+    ((_, seen),) = runs(Lab(quick=True), [key], terms=True).items()
+    assert by_formula(Lab(quick=True), key, terms=True) == pytest.approx(rate(seen), rel=1e-4)
 
 
 def test_one_session_does_everything_in_turn():
@@ -129,8 +152,8 @@ def test_every_verdict(study):
     # messages, and a term chosen by them tests nothing
     assert wrong == {"and 40 nodes are slower than 32 with training",
                      "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
-    assert found[
-        "Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "not testable"
+    # a run at the link's bandwidth, where an infinite one was assumed before
+    assert found["Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "holds"
     for says in ("Caffe2 takes 19 times as long on two nodes as on one",
                  "the network makes no difference to Caffe2",
                  "the best number of nodes on Ethernet for forward passes is 16, more yield little",
