@@ -280,8 +280,8 @@ def figure4(lab: Lab) -> Part:
         f"server. A layer takes {1e3 * FORWARD:g} ms forward and {1e3 * BACKWARD:g} ms backward, its parameters "
         f"{1e3 * WAY:g} ms each way, so its push and pull {2e3 * WAY:g} ms; an update takes no time. In the timeline a "
         "number is a layer: the gradient of layer 3 is pushed, and its parameters pulled, while the backward pass "
-        "computes layers 2 and 1. Links serve the lowest layer first, as MXNet's do. The processes "
-        "really compute and send layer by layer; they are paced, and their times nominal."))
+        "computes layers 2 and 1. Links serve the lowest layer first, as MXNet's do. The processes, "
+        "which are paced, really compute and send layer by layer."))
 
 
 def _mean_waits(result: Result) -> list[float]:
