@@ -227,6 +227,49 @@ def test_every_algorithm_runs_over_mpi():
                if name not in ("sequential", "independent"))
 
 
+EXCHANGES = """
+import refsgd
+from mpi4py import MPI
+LAYERS = dict(layout="layers", overlap="both", priority=True)
+for name, how in (("bsp", LAYERS), ("bsp", dict(layout="layers", balance="size", servers=2, overlap="backward", compress="topk:0.5")),
+                  ("allreduce", dict(overlap="backward", bucket=16)), ("dgc", dict(overlap="backward", ratio=0.5)),
+                  ("allreduce", dict(overlap="backward", collective="halving-doubling", compress="powersgd:1"))):
+    how = dict(data="integers", workers=3, steps=6, lr=0.25, evaluations=0, **how)
+    found, expected = refsgd.run(name, runtime="mpi", machine=refsgd.Machine(), **how), refsgd.run(name, **how)
+    if not MPI.COMM_WORLD.rank:
+        print("SEEN", found.parameters_sha256 == expected.parameters_sha256,
+              found.measured["bytes_sent"] == expected.measured["bytes_sent"], found.measured["messages"] == expected.measured["messages"])
+how = dict(data="integers", workers=2, steps=12, lr=0.25, evaluations=0, compress="topk:0.5",
+           machine=refsgd.Machine(compute="fixed(0.03)", bandwidth=500), **LAYERS)
+found, expected = refsgd.run("bsp", runtime="mpi", **how), refsgd.run("bsp", **how)
+if not MPI.COMM_WORLD.rank:
+    slipped = sum(late["slipped"] for late in found.trace.lateness.values())
+    print("PACED", 0.95 * expected.trace.seconds < found.trace.seconds < 1.05 * expected.trace.seconds + slipped,
+          found.parameters_sha256 == expected.parameters_sha256, found.trace.seconds, expected.trace.seconds, slipped)
+"""
+
+
+@pytest.mark.alone
+def test_exchanges_over_mpi():
+    """Layers, priorities, buckets and codecs: the simulator's bits, bytes and messages, and its time where they are paced."""
+    done = mpiexec(5, "-c", EXCHANGES)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("SEEN")] == ["SEEN True True True"] * 5
+    (line,) = [line for line in lines if line.startswith("PACED")]
+    assert line.startswith("PACED True True"), line
+
+
+def test_an_exchange_from_the_command_line_over_mpi():
+    """With the options of the issue, as many ranks as before: parts of one server share its process."""
+    done = refsgd_run(3, "bsp", "--layout", "layers", "--overlap", "both", "--priority", "--compress", "topk:0.5",
+                      "--data", "integers", "--steps", "5", "--compute", "none", "--lr", "0.25", "--json", "-")
+    assert done.returncode == 0, done.stderr[-2000:]
+    simulated = refsgd.run("bsp", workers=2, data="integers", steps=5, lr=0.25, layout="layers", overlap="both",
+                           priority=True, compress="topk:0.5")
+    assert json.loads(done.stdout)["parameters_sha256"] == simulated.parameters_sha256
+
+
 CHECKPOINTS = """
 import sys
 import refsgd
