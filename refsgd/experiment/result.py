@@ -323,7 +323,7 @@ class Result:
             f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
             f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all"
             + (f"; the fullest server holds {m['largest_server']:.2f} times the mean"
-               if "largest_server" in m else ""),
+               if self.servers > 1 and "largest_server" in m else ""),
             f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule "
             f"{self.schedule_sha256[:16]}",
         ]
