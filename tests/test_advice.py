@@ -23,6 +23,7 @@ from refsgd.experiment.strategies import CANDIDATES, DDP, EVIDENCE, GROUPS, P3, 
 from refsgd.problems.nn import nets
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
 FAST = (Candidate("bsp", {}), Candidate("bsp", {}, True), Candidate("asp", {}),
         Candidate("allreduce", {"collective": "ring"}), Candidate("gosgd", {"p": 0.1}))

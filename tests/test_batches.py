@@ -16,6 +16,7 @@ from refsgd.experiment.prepare import Usage, prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.journal import read
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 FIXED = Machine(compute="fixed(10ms)")
 PANI = FIXED.with_(speeds=(20, 1))
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 BLOCKED = ("numba", "psutil", "rich", "matplotlib", "threadpoolctl")
 HOOK = """
 import builtins, sys, warnings
@@ -41,18 +39,17 @@ def test_the_import_needs_numpy_alone_and_opens_no_file():
     """, (*BLOCKED, "scipy")) == "[]"
 
 
-@pytest.mark.parametrize("code", [
-    "print(refsgd.run('ssp', data='quadratic', steps=20).measured['updates'])",
-    "print(len(refsgd.run('asp', data='quadratic', steps=5).player().html) > 1000)",
-    "stepper = refsgd.Stepper('bsp', workers=2, steps=2); stepper.step(); print(len(stepper.world.events) > 0)",
-    """
-    from refsgd.algorithms.server.bsp import bsp
-    from refsgd.testing import check
-    print(all(finding.held is not False for finding in check(bsp, processes=False)))
-    """,
-])
-def test_simulator_stepper_player_and_check(code):
-    assert run("import refsgd\n" + textwrap.dedent(code)) in ("80", "True")
+def test_simulator_stepper_player_and_check():
+    assert run("""
+        import refsgd
+        from refsgd.algorithms.server.bsp import bsp
+        from refsgd.testing import check
+        stepper = refsgd.Stepper("bsp", workers=2, steps=2)
+        stepper.step()
+        print(refsgd.run("ssp", data="quadratic", steps=20).measured["updates"],
+              len(refsgd.run("asp", data="quadratic", steps=5).player().html) > 1000, len(stepper.world.events) > 0,
+              all(finding.held is not False for finding in check(bsp, processes=False)))
+    """) == "80 True True True"
 
 
 def test_a_net_trains_with_its_numpy_layers():

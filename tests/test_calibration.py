@@ -21,6 +21,8 @@ from refsgd.experiment.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.calibrate import Calibration, Others, Point, calibrate, fitted, link, timed
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
+
 
 @pytest.fixture(scope="module")
 def measured():

@@ -21,6 +21,7 @@ from refsgd.runtimes.journal import line
 from refsgd.runtimes.journal import read as read_record
 from refsgd.runtimes.replay import ReplayError
 from refsgd.trace import Crashed, Marked
+from tests.marks import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
@@ -127,8 +128,9 @@ def test_a_fault_that_stopped_the_run_is_not_repeated(runtime, tmp_path):
     assert found.parameters_sha256 == plain.parameters_sha256 and not found.trace.dead
 
 
-@pytest.mark.parametrize("share", [0.2, 0.9])
-@pytest.mark.parametrize("runtime", ["simulator", "processes", "tcp"])
+@pytest.mark.parametrize(("runtime", "share"), mostly_slow(
+    [(runtime, share) for runtime in ("simulator", "processes", "tcp") for share in (0.2, 0.9)],
+    ("simulator", 0.2), ("simulator", 0.9), ("processes", 0.2), ("tcp", 0.9)))
 def test_the_dead_stay_dead_where_the_others_continue(runtime, share, tmp_path):
     """Before and after the death, once."""
     fault = {"faults": ["kill worker 1 at step 10", "slow worker 0 at step 5 by 2"], "on_death": "continue"}
@@ -142,8 +144,9 @@ def test_the_dead_stay_dead_where_the_others_continue(runtime, share, tmp_path):
         assert found.measured == whole.measured
 
 
-@pytest.mark.parametrize("runtime", ["simulator", "processes"])
-@pytest.mark.parametrize("on_death", ["shrink", "restart"])
+@pytest.mark.parametrize(("runtime", "on_death"), mostly_slow(
+    [(runtime, policy) for runtime in ("simulator", "processes") for policy in ("shrink", "restart")],
+    ("simulator", "restart"), ("processes", "shrink")))
 def test_attempts_are_repeated_and_the_last_one_continues(runtime, on_death, tmp_path):
     """A record for each attempt; stopped in the first, in the second, and after a death that the launcher
     did not survive."""
@@ -180,6 +183,17 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The records of a short run in both runtimes."""
+    found = {}
+    for runtime in ("simulator", "processes"):
+        path = tmp_path_factory.mktemp(runtime)
+        refsgd.run("bsp", runtime=runtime, checkpoint=path, **arguments("bsp", steps=5))
+        found[runtime] = (path / "record").read_bytes()
+    return found
+
+
 @pytest.mark.parametrize(("damage", "says"), [
     (lambda data: data.replace(b'"c"', b'"s"', 1), "line was altered"),
     (lambda data: data.replace(b'"lr":0.05', b'"lr":0.06', 1), "altered in its first line"),
@@ -187,13 +201,12 @@ def folder(tmp_path):
     (lambda data: b"", "not a record"),
 ])
 @pytest.mark.parametrize("runtime", ["simulator", "processes"])
-def test_a_damaged_record_is_refused(tmp_path, damage, says, runtime, capsys):
+def test_a_damaged_record_is_refused(tmp_path, whole, damage, says, runtime, capsys):
     """By name, in one line."""
     from refsgd.cli import main
 
-    refsgd.run("bsp", runtime=runtime, checkpoint=tmp_path, **arguments("bsp", steps=5))
     path = tmp_path / "record"
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(damage(whole[runtime]))
     assert main(["run", "bsp", "--runtime", runtime, "--resume", str(tmp_path), "--quiet"]) == 1
     said = capsys.readouterr().err
     assert says in said and str(path) in said and said.count("\n") == 1
@@ -299,7 +312,7 @@ def until(happened, seconds=20.0):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", mostly_slow([signal.SIGKILL, signal.SIGINT], signal.SIGINT))
 def test_a_run_that_was_stopped_at_any_time_can_be_resumed(end, tmp_path):
     """Ctrl-C, or kill -9; a signal that asks for a checkpoint disturbs nobody."""
     record = tmp_path / "record"

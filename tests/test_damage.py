@@ -30,7 +30,8 @@ RUN = {"workers": 3, "steps": 5, "lr": 0.05, "machine": QUICK}
 DATA = {"hogwild": "integers"}
 VALUES = [None, True, -1, 0, 10**9, 10**400, -1e300, 1e300, float("nan"), float("inf"), "", "x", [], {}, [1],
           {"a": 1}]
-pytestmark = pytest.mark.filterwarnings("ignore:.*or the run crashed", "ignore::RuntimeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore:.*or the run crashed", "ignore::RuntimeWarning"),
+              pytest.mark.usefixtures("few_draws_throughout")]
 
 
 def fuzz(examples):

@@ -11,6 +11,8 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import pytest
+
 import refsgd
 from refsgd.cli import main
 from refsgd.experiment import doctor
@@ -83,6 +85,7 @@ print(bits[0] == bits[1], finding)
 """
 
 
+@pytest.mark.slow  # quickly: tests/test_homeless.py
 def test_where_no_compiled_kernel_can_be_kept_a_temporary_folder_is_chosen(tmp_path):
     """A package and a home in which nothing can be written, and a NUMBA_CACHE_DIR that is a file: one
     warning, and everything works."""

@@ -14,6 +14,7 @@ from refsgd.cluster.presets import PRESETS, load_machine
 from refsgd.display.machines import nodes_of
 from refsgd.display.plots import machine_figure
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):

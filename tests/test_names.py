@@ -18,6 +18,7 @@ from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace import Crashed
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 PACED = {"data": "quadratic", "workers": 3, "steps": 10, "lr": 0.05,
          "machine": Machine(compute="fixed(0.01)")}
 

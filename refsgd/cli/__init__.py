@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,8 +33,9 @@ COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check,
                                     advise, data, doctor, listing)
 
 
+@functools.cache
 def build_parser() -> Parser:
-    """The whole command line."""
+    """The whole command line; built once, also where `main` is called many times."""
     parser = Parser(prog="refsgd",
                     description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")

@@ -27,7 +27,8 @@ def run(words, cwd=None, **environment):
                           capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("blind", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("blind", [False, True])
 def test_the_disk_cache_notices_a_change_of_the_generated_code(tmp_path, blind):
     """A copy of the package: compiled, found again, compiled again once the intrinsics change; a blind
     cache goes on using the old code."""

@@ -300,6 +300,7 @@ def test_tiny_learns_the_digits():
     assert net.loss_and_accuracy(x, digits.test_images, digits.test_labels)[1] >= 0.95
 
 
+@pytest.mark.slow
 def test_tiny_learns_the_digits_better_with_patience():
     net, digits = nets.build("tiny"), data.load("digits")
     x = train(net, digits.train_images, digits.train_labels, epochs=20, batch_size=16, lr=0.01)

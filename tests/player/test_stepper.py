@@ -458,20 +458,23 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
     os.close(ours)
 
 
-def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path):
-    command = [sys.executable, "-m", "refsgd.cli", "step", "ssp", "--staleness", "1", "--workers", "2",
-               "--steps", "1"]
-    done = subprocess.run([*command, "--player", str(tmp_path / "p.html")], input="\n1\nr\n",
-                          capture_output=True, text=True, check=True)
+def test_the_command_reads_a_pipe_and_writes_the_player(tmp_path, capsys, monkeypatch):
+    from refsgd.cli import main
+
+    command = ["step", "ssp", "--staleness", "1", "--workers", "2", "--steps", "1"]
+    done = subprocess.run([sys.executable, "-m", "refsgd.cli", *command, "--player", str(tmp_path / "p.html")],
+                          input="\n1\nr\n", capture_output=True, text=True, check=True)
     assert "ssp staleness=1: 2 workers, 1 step\n" in done.stdout and "the run is over" in done.stdout and done.stderr == ""
     assert len(data_of((tmp_path / "p.html").read_text())["events"]) == 19
     for wrong, line in [(["--schedule", "x"], "schedule 'x'; expected numbers"),
                         (["--player", "nowhere/p.html"], "no folder nowhere")]:
-        done = subprocess.run([*command, *wrong], input="", capture_output=True, text=True)
-        assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1
-    done = subprocess.run([*command, "--decisions", "--schedule", "[1, 0]"], input="", capture_output=True,
-                          text=True, check=True)
-    assert "the run is over" in done.stdout and done.stdout.count("* worker") == 3
+        assert main([*command, *wrong]) == 2
+        said = capsys.readouterr().err
+        assert line in said and said.count("\n") == 1
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main([*command, "--decisions", "--schedule", "[1, 0]"]) == 0
+    said = capsys.readouterr().out
+    assert "the run is over" in said and said.count("* worker") == 3
 
 
 def test_run_and_replay_write_players(tmp_path, capsys):

@@ -20,6 +20,7 @@ from refsgd.trace import Computed, Crashed
 from tests.marks import mostly_slow
 from tests.runtimes.deployments import Push, bad_gradient, exchange
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 TWO = Machine(hosts="2x2")  # two hosts of two workers; servers have their own
 PACED = TWO.with_(compute="exponential(0.006)", latency=0.001, bandwidth=1e7)
 

@@ -12,6 +12,7 @@ import pytest
 import refsgd
 from refsgd.runtimes.processes.monitor import Monitor
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
 def busy(seconds):
     end = time.process_time() + seconds

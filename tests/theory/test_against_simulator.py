@@ -89,6 +89,7 @@ def test_exact_means_exact(name, n, k, steps, latency, bandwidth, update, reduct
 SOME = mostly_slow(CASES, *CASES[:3], CASES[4], CASES[6])
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name,n,k,options", SOME)
 def test_causes_of_idleness(name, n, k, options):
     """Each share within 0.03 at fixed times, 0.05 at random ones (three runs of 60 iterations)."""
@@ -177,6 +178,7 @@ def test_largest_errors_of_the_approximations(name, options):
     assert worst["seconds"] <= 0.07 and worst["idle"] <= 0.03 and worst["staleness"] <= 0.07, worst
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("n,k", mostly_slow([(4, 1), (4, 4), (6, 2)], (4, 4)))
 @pytest.mark.parametrize("name,options", [("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1})])
 def test_colocated_servers_are_within_9_percent(name, options, n, k):
@@ -232,6 +234,7 @@ def test_the_catalogue_at_fixed_times(name, n):
             assert trace.lead <= p["lead_max"].value and trace.clock_gap <= p["clock_gap_max"].value
 
 
+@pytest.mark.usefixtures("fewer_draws")
 @pytest.mark.parametrize("name", mostly_slow(REST, *sorted(set(REST) - {"consgd", "dynsgd"})))  # SSP's formulas
 def test_the_catalogue_at_random_times(name):
     """Four workers, eight runs of 50 exponential iterations: seconds within 5 %, idle within 0.05,

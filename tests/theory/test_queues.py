@@ -49,6 +49,7 @@ CASES = [("ssp", {"staleness": 1}), ("ssp", {"staleness": 3}), ("ssp", {"stalene
 QUICK = [CASES[3], CASES[4], CASES[5]]
 
 
+@pytest.mark.usefixtures("fewer_draws")
 @pytest.mark.parametrize("name,options", QUICK)
 def test_random_times_on_a_saturated_link(name, options):
     held(name, options, 0.006, None)
@@ -89,6 +90,7 @@ def test_fixed_times_to_the_last_digit(options):
     assert path.staleness.value == pytest.approx(seen[1], rel=1e-9)
 
 
+@pytest.mark.usefixtures("fewer_draws")
 def test_without_grants_it_would_be_noticed():
     """Dynamic SSP taken for SSP(lower) and for SSP(upper): beyond the error bars of the same runs."""
     seen = runs("dssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, lower=1, upper=4)
@@ -128,6 +130,7 @@ def test_backup_workers_are_drawn_where_updates_alone_are_random():
     assert certain.end.error == certain.pace.error == 0 < min(random.end.error, random.pace.error)
 
 
+@pytest.mark.usefixtures("fewer_draws")
 def test_without_the_gate_it_would_be_noticed():
     """Slack 1 taken for 2: beyond the error bars of the same runs."""
     seen = runs("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, staleness=1)
