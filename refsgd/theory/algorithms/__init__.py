@@ -1,1 +1,1 @@
-"""Predictions of the catalogue, one file per family."""
+"""Predictions by algorithm, one file per family."""

@@ -1,4 +1,4 @@
-"""Predictions for algorithms in which all peers wait for all: allreduce, exchange of sparse gradients."""
+"""Predictions for algorithms in which all peers wait for all: allreduce, deep gradient compression."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures, slices
 
 SOURCE = "Patarasuk and Yuan 2009; Baccelli et al. 1992"
-LISTENERS = 32  # peers that all receive from all, whose links are drawn one by one
+LISTENERS = 32  # most peers that all receive from all and whose links are evaluated one by one
 
 
 def collective(c: Setting, name: str = "ring") -> Exchange:
-    """An allreduce of the setting's model; a ring's largest chunk is a whole number of float32."""
+    """An allreduce of the setting's model."""
     link = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
     if name == "ring" and c.nbytes:
         return collectives.ring(c.workers, c.nbytes, link, chunk=_largest_chunk(c))
     if name == "double-tree":
-        # halves in eight pieces
-        return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)
+        return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # 8 for each tree
     if name == "hierarchical":
         return _hierarchical(c, link)
     options = {"columns": c.options.get("columns")} if name == "torus" else {}
@@ -43,7 +42,7 @@ def collective(c: Setting, name: str = "ring") -> Exchange:
 
 
 def group_of(c: Setting) -> int:
-    """Workers of a group in a hierarchical allreduce: by default those of a host."""
+    """Number of workers in a group of a hierarchical allreduce, by default that of a host."""
     given, devices = c.options.get("group"), set(placement.devices(c.machine.hosts, c.workers))
     if not c.machine.hosts:
         size = factors(c.workers)[0] if given is None else int(given)
@@ -55,7 +54,7 @@ def group_of(c: Setting) -> int:
 
 
 def _hierarchical(c: Setting, link: Link) -> Exchange:
-    """The exchange in a run of several steps, in which the messages of the star arrive staggered."""
+    """The exchange in a run of several steps, where the star's messages arrive staggered."""
     g, inside = group_of(c), c.machine.inside
     if inside and inside.duplex == "half" and g > 2:
         raise Uncovered("no formula of hierarchical all-reduce covers half-duplex links inside hosts")
@@ -67,15 +66,13 @@ def _hierarchical(c: Setting, link: Link) -> Exchange:
 
 
 def _largest_chunk(c: Setting) -> float:
-    """Bytes of the largest of n chunks: a whole number of float32."""
+    """Bytes of the largest of n chunks, a whole number of float32."""
     return 4.0 * -(-c.nbytes // (4 * c.workers))
 
 
 def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
                  period: int = 1) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers in a ring: a late peer delays only its successors, by the ring's
-    recursion.
-    """
+    """Iteration and run of peers in a ring, by its recursion: a late peer delays only its successors."""
     if c.placed and c.workers > 1 and gradients:
         return _shared_ring(c, step, gradients, before, after, period)
     together = len(set(c.times)) == 1 and c.times[0].family == "fixed" and (
@@ -116,10 +113,10 @@ def _shared_ring(c: Setting, step: Prediction, gradients: Sequence[int], before:
 
 
 def allreduce(c: Setting) -> Figures:
-    """AR-SGD with the collective of the options (default ring).
+    """All-reduce SGD with the collective of the options, by default the ring.
 
-    A root's answers leave one by one, so ranks start their next gradient one by one, as in BSP through one
-    co-located server: n w and not 2 (n-1) w.
+    A root's answers leave one by one, so ranks start their next gradients one by one, as in BSP through one
+    co-located server: n w instead of 2 (n-1) w.
     """
     name = str(c.options.get("collective", "ring"))
     if c.plan:
@@ -136,7 +133,7 @@ def allreduce(c: Setting) -> Figures:
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
         step, run = iteration.bsp(c.times, **one), iteration.bsp_run(c.times, c.steps, **one)
-        if c.machine.update is not None:  # the own update of each rank, after the answer
+        if c.machine.update is not None:  # each rank's own update follows the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
     elif name == "ring":
         drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
@@ -150,15 +147,14 @@ def allreduce(c: Setting) -> Figures:
                    clocks(c, 0, 1, "no peer ends an exchange before all have begun it"))
 
 
-#: collectives in which ranks that start together all end together, for powers of two or any number of ranks
+#: collectives in which ranks that start together end together, for powers of two, for any number of ranks
 EVEN, LEVEL = ("recursive-doubling", "halving-doubling"), ("ring", "pscpu")
 
 
 def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
-    """Buckets that are summed one after the other, each as soon as its gradient is there; messages of a codec
-    that cannot be summed are gathered.
+    """Buckets that are summed one by one, each when its gradient is ready; a nonlinear codec's are gathered.
 
-    With f and b_j the forward pass and the backward pass of bucket j's layers, and c_j its exchange::
+    With f the forward pass, b_j the backward pass through bucket j's layers, and c_j its exchange::
 
         end_j = max(end_{j+1}, f + sum_{i>=j} b_i) + c_j
     """
@@ -194,15 +190,13 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
 
 
 def dgc(c: Setting) -> Figures:
-    """Deep gradient compression: the largest entries of each peer to all others, then each peer's own
-    update."""
+    """Deep gradient compression: each peer sends its largest entries to all others, then all update."""
     if c.plan:
         return _in_parts(c, c.plan, "ring")
     link = Link(c.machine.latency, c.machine.bandwidth)
     exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
-    # late peers need not wait for early ones' entries
     alike = c.tied and len(set(c.times)) == 1 and not c.placed
     if 1 < c.workers <= LISTENERS and c.machine.linked and not alike:
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]

@@ -28,8 +28,7 @@ def independent(c: Setting) -> Figures:
 
 
 def hogwild(c: Setting) -> Figures:
-    """Shared cells: no worker waits, each read follows the worker's own update, so the identity of ASP
-    holds."""
+    """Shared cells without waiting: each read follows the worker's own update, so ASP's identity holds."""
     step = alone(c)  # an addition takes its part's share of an update
     out = figures(c, step, free(c, step, own=1), c.steps, 0.0, unbounded(c))
     if c.machine.update is None:

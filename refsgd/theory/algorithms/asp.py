@@ -16,11 +16,11 @@ DRAWN = ("closed network of links with a gate, by Monte Carlo",
 
 
 def asp_seconds(c: Setting, step: Prediction) -> Prediction:
-    """A whole asynchronous run, which ends with the last worker.
+    """Seconds of an asynchronous run, which ends with the last worker.
 
     Without queues it takes E[max of sums] + steps x exchange.  If pushes queue, the slowest worker's
-    iterations are longer by the wait, and a late worker meets a shorter queue.  With equal fixed times
-    workers take turns from the first round on: the last worker is (n-1) services behind.
+    iterations are longer by its wait, and late workers meet shorter queues.  With equal fixed times, workers
+    take turns from the first round on, and the last one is (n-1) services behind.
     """
     free, queue = step.value * c.steps, step.terms["queueing"]
     fixed = c.alike and c.tied and step.kind == "exact"
@@ -43,8 +43,7 @@ def asp_seconds(c: Setting, step: Prediction) -> Prediction:
 
 
 def shares_of(c: Setting, path: queues.Path, paid: float = 1.0) -> dict[str, float]:
-    """Terms of a drawn iteration: `paid` exchanges without queueing, the queueing, and slack as the rest.
-    """
+    """Terms of an evaluated iteration: `paid` lone exchanges, the queueing, and slack as the rest."""
     mean = iteration.mean_time(c.times)
     room = max(path.pace.value - mean, 0.0)
     lone = min(paid * (math.fsum(c.exchanges) / c.workers - c.update), room)
@@ -56,14 +55,14 @@ def shares_of(c: Setting, path: queues.Path, paid: float = 1.0) -> dict[str, flo
 
 def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, source: str, *,
           faithful: bool, lower: float | None = None) -> tuple[Prediction, Prediction, Prediction]:
-    """Iteration, run and mean staleness of an evaluated network of links."""
+    """Iteration, run and mean staleness from an evaluated recursion."""
     order = "first come first served" if c.clear else "pushes reach all servers in one order"
     whole = path.pace.value * c.steps
     ends = {"iterations": whole, "excess of the last worker": path.end.value - whole}
     if c.plan:
         formula = "parts on their links, sent as they are ready; up = max(up, ready) + c, back likewise"
         source += "; Zhang et al. 2017; Jayarajan et al. 2019"
-        # on a link that serves both directions, the last digit decides which of two messages is first
+        # on a link that serves both directions, rounding decides which of two messages is first
         faithful = faithful and not (c.one_link and c.tied)
     return (path.pace.predicted("s", terms, formula, source, order, faithful=faithful and path.steady,
                                 lower=lower),
@@ -73,7 +72,7 @@ def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, 
 
 
 def asp(c: Setting) -> Figures:
-    """Each push is applied and answered alone."""
+    """ASP: each push is applied and answered alone."""
     if c.placed or (c.machine.colocated and c.queues):
         path = queues.parameter_server(c.times, c.links, math.inf, c.steps)
         step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=c.clear)
@@ -95,9 +94,7 @@ def asp(c: Setting) -> Figures:
 
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
-    """ASP whose server applies c = floor(n/splitting) gradients at a time, in one update with the last of
-    them.
-    """
+    """ASP whose server applies c = floor(n/splitting) gradients in one update, at the last of them."""
     given = c.options.get("splitting", default)
     splitting = check_count("splitting", int(c.workers if given is None else given))
     if splitting > c.workers:
@@ -126,5 +123,5 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
 
 
 def staleness_aware(c: Setting) -> Figures:
-    """As softsync in time; by default every gradient is one update."""
+    """Softsync in which, by default, every gradient is an update."""
     return softsync(c, None)

@@ -15,10 +15,10 @@ from refsgd.theory.setting import Setting, figures
 
 
 def backup(c: Setting) -> Figures:
-    """The first n - backups gradients of each step count; one server.
+    """BSP in which the first n - backups gradients of each step count, with one server.
 
-    The process itself is drawn: late pushes and answers queue with the others on the links, and late
-    workers compute meanwhile.
+    The process itself is evaluated: late pushes and answers queue with the others, and late workers compute
+    at the same time.
     """
     c, k = replace(c, servers=1), min(int(c.options.get("backups", 1)), c.workers - 1)
     if not k:

@@ -8,11 +8,11 @@ from refsgd.theory.phenomena import iteration, queues
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures
 
-MANY = 256  # pushes of an iteration, beyond which random times too are taken to leave workers in step
+MANY = 256  # pushes of an iteration, beyond which workers are taken to stay in step even with random times
 
 
 def bsp(c: Setting) -> Figures:
-    """All workers push, the slowest decides, all get an answer."""
+    """BSP: all workers push, the slowest one decides, all receive an answer."""
     half, rotated = c.one_link, c.machine.colocated and c.servers == c.workers
     if c.placed and not (half and c.alone) and not (rotated and not c.shared and _in_step(c)):
         path = queues.bulk(c.times, c.links, c.steps, rotated)
@@ -28,13 +28,13 @@ def bsp(c: Setting) -> Figures:
 
 
 def _in_step(c: Setting) -> bool:
-    """Whether workers that each have a server beside them all stay in step, or are too many to follow."""
+    """Whether workers that share hosts with servers stay in step, or are too many to evaluate."""
     fixed = c.machine.update is None or c.machine.update.family == "fixed"
     return (c.tied and len(set(c.times)) == 1 and fixed) or c.workers * c.servers > MANY
 
 
 def _figures(c: Setting, step: Prediction, run: Prediction) -> Figures:
-    """Figures of iterations in which all wait for all."""
+    """The metrics of iterations in which all wait for all."""
     return figures(c, step, run, c.steps, c.workers * (c.pushed + c.nbytes),
                    fresh("a barrier before each update"),
                    clocks(c, 0, 1, "no worker starts before all have ended"))

@@ -1,5 +1,4 @@
-"""Predictions for approximate synchronous SGD: data centres with their own servers, and BSP, SSP or ASP
-inside."""
+"""Predictions for approximate synchronous SGD: data centres with BSP, SSP or ASP inside."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
 
 
 def approximate(c: Setting) -> Figures:
-    """Data centres with equal shares of the workers: the slowest one decides.
+    """Data centres with equal shares of the workers, of which the slowest one decides.
 
-    Traffic between them also occupies servers' links and may delay workers; the times of a centre alone are
-    then lower bounds.
+    Traffic between them also occupies the servers' links and may delay workers, so the times of a single
+    centre are then lower bounds.
     """
     given, inside = c.options.get("centers"), str(c.options.get("local", "bsp"))
     number = min(2, c.workers) if given is None else check_count("centers", int(given))
@@ -52,13 +51,13 @@ def approximate(c: Setting) -> Figures:
 
 
 def _center(c: Setting, speeds: Sequence[float]) -> Setting:
-    """One data centre alone."""
+    """The setting of one data centre."""
     machine = c.machine.with_(speeds=tuple(speeds) if c.machine.speeds else (), colocated=False)
     return replace(c.with_options(refresh="fresh"), workers=len(speeds), machine=machine)
 
 
 def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
-    """Bytes within the centres, and between them 8 for each significant entry: known where a share is."""
+    """Set the bytes: models within the centres, and 8 per significant entry between them, if known."""
     total, share = 2.0 * c.workers * c.nbytes * c.steps, c.options.get("share")
     exact = share is not None and math.isinf(float(c.options.get("barrier", 4)))
     if share is not None:

@@ -17,10 +17,10 @@ DRAWN = "closed network of links, by Monte Carlo", "Lindley 1952: the queues"
 
 
 def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
-    """Seconds per iteration without queueing, if a fetch waits for the model and a push does not wait.
+    """Seconds per iteration without queueing, if workers wait for fetches but not for pushes.
 
-    A fetch request has no payload: 2 latency + w; `behind` is the share of fetches that directly follow a
-    push of the same worker and also wait for its w and its update.
+    A fetch takes 2 latency + w, since its request has no payload.  `behind` is the share of fetches that
+    directly follow a push of the same worker and also wait for that push's w and update.
     """
     alpha, w = _latency(c), 0.0 if c.links.near and c.workers == 1 else c.transfer
     exchange, waits = (2 * alpha + w + behind * w) / fetch_every, behind * c.update / fetch_every
@@ -36,12 +36,12 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
 
 
 def _latency(c: Setting) -> float:
-    """Seconds to a server; none for a lone worker on its host."""
+    """Seconds to a server; 0 for a lone worker on the same host."""
     return 0.0 if c.links.near and c.workers == 1 else c.machine.latency
 
 
 def _busy(c: Setting) -> bool:
-    """Whether servers' links or processors take time, or workers are at unequal distances from them."""
+    """Whether servers' links or processors take time, or workers' distances from them differ."""
     if c.placed:
         return True
     if c.machine.colocated and c.workers == 1:
@@ -57,8 +57,7 @@ def _fetched(c: Setting, step: Prediction, path: queues.Path) -> tuple[Predictio
 
 
 def _age(c: Setting, path: queues.Path) -> Prediction:
-    """Updates between a fetch and its push; without latency all workers ask at the same moment, in no
-    order."""
+    """Mean updates between a fetch and its push; without latency, simultaneous fetches have no order."""
     sure = c.placed or (c.machine.latency > 0 and not (_busy(c) and (c.tied or not c.clear)))
     return path.staleness.predicted("updates", {"mean": path.staleness.value},
                                     "updates between a fetch and its push, by Monte Carlo", DRAWN[1],
@@ -66,7 +65,7 @@ def _age(c: Setting, path: queues.Path) -> Prediction:
 
 
 def downpour(c: Setting) -> Figures:
-    """Push at t = 0, n_push, 2 n_push, ... and at the end; fetch at t = 0, n_fetch, ..."""
+    """Downpour: pushes at t = 0, n_push, 2 n_push, ... and at the end, fetches at t = 0, n_fetch, ..."""
     push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
     step = lone(c, fetch, 1 / push if math.gcd(fetch, push) == 1 else 0.0)
     pushes, fetches = -(-c.steps // push) + ((c.steps - 1) % push > 0), -(-c.steps // fetch)
@@ -88,7 +87,7 @@ def downpour(c: Setting) -> Figures:
 
 
 def easgd(c: Setting) -> Figures:
-    """Elastic exchange with the centre at t = 0, period, ...; each worker updates its own replica."""
+    """EASGD: elastic exchange with the centre at t = 0, period, ...; workers update their own replicas."""
     h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
     sync = c.options.get("mode") == "sync"
     updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
@@ -103,7 +102,7 @@ def easgd(c: Setting) -> Figures:
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
     else:
-        # computing beside the last force
+        # computing that overlaps with the last force
         after = (c.steps - h * (exchanges - 1)) * (iteration.mean_time(c.times) + own)
         run = free(c, step, own=1, more=exchanges * h - c.steps, tail=max(_latency(c) - after, 0.0))
         if _latency(c) > after and len(set(c.times)) > 1:
@@ -124,7 +123,7 @@ def _updated(step: Prediction, own: float) -> Prediction:
 
 
 def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: int) -> Figures:
-    """Figures with an exchange, a model each way, at the start of every h iterations."""
+    """The metrics with an exchange, a model each way, at the start of every h iterations."""
     out = figures(c, step, run, updates, 2 * c.workers * c.nbytes / h)
     out["bytes_sent"] = count(2.0 * c.workers * c.nbytes * -(-c.steps // h), "bytes",
                               "2 n M ceil(steps/period)")

@@ -17,7 +17,7 @@ Rounds = list[list[list[int]]]
 
 
 def gosgd(c: Setting) -> Figures:
-    """With probability p a peer sends its replica and 8 bytes of weight to a random other; no peer waits."""
+    """GoSGD: with probability p a peer sends replica and weight (8 bytes) to a random peer; none waits."""
     p = float(c.options.get("p", 0.1))
     if not 0 <= p <= 1:
         raise DomainError(f"p {p}; the formula assumes a share between 0 and 1")
@@ -33,13 +33,13 @@ def gosgd(c: Setting) -> Figures:
 
 
 def _known(graph: str, graphs: Collection[str]) -> None:
-    """Uncovered unless the graph is one of these."""
+    """Raise Uncovered unless the graph is one of these."""
     if graph not in graphs:
         raise Uncovered(f"graph {graph!r} has no formula; expected one of {', '.join(graphs)}")
 
 
 def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind) -> Prediction:
-    """Peers that ask need max(T, x), the others T; all then update."""
+    """The iteration of peers that need max(T, x) if they ask, otherwise T, and then update."""
     each = [gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean
             for time, ask in zip(c.times, asks, strict=True)]
     rates = [1 / (t + update) if t + update else math.inf for t in each]
@@ -51,8 +51,7 @@ def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 
 
 def adpsgd(c: Setting) -> Figures:
-    """The side of rank 0 answers, the other asks; averages overlap with computing; an update takes no
-    time."""
+    """AD-PSGD: one side of the graph asks; averages overlap with computing; updates take no time."""
     graph = str(c.options.get("graph", "bipartite"))
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
@@ -64,9 +63,7 @@ def adpsgd(c: Setting) -> Figures:
 
 
 def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
-    """A run in which peers wait only for partners: the last of the sums, longer by E[max(T, x)] - E[T]
-    for asking peers.
-    """
+    """A run in which peers wait only for partners: E[max of sums] of T, or of max(T, x) for asking peers."""
     sums, exact = [], True
     for time, ask in zip(c.times, asks, strict=True):
         each = (gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean) + update
@@ -87,10 +84,10 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
 
 
 def pair_averaging(c: Setting) -> Figures:
-    """Each peer pulls a random peer's replica while it computes and averages it in: x = 2 latency + w.
+    """Pair averaging: each peer pulls a random peer's replica while it computes: x = 2 latency + w.
 
-    Each link sends one replica per iteration on average, to random peers: as M/D/1, which adds
-    rho w/(2 (1 - rho)), rho at most 1/2.
+    Each link sends one replica per iteration on average, to random peers.  It is taken as M/D/1, which adds
+    rho w/(2 (1 - rho)), with rho at most 1/2.
     """
     w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
@@ -132,12 +129,12 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
 
 
 def dpsgd(c: Setting) -> Figures:
-    """Each peer averages with its neighbours; cta sends before computing, atc after the update."""
+    """D-PSGD: each peer averages with its neighbours; cta sends before computing, atc after the update."""
     return _rounds(c, str(c.options.get("graph", "ring")), c.options.get("order", "cta") == "cta", 0)
 
 
 def sgp(c: Setting) -> Figures:
-    """Push-sum on a directed graph: replica and 4 bytes of weight, after the update."""
+    """SGP: push-sum on a directed graph, a replica and 4 bytes of weight after the update."""
     return _rounds(c, str(c.options.get("graph", "one-peer-exponential")), False, 4)
 
 

@@ -15,13 +15,13 @@ from refsgd.theory.setting import Setting, clocks, count, figures, weaker
 
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
-    """Averaging of all replicas by a ring every `period` iterations and after the last one."""
+    """A ring averages all replicas every `period` iterations and after the last one."""
     h = int(c.options.get("period", 8))
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
-    early = min(switch, c.steps)  # iterations with an average after each; whole rounds; a shorter one
+    early = min(switch, c.steps)  # iterations with an average after each; then rounds and a shorter one
     rounds, rest = divmod(c.steps - early, h) if h else (0, c.steps - early)
-    if early == c.steps:  # it ends before the switch
+    if early == c.steps:
         h = 1
     exchange, u = collective(c), max(c.own)
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update, h or c.steps))

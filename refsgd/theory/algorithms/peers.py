@@ -1,7 +1,7 @@
 """Iteration and run times, by synchronisation: none, global, neighbours.
 
-None: `alone` is the iteration, `free` the run, which ends with the slowest worker.  Global: all begin an
-iteration together, and the run consists of equal iterations, `repeat`.  Neighbours: `heard_from` gives both.
+None: `alone` is the iteration, `free` the run.  Global: all begin an iteration together, and `repeat` is the
+run.  Neighbours: `heard_from` is both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from refsgd.theory.setting import Setting, last_of_sums, weaker, zero
 
 
 def alone(c: Setting) -> Prediction:
-    """Workers that never wait: n over the sum of their rates, each E[T] plus its own update per iteration.
-    """
+    """The iteration of workers that never wait: n over the sum of their rates, 1/(E[T_i] + E[u_i])."""
     rounds = [time.mean + u for time, u in zip(c.times, c.own, strict=True)]
     value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
     u = math.fsum(c.own) / c.workers
@@ -32,7 +31,7 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
          more: float = 0.0) -> Prediction:
     """A run without global waits: it ends with the worker whose times have the largest sum.
 
-    Exchanges, if any, are assumed to be as long for this worker as for the others.
+    Exchanges, if any, are assumed to take equally long for all workers.
     """
     mine = [own * u for u in c.own]
     waits = math.fsum(step.terms.get(name, 0.0)
@@ -48,20 +47,19 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
 
 
 def repeat(c: Setting, step: Prediction) -> Prediction:
-    """A run in which all wait for all: equal iterations."""
+    """A run of equal iterations, in which all wait for all."""
     return Prediction(step.value * c.steps, "s", weaker(step.kind), {"iterations": step.value * c.steps},
                       "steps x iteration", step.source, step.assumptions)
 
 
 def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
-    """The same, no longer exact if workers' own updates differ: a formula uses the slowest worker's for all.
-    """
+    """The same, but an approximation if workers' updates differ, since the slowest one is used for all."""
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
 def on_shared_links(c: Setting, run: ring.Rounds, long: ring.Rounds, update: float,
                     lower: float | None = None) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers that follow their scripts."""
+    """Iteration and run from an evaluation of peers' scripts."""
     mean = iteration.mean_time(c.times)
     straggling = max(min((lower or mean) - mean, long.pace.value - mean - update), 0.0)
     terms = {"compute E[T]": mean, "straggling": straggling, "update": update,
@@ -88,7 +86,7 @@ def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes:
             yield scripts.RECEIVE, j, 0
 
     own = [prices.at(c.machine, "worker", i).update for i in range(n)]
-    late = before or rotated  # updates that use what has been heard
+    late = before or rotated  # updates follow the messages
     pairs = {(j, i) for heard in rounds for i in range(n) for j in heard[i]}
 
     def evaluated(steps: int) -> ring.Rounds:
@@ -103,7 +101,7 @@ def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes:
 def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *,
                before: bool = False,
                rotated: bool = False) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers that wait for messages of others, by the recursion of their links."""
+    """Iteration and run of peers that wait for messages of others, from the recursion of their links."""
     if c.placed:
         return _on_their_way(c, rounds, nbytes, before, rotated)
     transfer = nbytes / c.machine.bandwidth
@@ -122,6 +120,6 @@ def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: fl
 
 
 def fresh(why: str = "only its own gradients update a replica") -> dict[str, Prediction]:
-    """Zero staleness: gradients are applied to the model at which they were computed."""
+    """Zero staleness: gradients are applied to the model for which they were computed."""
     none = zero("updates", why)
     return {"staleness_mean": none, "staleness_max": none}

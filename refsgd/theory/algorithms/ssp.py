@@ -1,5 +1,4 @@
-"""Predictions for stale synchronous parallel SGD: fresh answers, lazy and eager caches, and a slack that the
-server chooses (DSSP)."""
+"""Predictions for stale synchronous parallel SGD: fresh answers, lazy and eager caches, dynamic SSP."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from refsgd.theory.setting import Setting, clocks, figures, weaker
 
 
 def ssp(c: Setting) -> Figures:
-    """ASP with a bound: s = 0 waits like BSP, s = infinity like ASP; with equal fixed times no worker is held
-    back."""
+    """SSP: waits like BSP for s = 0, like ASP for s = infinity or equal fixed times."""
     s = slack.check_slack(c.options.get("staleness", 3))
     refresh = str(c.options.get("refresh", "fresh"))
     if refresh not in ("fresh", "lazy", "eager"):
@@ -32,7 +30,7 @@ def ssp(c: Setting) -> Figures:
 
 
 def _bulk(c: Setting) -> Figures:
-    """Slack 0: BSP in time, but updates one by one."""
+    """Slack 0: the times of BSP, but one update per push."""
     bulk, run = iteration.bsp(c.times, **c.network), iteration.bsp_run(c.times, c.steps, **c.network)
     kind = weaker(bulk.kind, "exact" if c.machine.update is None else "approximation")
     held = {"slack": bulk.terms["straggling"], "straggling": 0.0}
@@ -44,7 +42,7 @@ def _bulk(c: Setting) -> Figures:
 
 
 def _gated(c: Setting, s: float, refresh: str) -> Figures:
-    """Gate and queues together, drawn; the mean iteration in closed form where there is one."""
+    """Bound and queues, evaluated together; the mean iteration in closed form where there is one."""
     links = c.links if refresh == "fresh" else c.network_of(False)
     path = queues.parameter_server(c.times, links, s, c.steps, refresh)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
@@ -69,7 +67,7 @@ def _gated(c: Setting, s: float, refresh: str) -> Figures:
 
 
 def _chain(c: Setting, s: int) -> Prediction:
-    """Equal exponential times and no network: E[T] / (1 - blocked share)."""
+    """The iteration for equal exponential times without a network: E[T] / (1 - blocked share)."""
     mean, blocked = c.times[0].mean, slack.lumped_chain(c.workers, s).blocked
     value = mean / (1 - blocked)
     return Prediction(value, "s", "exact",
@@ -80,7 +78,7 @@ def _chain(c: Setting, s: int) -> Prediction:
 
 
 def dssp(c: Setting) -> Figures:
-    """Dynamic SSP with the clocks that its server grants; no worker waits if times are equal and fixed."""
+    """Dynamic SSP, whose server grants clocks; no worker waits if times are equal and fixed."""
     low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
     if not 0 <= low <= high:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")

@@ -1,8 +1,8 @@
-"""Workers that push to parameter servers and wait for them: one evaluation in the order of time.
+"""Workers that push to parameter servers and wait for answers: a recursion, evaluated in the order of time.
 
-A worker that has its answers computes a gradient, and sends each server its part.  A server takes messages in
-the order of their arrival, u seconds for an update, and answers.  What distinguishes the algorithms is *which
-clock of the slowest worker an answer waits for*: here c - s, SSP's bound; the others are in
+A worker that has its answers computes a gradient and sends each server its part.  A server takes messages in
+the order of their arrival, u seconds for an update, and answers.  Algorithms differ in *the clock that the
+slowest worker must have before a server answers*: here c - s, SSP's bound; for others see
 `refsgd.theory.phenomena.queues`.
 """
 
@@ -23,30 +23,26 @@ if TYPE_CHECKING:
 
 Table = list[list[float]]  # seconds by worker and gradient
 
-HEAVIEST = 1_500  # workers, times the events of an iteration over those of a flat machine
+HEAVIEST = 1_500  # workers x (events of an iteration / those on a flat machine)
 
 
 def too_many(workers: int, servers: int) -> Uncovered:
-    """The reason why no recursion is evaluated."""
+    """The error that the recursion is too large to evaluate."""
     return Uncovered(f"the recursion of waiting times has no closed form, and {workers} workers and "
                      f"{servers} servers on shared links send too many messages to evaluate it")
 
 
 @dataclass(frozen=True)
 class Network:
-    """The network: K servers, w seconds of the whole model on a link, latency, time of an update.
-
-    near: worker 0 is on the servers' node, so its messages use no link.  `ways`: those of a machine with
-    other links than one for each node and direction.  `plan`: that of gradients that travel in parts.
-    """
+    """The network between workers and K servers."""
 
     servers: int = 1
-    transfer: float = 0.0
+    transfer: float = 0.0  #: w: seconds of the whole model on a link
     latency: float = 0.0
     update: Distribution | None = None
-    near: bool = False
-    ways: Ways | None = None
-    plan: Plan | None = None
+    near: bool = False  #: worker 0 is on the servers' node, so its messages use no link
+    ways: Ways | None = None  #: on machines with other links than one per node and direction
+    plan: Plan | None = None  #: if gradients are sent in parts
 
     def __post_init__(self) -> None:
         check_count("servers", self.servers)
@@ -54,24 +50,24 @@ class Network:
         check_time("latency", self.latency)
 
     def over(self, workers: int) -> Ways:
-        """The ways of so many workers' messages."""
+        """The ways of the messages of this many workers."""
         return self.ways or in_step(workers, self.servers, self.transfer, self.latency, self.near)
 
 
 class Server:
-    """What one server has of each worker, and who waits for its answer."""
+    """A server: the clocks of its workers, and the workers that wait for an answer."""
 
     def __init__(self, workers: int) -> None:
-        self.busy = self.decoding = 0.0  # free from then on; seconds to decode a push
+        self.busy = self.decoding = 0.0  # until when; seconds to decode a push
         self.version = self.slowest = 0
         self.done = [0] * workers  # clocks of each worker
-        self.behind = set(range(workers))  # workers that have only the clocks of the slowest
+        self.behind = set(range(workers))  # workers with no more clocks than the slowest
         self.waiting: list[tuple[float, int]] = []  # awaited clock of the slowest worker, worker
-        self.seen = [0] * workers  # others' updates in the model that a worker holds
+        self.seen = [0] * workers  # others' updates in each worker's model
         self.known: list[list[int]] = [[] for _ in range(workers)]  # updates in the model of each gradient
 
     def count(self, i: int) -> None:
-        """One more clock of a worker."""
+        """Count a clock of a worker."""
         self.done[i] += 1
         if i in self.behind:
             self.behind.remove(i)
@@ -83,8 +79,8 @@ class Server:
 class Fresh:
     """SSP: a push of clock c is answered when the slowest worker has c - s clocks."""
 
-    asking = 0  # a worker waits for 0 the answer to its push, 1 that to its request
-    timely = False  # whether what others have sent until the end of a gradient matters to the worker
+    asking = 0  # a worker waits for the answer to its push (0), or to its request (1)
+    timely = False  # whether messages that arrive during a gradient matter to the worker
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], s: float = math.inf) -> None:
         self.n, self.clocks, self.times, self.updates, self.s = len(times), len(times[0]), times, updates, s
@@ -98,13 +94,13 @@ class Fresh:
         self.final = self.age = self.held = 0.0
         self.reads = 0
         self.made = [0] * self.n  # gradients of each worker
-        self.missing, self.begins = [len(self.servers)] * self.n, [0.0] * self.n  # answers; the latest
+        self.missing, self.begins = [len(self.servers)] * self.n, [0.0] * self.n  # answers; time of the last
         self.ends: Table = [[] for _ in times]
         self.gradients = self.n * self.clocks
         self.start()
 
     def start(self) -> None:
-        """All start together."""
+        """Start all workers together."""
         for i in range(self.n):
             self.begin(0.0, i)
 
@@ -113,7 +109,7 @@ class Fresh:
         self.agenda.run()
 
     def begin(self, start: float, i: int) -> None:
-        """Begin the next gradient of a worker, if there is one, and its push."""
+        """Begin the next gradient of a worker, if there is one; a push follows."""
         clock = self.made[i]
         if clock < self.clocks:
             self.made[i] = clock + 1
@@ -124,7 +120,7 @@ class Fresh:
             self.then(ended, i, self.push)
 
     def then(self, time: float, node: int, call: Callable[..., None], *args: Any) -> None:
-        """What a node does at a time: an event where its messages meet others at once."""
+        """Call at a time; as an event if the node's messages meet others on their first link."""
         if node in self.events:
             self.agenda.at(time, RESUME, node, call, node, *args)
         else:
@@ -143,7 +139,7 @@ class Fresh:
                 self.agenda.send(way, now, i, REQUEST, False, self.asked, k, i)
 
     def pushed(self, at: float, k: int, i: int) -> None:
-        """A push is at a server."""
+        """A push arrives at a server."""
         server = self.servers[k]
         if server.busy < at:
             server.busy = at
@@ -154,7 +150,7 @@ class Fresh:
         self.arrive(k, server, i, 0)
 
     def asked(self, at: float, k: int, i: int) -> None:
-        """A request is at a server."""
+        """A request arrives at a server."""
         server = self.servers[k]
         self.held += max(server.busy - at, 0.0)
         server.busy = max(server.busy, at)
@@ -174,11 +170,11 @@ class Fresh:
         self.final = max(self.final, server.busy)
 
     def staleness(self, server: Server, i: int) -> float:
-        """Updates by others between the read and the push that is about to be applied."""
+        """Updates by others between a read and its push, which is about to be applied."""
         return server.version - server.known[i][server.done[i]]
 
     def need(self, server: Server, i: int) -> float:
-        """Clock of the slowest worker for which an answer waits."""
+        """The clock of the slowest worker for which an answer waits."""
         return server.done[i] - self.s
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
@@ -193,12 +189,12 @@ class Fresh:
             self.release(k, server, ready)
 
     def release(self, k: int, server: Server, ready: Sequence[int]) -> None:
-        """A server answers workers, in this order, with the model of now."""
+        """A server answers workers, in this order, with the current model."""
         told = [(j, server.slowest, self.others(server, j)) for j in ready]
         self.then(server.busy, self.n + k, self.answer, told)
 
     def others(self, server: Server, i: int) -> int:
-        """Updates in the current model, without those of a worker's own clocks."""
+        """Updates in the current model, without the worker's own."""
         return server.version - server.done[i]
 
     def answer(self, now: float, node: int, told: Sequence[tuple[int, int, int]]) -> None:
@@ -209,7 +205,7 @@ class Fresh:
             send(back[j], now, node, ANSWER, direct, self.answered, k, j, row, others)
 
     def answered(self, at: float, k: int, i: int, row: int, others: int) -> None:
-        """A worker has a server's part, and begins when it has all."""
+        """A worker receives a server's part; it begins when it has all."""
         self.final = max(self.final, at)
         self.servers[k].seen[i] = others
         self.begins[i] = max(self.begins[i], at)
@@ -223,8 +219,7 @@ class Fresh:
         self.begin(at, i)
 
     def summary(self) -> tuple[float, ...]:
-        """Pace of the middle half, end, staleness; requests and queueing per gradient; how much the pace of
-        the middle half changes within it."""
+        """Pace of the middle half, end, staleness, requests and queueing per gradient, change of the pace."""
         low, total = self.clocks // 4, self.n * self.clocks * len(self.servers)
         high = max(3 * self.clocks // 4, low + 1)
         queued = self.agenda.queued
@@ -236,13 +231,13 @@ class Fresh:
                 self.age / self.gradients / len(self.servers), self.reads / total, waited / total, change)
 
     def pace(self, low: int, high: int) -> float:
-        """Seconds of an iteration from gradient number `low` to `high`, of all workers together."""
+        """Seconds of an iteration, over all workers, from gradient `low` to `high`."""
         spent = [(e[high - 1] - e[low - 1]) / (high - low) if low else e[-1] / self.clocks for e in self.ends]
         return self.n / math.fsum(1 / max(x, 1e-300) for x in spent)
 
 
 def lone(ways: Ways, worker: int, update: float, request: bool = False) -> float:
-    """Seconds of a push and its answers that meet nobody, or of a request and its answers."""
+    """Seconds of a lone worker's push, or request, and its answers."""
     agenda, ends, n = Agenda(ways.links), [0.0], len(ways.pushes)
 
     def served(at: float, k: int) -> None:

@@ -1,4 +1,4 @@
-"""Gossip: how fast replicas agree by averaging with neighbours, and the time that it costs.
+"""Gossip: how fast replicas that average with neighbours agree, and how long that takes.
 
 The consensus distance of replicas x_1..x_n is D = (1/n) sum_i |x_i - xbar|^2.
 
@@ -27,11 +27,11 @@ from refsgd.theory.prediction import DomainError, Prediction
 
 Counts = npt.NDArray[np.int64]
 
-CLOCKS = 600  # iterations of a drawn run of gossip; its pace leaves out the first part
+CLOCKS = 600  # iterations of an evaluated run; its pace excludes the first ones
 
 
 def pair(workers: int) -> Prediction:
-    """Factor on E[D] when a uniformly random pair replaces both by their average: 1 - 1/(n-1), exact.
+    """Factor on E[D] when a uniformly random pair is replaced by its average: 1 - 1/(n-1), exact.
 
     The average reduces n D by |x_i - x_j|^2 / 2, whose mean over pairs is n D / (n-1).
     """
@@ -41,17 +41,15 @@ def pair(workers: int) -> Prediction:
 
 
 def mixing(weights: Values) -> Prediction:
-    """Bound on the factor of the *deviation* |X - Xbar| in one round of a fixed symmetric W; reached.
+    """Bound, which is reached, on the factor of the *deviation* |X - Xbar| in a round of a fixed symmetric W.
 
-    max(|lambda_2|, |lambda_n|), eigenvalues of W other than the one of the all-ones vector.
+    max(|lambda_2|, |lambda_n|), the eigenvalues of W besides that of the all-ones vector.
     """
     w = np.asarray(weights, float)
-    if w.ndim != 2 or w.shape[0] != w.shape[1] or not np.allclose(w,
-                                                                  w.T) or not np.allclose(w.sum(1), 1) or (
-                                                                      w < 0).any():
-        raise DomainError(
-            f"weights of shape {w.shape}; the formula assumes a symmetric matrix >= 0 with rows that sum to "
-            "1")
+    square = w.ndim == 2 and w.shape[0] == w.shape[1]
+    if not (square and np.allclose(w, w.T) and np.allclose(w.sum(1), 1) and (w >= 0).all()):
+        raise DomainError(f"weights of shape {w.shape}; the formula assumes a symmetric matrix >= 0 with "
+                          "rows that sum to 1")
     n = len(w)
     value = float(np.max(np.abs(np.linalg.eigvalsh(w - np.ones((n, n)) / n))))
     return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "max(|lambda_2|, |lambda_n|)",
@@ -83,9 +81,7 @@ Group = tuple[Counts, Counts, Counts]
 
 
 def _groups(heard: Sequence[Sequence[int]], rotated: bool) -> list[Group]:
-    """Peers with equal numbers of in-neighbours: the peers, their in-neighbours, and the number of receivers
-    served before them.
-    """
+    """Peers with equal numbers of in-neighbours; their in-neighbours; receivers that these serve before."""
     n = len(heard)
     to = [sorted(i for i in range(n) if j in heard[i]) for j in range(n)]
     if rotated:
@@ -106,17 +102,15 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
     """Iteration and run of synchronous gossip, from the recursion of its links.
 
     A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  With
-    S_i(t) the start of iteration t, a replica is ready at S_i(t) if it is sent before computing, at S_i(t) +
-    T_i + u if after the update; the k-th receiver's head leaves when the k before it have left, and an
-    incoming link serves the heads h in their order (Lindley)::
+    S_i(t) the start of iteration t, a replica is ready at S_i(t) if it is sent before computing, otherwise,
+    after the update, at S_i(t) + T_i + u.  Messages to k earlier receivers leave before the next one, and an
+    incoming link serves its m heads h in order of arrival (Lindley)::
 
-        head = max(ready, out) + k w + latency,   in = max(in + m w, max_k [h_(k) + (m - k + 1) w]),   m heads
+        head = max(ready, out) + k w + latency,   in = max(in + m w, max_k [h_(k) + (m - k + 1) w])
 
-    and S_i(t+1) = max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  No peer waits for all, so delays
-    travel one hop per iteration.
-
-    Without bandwidth it is exact up to the stated standard errors; otherwise it assumes that an incoming link
-    serves all heads of an iteration before those of the next.
+    S_i(t+1) is max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  No peer waits for all, so delays
+    travel one hop per iteration.  If transfers take no time, this is exact up to the standard errors;
+    otherwise it assumes that an incoming link serves all heads of an iteration before those of the next.
     """
     n = check_count("workers", len(times))
     check_width(n)

@@ -25,7 +25,7 @@ def _state(optimiser: str) -> int:
 def worker(parameters: int, activations_per_image: float, batch: int, *, optimiser: str = "sgd",
            forward_only: bool = False,
            itemsize: int = 4, buffers: float = 0.0) -> Prediction:
-    """Bytes of one worker: parameters, gradient, optimiser state, batch x activations, exchange buffers."""
+    """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers."""
     d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
     if activations_per_image < 0 or buffers < 0:
         raise DomainError(
@@ -45,14 +45,13 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
            itemsize: int = 4) -> Prediction:
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
-    One sum is enough if gradients are added on arrival, as by TensorFlow's ``ConditionalAccumulator``; then
-    the order of arrival changes the last bits of the sum.  Adding them in worker order, like BSP here,
-    needs all n in the worst order of arrival.  Receiving them one by one in that order saves nothing: early
-    ones wait in the mailbox of the server's process.
+    One sum is enough if gradients are added on arrival, as in TensorFlow's ``ConditionalAccumulator``, where
+    the order of arrival changes the last bits of the sum.  Adding them in worker order, as BSP does here,
+    needs all n in the worst order of arrival.  Receiving them one by one saves nothing: early ones wait in
+    the mailbox of the server's process.
     """
-    d, k, n = check_count("parameters", parameters, 0), check_count("servers",
-                                                                    servers), check_count("workers", workers)
-    m = itemsize * d / k
+    d, k = check_count("parameters", parameters, 0), check_count("servers", servers)
+    n, m = check_count("workers", workers), itemsize * d / k
     terms = {"parameters": m, "optimiser state": _state(optimiser) * m,
              "gradients": (n if collects else 1) * m}
     if backups:

@@ -1,4 +1,4 @@
-"""Pipelines of stages: the bubble.
+"""Pipelines of stages: the bubble, their idle share.
 
 References
 ----------
@@ -16,7 +16,7 @@ from refsgd.theory.prediction import Prediction
 def bubble(micro_batches: int, stages: int) -> Prediction:
     """Idle share of k equal stages with m micro-batches: (k-1)/(m+k-1), exact.
 
-    A stage works m of the m + k - 1 slots in which the pipeline fills and drains.
+    A stage works in m of the m + k - 1 slots from filling the pipeline to draining it.
 
     >>> bubble(4, 4).value
     0.42857142857142855

@@ -1,19 +1,19 @@
 """Parameter servers with queues on links and bounds between workers: recursions, evaluated numerically.
 
-A message whose head reaches the servers at h passes their incoming link, processor and outgoing link, which
-serve first come, first served (Lindley 1952), g = w/K seconds on a link if it carries parameters::
+A message whose head reaches the servers at h passes their incoming link, processor and outgoing link.  Each
+serves in order of arrival (Lindley 1952), and parameters take g = w/K seconds on a link::
 
     in = max(in, h) + g,    busy = max(busy, in) + u,    out = max(out, busy) + g
 
-and an answer reaches its worker at out + latency + (K-1) g.  A worker that has its answer computes, and its
-next push leaves at the end of its gradient.  The algorithms differ in *the clock of the slowest worker for
-which an answer waits*: c - s for SSP's clock c, a bound that moves for dynamic SSP, none for Downpour and
-EASGD, the N-th push of a step for backup workers.  If links take no time, only the max-plus recursion of the
-bound is left: with F_i(c) the end of clock c at worker i, and E a constant exchange,
+An answer reaches its worker at out + latency + (K-1) g.  The worker then computes a gradient and pushes it.
+Algorithms differ in *the clock that the slowest worker must have before a server answers*: c - s for SSP's
+clock c, a bound that moves for dynamic SSP, none for Downpour and EASGD; with backup workers, an answer waits
+for the N-th push of a step.  If links take no time, only the max-plus recursion of the bound is left: with
+F_i(c) the end of clock c at worker i, and E a constant exchange,
 
     F_i(c) = T_i(c) + E + max(F_i(c-1), max_j F_j(c-1-s))
 
-The mean has a closed form only for exponential times (`refsgd.theory.phenomena.ssp`).  Otherwise the
+Its mean has a closed form only for exponential times (`refsgd.theory.phenomena.ssp`).  Otherwise the
 recursion is evaluated in order of arrival for drawn times, and its mean is given with its standard error.
 
 References
@@ -46,11 +46,11 @@ from refsgd.theory.phenomena.gate import Fresh as Fresh
 from refsgd.theory.phenomena.gate import Network as Network
 from refsgd.theory.phenomena.ssp import check_slack
 
-MESSAGES = 6_000  # of one replica, at most: a longer run is continued at its pace
-DRAWS = 60_000  # drawn compute times, over all replicas
-PACE = 20_000  # messages that show a short run's pace: LEAST to 160 gradients of each worker
+MESSAGES = 6_000  # of one replica, at most; a longer run is continued at its pace
+DRAWS = 60_000  # compute times drawn for all replicas
+PACE = 20_000  # messages from which a short run's pace is taken: LEAST to 160 gradients of each worker
 LEAST = 40  # gradients of each worker
-MANY = 200  # workers, beyond which half of both must do: a prediction takes two seconds at most
+MANY = 200  # workers, beyond which PACE and LEAST are halved: a prediction takes two seconds at most
 
 
 class Bulk(Fresh):
@@ -61,11 +61,11 @@ class Bulk(Fresh):
         super().__init__(network, times, updates)
 
     def apply(self, server: Server, i: int) -> None:
-        """Only whole steps are updates."""
+        """Count a push; only whole steps are updates."""
         server.count(i)
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
-        """Update and answer when the last push of a step is in."""
+        """Update and answer when the last push of a step has arrived."""
         if server.slowest > server.version:
             self.update(server)
             server.version += 1
@@ -74,20 +74,20 @@ class Bulk(Fresh):
 
 
 class Batched(Fresh):
-    """Softsync: one update of so many gradients, but an answer to each push."""
+    """Softsync: one update of `size` gradients, but an answer to each push."""
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], size: int) -> None:
         self.size = size
         super().__init__(network, times, updates)
-        self.kept = [list[int]() for _ in self.servers]  # what is kept: staleness
+        self.kept = [list[int]() for _ in self.servers]  # staleness of the pushes that are kept
         self.left = [self.gradients] * len(self.servers)
 
     def apply(self, server: Server, i: int) -> None:
-        """A push is kept until there are enough, or no more."""
+        """Count a push, which is kept until there are enough, or no more."""
         server.count(i)
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
-        """Update if there are enough, and answer."""
+        """Update if there are enough pushes, and answer."""
         kept = self.kept[k]
         kept.append(server.version - server.known[i][server.done[i] - 1])
         self.left[k] -= 1
@@ -100,21 +100,21 @@ class Batched(Fresh):
 
 
 class Granting(Fresh):
-    """Dynamic SSP: beyond `lower` a worker is granted the clocks after which its wait is shortest.
+    """Dynamic SSP: beyond `lower`, a worker is granted the clocks after which its wait is shortest.
 
-    The worker and the slowest worker are assumed to keep their last intervals, in pushes (Zhao et al.,
+    Intervals of the worker and of the slowest worker, in pushes, are assumed to repeat (Zhao et al.,
     algorithm 2).
     """
 
     def __init__(self, network: Network, times: Table, updates: Iterator[float], lower: int,
                  upper: int) -> None:
         self.lower, self.upper = lower, upper
-        # of each worker: clocks granted, its last push, when the next one is due; in pushes of all workers
+        # for each worker: clocks granted, its last push, its next push; in pushes of all workers
         self.pushes: dict[Server, tuple[list[int], list[int], list[int]]] = {}
         super().__init__(network, times, updates)
 
     def need(self, server: Server, i: int) -> float:
-        """The bound of a worker moves with each of its pushes."""
+        """A bound that moves with each push of the worker."""
         if server not in self.pushes:
             self.pushes[server] = [0] * self.n, [0] * self.n, [0] * self.n
         granted, last, due = self.pushes[server]
@@ -128,8 +128,10 @@ class Granting(Fresh):
         return server.done[i] - bound
 
     def grant(self, server: Server, mine: int, ahead: int) -> int:
-        """The fewest clocks, each of `mine` pushes, after which a push is followed soonest by one of the
-        slowest worker: of those behind, the one that is due last, but not before now."""
+        """The fewest clocks, each of `mine` pushes, after which the slowest worker's next push comes soonest.
+
+        The slowest worker is that of those behind whose next push is due last, but not in the past.
+        """
         _, last, due = self.pushes[server]
         now, latest = server.version, max(map(due.__getitem__, server.behind))
         slow = max(j for j in server.behind if due[j] == latest) if latest > now else max(server.behind)
@@ -139,24 +141,24 @@ class Granting(Fresh):
 
 
 class Lazy(Fresh):
-    """SSP on a cache: a worker reads only if its cache is older than c - s."""
+    """SSP with a lazy cache: a worker reads only if its cache is older than c - s."""
 
     asking, timely = 1, True
 
     def start(self) -> None:
-        """Row 0 is everywhere."""
+        """Give row 0 to all workers."""
         self.rows = [[0] * len(self.servers) for _ in range(self.n)]  # clock of the slowest, of each part
         self.inbox: list[list[tuple[int, int, int]]] = [[] for _ in range(self.n)]
         self.blocked = set[int]()
         super().start()
 
     def begin(self, start: float, i: int) -> None:
-        """Begin a gradient with all rows that have come."""
+        """Begin a gradient with all rows that have arrived."""
         self.take(i, math.inf)
         super().begin(start, i)
 
     def push(self, now: float, i: int) -> None:
-        """Push; then continue, or wait for younger rows."""
+        """Push, then continue or wait for newer rows."""
         super().push(now, i)
         if min(self.rows[i]) >= self.made[i] - self.s:
             self.begin(now, i)
@@ -166,23 +168,23 @@ class Lazy(Fresh):
             self.look(now, i)
 
     def wait(self, now: float, i: int) -> None:
-        """Read, right behind the push."""
+        """Send a request after the push."""
         self.ask(now, i)
 
     def answered(self, at: float, k: int, i: int, row: int, others: int) -> None:
-        """A row is in a worker's inbox."""
+        """A row arrives in a worker's inbox."""
         self.inbox[i].append((k, row, others))
         if i in self.blocked:
             self.look(at, i)
 
     def look(self, now: float, i: int) -> None:
-        """Begin if the rows that have come are young enough."""
+        """Begin if the rows that have arrived are new enough."""
         if self.take(i, self.made[i] - self.s) >= self.made[i] - self.s:
             self.blocked.remove(i)
             self.begin(now, i)
 
     def take(self, i: int, enough: float) -> int:
-        """Put rows into the cache until its oldest one is young enough; the clock of that one."""
+        """Put rows into the cache until its oldest one is new enough; returns that one's clock."""
         while self.inbox[i] and min(self.rows[i]) < enough:
             k, row, others = self.inbox[i].pop(0)
             self.rows[i][k], self.servers[k].seen[i] = row, others
@@ -190,18 +192,18 @@ class Lazy(Fresh):
 
 
 class Eager(Lazy):
-    """SSP on a cache to which a row is sent whenever the slowest clock advances."""
+    """SSP with an eager cache: servers send a row whenever the slowest clock advances."""
 
     def start(self) -> None:
-        """No row has been sent."""
+        """Start without any row sent."""
         self.sent = [0] * len(self.servers)
         super().start()
 
     def wait(self, now: float, i: int) -> None:
-        """Rows come unasked."""
+        """Do nothing: rows come without a request."""
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
-        """A row to all if the slowest clock has advanced."""
+        """Send a row to all if the slowest clock has advanced."""
         if server.slowest > self.sent[k]:
             self.sent[k] = server.slowest
             self.release(k, server, range(self.n))
@@ -210,7 +212,7 @@ class Eager(Lazy):
 class Fetching(Fresh):
     """Downpour, EASGD: a worker waits only for its fetches.
 
-    A push follows gradients 0, `push_every`, ... and the last one; if `elastic`, each fetch.
+    A push follows gradients 0, `push_every`, ... and the last one, or each fetch if `elastic`.
     """
 
     asking = 1
@@ -220,7 +222,7 @@ class Fetching(Fresh):
         steps = range(len(times[0]))
         self.own, self.fetch_every, self.elastic = own, fetch_every, elastic
         self.pushes = [not elastic and (t % push_every == 0 or t == steps[-1]) for t in steps]
-        # by time if nodes share links, or if a worker would continue for many iterations
+        # in the order of time if nodes share links, or if a worker computes for many iterations
         over = network.over(len(times))
         self.timely = bool(over.crowded) or over.instant or fetch_every > 40 * push_every
         self.window = [0, *(t + 1 for t in steps if self.pushes[t])]  # first gradient of each push
@@ -229,7 +231,7 @@ class Fetching(Fresh):
             self.gradients = self.n * -(-self.clocks // fetch_every)
 
     def start(self) -> None:
-        """All workers fetch first."""
+        """Start all workers with a fetch."""
         for i in range(self.n):
             self.ask(0.0, i)
 
@@ -247,7 +249,7 @@ class Fetching(Fresh):
                 return
 
     def ended(self, now: float, i: int) -> None:
-        """Push, if it is time; fetch, if it is time, or continue."""
+        """Push if it is due; then fetch if it is due, otherwise continue."""
         if self.pushes[self.made[i] - 1]:
             self.push(now, i)
         if self.made[i] % self.fetch_every == 0:
@@ -256,11 +258,11 @@ class Fetching(Fresh):
             self.begin(now, i)
 
     def others(self, server: Server, i: int) -> int:
-        """All updates, own ones too."""
+        """All updates, including the worker's own."""
         return server.version
 
     def complete(self, at: float, i: int) -> None:
-        """A worker has the model of now, and returns its force at once if elastic."""
+        """A worker has the current model, and if elastic returns its force immediately."""
         if self.elastic:
             self.push(at, i)
         self.begin(at, i)
@@ -275,17 +277,17 @@ class Fetching(Fresh):
 
 
 class Centred(Fetching):
-    """EASGD in step: the next centre is sent once all forces on this one have arrived and been added."""
+    """Synchronous EASGD: the next centre is sent once all forces on this one have been added."""
 
     def apply(self, server: Server, i: int) -> None:
-        """A force is kept until all are there."""
+        """Add all forces when the last one has arrived."""
         server.count(i)
         if server.slowest > server.version:
             self.update(server)
             server.version += 1
 
     def arrive(self, k: int, server: Server, i: int, request: int) -> None:
-        """Answer a request at once, or with the next centre if the worker's force on this one is in."""
+        """Answer a request immediately, or with the next centre if the worker's force on this one is here."""
         if request and server.done[i] > server.version:
             server.waiting.append((server.done[i], i))
         elif request:
@@ -308,7 +310,7 @@ def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], repl
 
 def evaluated(times: Sequence[Distribution], network: Network, clocks: int, replicas: int, make: Make,
                own: Sequence[Distribution | None] = (), seed: int = 1983) -> Values:
-    """The summaries of independent evaluations, (replicas, figures)."""
+    """The summaries of independent evaluations, (replicas, metrics)."""
     rng, update = np.random.default_rng(seed), network.update
     count = len(times) * clocks * (len(network.ways.answers) if network.ways else 1)
     table = sampled(rng, times, replicas, clocks)
@@ -324,21 +326,20 @@ def evaluated(times: Sequence[Distribution], network: Network, clocks: int, repl
 
 @dataclass(frozen=True)
 class Path:
-    """Seconds of an iteration and of a run, staleness; reads and seconds of queueing per gradient; whether
-    the pace is that of the long run, and fixed times were followed to their end."""
+    """Means of an evaluated run."""
 
-    pace: Estimate
-    end: Estimate
+    pace: Estimate  #: seconds of an iteration
+    end: Estimate  #: seconds of the run
     staleness: Estimate
-    refreshes: float
-    queued: float
-    steady: bool
-    whole: bool
+    refreshes: float  #: reads per gradient
+    queued: float  #: seconds of queueing per gradient
+    steady: bool  #: whether the pace is that of the long run
+    whole: bool  #: whether fixed times were evaluated to the end
 
 
 def parameter_server(times: Sequence[Distribution], network: Network, staleness: float, steps: int,
                      refresh: str = "fresh") -> Path:
-    """SSP(s) through queues; s = infinity: ASP.  Several servers: the same order of pushes at all of them."""
+    """SSP(s) through queues, or ASP if s is infinite; all servers of a flat machine act in the same order."""
     s, rules = check_slack(staleness), {"fresh": Fresh, "lazy": Lazy, "eager": Eager}
     rule = layerwise.of(rules[refresh], network)
     return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, s))
@@ -351,7 +352,7 @@ def bulk(times: Sequence[Distribution], network: Network, steps: int, rotated: b
 
 
 def batched(times: Sequence[Distribution], network: Network, steps: int, size: int) -> Path:
-    """Softsync through queues, an update for so many gradients."""
+    """Softsync through queues, with one update for `size` gradients."""
     rule = layerwise.of(Batched, network)
     return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, size))
 
@@ -366,8 +367,7 @@ def granting(times: Sequence[Distribution], network: Network, lower: int, upper:
 def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fetch_every: int = 1,
              push_every: int = 1, elastic: bool = False, together: bool = False,
              own: Sequence[Distribution | None] = ()) -> Path:
-    """Downpour, or EASGD if `elastic`, through queues; `own`: each worker's update after a gradient;
-    `together`: one update of all forces."""
+    """Downpour, or EASGD if `elastic`, through queues; `together`: synchronous; `own`: workers' updates."""
     f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
     rule = layerwise.of(Centred if together else Fetching, network)
     return _path(times, network, steps,
@@ -375,7 +375,7 @@ def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fet
 
 
 def weight_of(network: Network, workers: int, random: bool) -> int:
-    """Workers, times the events of an iteration over those of a flat machine; Uncovered if too many."""
+    """Workers x (events of an iteration / those on a flat machine); Uncovered if too many."""
     weight = workers * network.ways.weight if network.ways else workers
     most = HEAVIEST * (4 if network.plan else 1)
     if network.ways and weight > most * (1 if random else 3):
@@ -385,7 +385,7 @@ def weight_of(network: Network, workers: int, random: bool) -> int:
 
 def _path(times: Sequence[Distribution], network: Network, steps: int, make: Make,
           own: Sequence[Distribution | None] = ()) -> Path:
-    """Means of the run, and of a longer one if the run is too short to have a pace."""
+    """Means of the run; the pace is that of a longer run if this one is too short."""
     n = check_count("workers", len(times))
     check_count("steps", steps)
     check_width(n)
@@ -394,7 +394,7 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     weight = weight_of(network, n, random)
 
     def means(clocks: int) -> Values:
-        least = 4 if weight <= 500 else 3  # more workers, more draws per replica
+        least = 4 if weight <= 500 else 3
         replicas = max(least, min(256, DRAWS // (weight * clocks))) if random else 1
         return evaluated(times, network, clocks, replicas, make, own)
 
@@ -404,7 +404,7 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, fewest))
     enough = max(fewest, min(160, followed // weight))
     if clocks < min(enough, 120) and steps >= enough:
-        clocks = enough  # one run shows both
+        clocks = enough  # one run then gives both
     run = means(clocks)
     long = run if clocks >= min(enough, 120) else means(enough)
     pace = Estimate.of(long[:, 0])

@@ -1,14 +1,14 @@
 """Training through a ring whose ranks do not start together: the max-plus recursion of its messages.
 
-Only one rank ever sends to an incoming link, so first come first served needs no clock: with t_i the time at
-which rank i is ready for a step of the ring, o_i and e_i when its outgoing and incoming links are free, a
-chunk of c seconds, latency alpha and r seconds to add a chunk,
+Only one rank sends to an incoming link, so messages cannot overtake each other, and no agenda is needed.  Let
+rank i be ready for a step of the ring at t_i, its outgoing and incoming links be free at o_i and e_i, a chunk
+take c seconds on a link and r seconds to add, and alpha be the latency.  Then
 
     start_i = max(t_i, o_i),   o_i = start_i + c,
     e_i = max(start_{i-1} + alpha, e_i) + c,   t_i = max(t_i, e_i) [+ r]
 
 2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send
-meanwhile: this takes less than E[max T] + exchange, the time of ranks that start together.
+meanwhile, so this takes less than E[max T] + exchange, the time of ranks that start together.
 
 References
 ----------
@@ -28,19 +28,18 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution
 from refsgd.theory.phenomena.collectives import Link
 
-STEPS = 12_000  # of the ring, in one replica: a longer run is continued at its pace
-DRAWS = 60_000  # drawn compute times, over all replicas
+STEPS = 12_000  # of the ring, in one replica; a longer run is continued at its pace
+DRAWS = 60_000  # compute times drawn for all replicas
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds of a round, mean over the ranks, and of the run; whether the pace is that of the long run, and
-    the run was seen to its end."""
+    """The pace of a run in rounds, and its end."""
 
-    pace: Estimate
-    end: Estimate
-    steady: bool = True
-    whole: bool = True
+    pace: Estimate  #: seconds of a round, mean over the ranks
+    end: Estimate  #: seconds of the run
+    steady: bool = True  #: whether the pace is that of the long run
+    whole: bool = True  #: whether the run was evaluated to its end
 
 
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
@@ -97,7 +96,7 @@ class _Clock:
         for step in range(2 * (self.n - 1)):
             np.maximum(ready, outgoing, out=start)
             np.add(start, self.wire, out=outgoing)
-            np.add(start[:, :-1], self.latency, out=head[:, 1:])  # of the rank before
+            np.add(start[:, :-1], self.latency, out=head[:, 1:])  # from the previous rank
             np.add(start[:, -1], self.latency, out=head[:, 0])
             np.maximum(head, incoming, out=incoming)
             incoming += self.wire

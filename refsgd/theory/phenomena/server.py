@@ -1,12 +1,12 @@
 """Throughput of a parameter server that answers each push: saturation and queueing.
 
 ASP is a closed queueing network: n workers compute, then their pushes pass three stations in series, the
-server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  The slowest station limits the
-throughput, and so does the speed of a worker without queues::
+server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  The slowest station and the
+workers' speed without queues limit the throughput::
 
     X <= min(n / R, K / w, 1 / E[u]),        R = E[T] + 2 latency + (1 + 1/K) w + E[u]
 
-Equal fixed times reach it: after the first round workers take turns, and below saturation none waits.
+Equal fixed times reach this bound: after the first round workers take turns, and below saturation none waits.
 
 References
 ----------
@@ -30,8 +30,8 @@ def alone(times: Sequence[Distribution], servers: int, transfer: float, latency:
           colocated: bool = False) -> list[float]:
     """R_i - E[T_i]: seconds of each worker's exchange without queueing.
 
-    A co-located worker reaches its own servers without the network; with a server on every node, pushes and
-    answers share each node's outgoing link: 2 (n-1)/n w in step.
+    A co-located worker reaches its own servers without the network.  With a server on every node, pushes and
+    answers share each node's outgoing link, which takes 2 (n-1)/n w.
     """
     n = len(times)
     if not colocated:
@@ -50,8 +50,8 @@ def mean_value_analysis(workers: int, round_time: float, service: float,
                         cv2: float = 0.0) -> tuple[float, float]:
     """Throughput and time at the bottleneck of a closed network with one station that queues.
 
-    Adding workers one by one, an arriving push finds the queue of the network without itself: Q others, of
-    which one is in service with probability U and has (1 + cv2)/2 of a service left.
+    Workers are added one by one.  An arriving push finds the queue of the network without itself: Q others,
+    one of them in service with probability U, with (1 + cv2)/2 of its service left.
     """
     check_count("workers", workers)
     check_time("round time", round_time)
@@ -69,10 +69,10 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         update: Distribution | None = None, colocated: bool = False) -> Prediction:
     """Seconds per iteration of ASP: n / (updates per second).
 
-    Exact: equal fixed times; negligible links and updates (any times: n / sum 1/R_i); exponential updates
-    with equal workers and negligible links (`repairman`).  Otherwise mean-value analysis on the slowest
-    station, an approximation within 8 %, with the saturation bound as `lower`.  Servers on workers' hosts
-    (`colocated`) are covered if nothing queues.
+    Exact for equal fixed times; for any times with negligible links and updates (n / sum 1/R_i); and for
+    equal workers with exponential updates and negligible links (`repairman`).  Otherwise it is mean-value
+    analysis of the slowest station, an approximation within 8 %, with the saturation bound as `lower`.
+    `colocated`: servers on workers' hosts, if nothing queues.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)
@@ -107,8 +107,8 @@ def repairman(workers: int, think: float, service: float) -> Prediction:
     """Updates per second of one server with exponential update times and negligible links.
 
     The machine-repairman model: j of n workers are at the server with probability proportional to
-    n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* compute time
-    (insensitivity), and for any distribution of the update time if the server shares its time among pushes.
+    n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* distribution of compute times
+    (insensitivity), and if the server shares its time among pushes, for any distribution of update times.
     """
     n = check_count("workers", workers)
     check_time("compute", think)

@@ -1,13 +1,13 @@
-"""The share of time that stale synchronous parallel SGD waits for its bound, if it has a closed form.
+"""The share of time that SSP's workers wait for its bound, where it has a closed form.
 
-A worker with C completed clocks may start the next one iff C - min completed <= s.  Equal workers with
+A worker with C completed clocks may start the next one iff C - min completed <= s.  For equal workers with
 exponential times and no network:
 
 * two workers: the gap of completed clocks is a walk on -(s+1) .. s+1 with equal rates, hence uniform over
-  2s+3 states; a worker is blocked in one of them: share 1/(2s+3);
+  2s+3 states, in one of which a worker is blocked: share 1/(2s+3);
 * n workers: a Markov chain on *the number* of workers at each lag 0 .. s+1: C(n+s, s+1) states.
 
-For all other cases `refsgd.theory.phenomena.queues` evaluates the recursion itself.
+In all other cases `refsgd.theory.phenomena.queues` evaluates the recursion.
 
 References
 ----------
@@ -28,7 +28,7 @@ from scipy.sparse import linalg
 from refsgd.theory.estimate import Values, check_count
 from refsgd.theory.prediction import DomainError
 
-LARGEST_CHAIN = 6_000  # states; larger chains are refused, and the recursion is drawn
+LARGEST_CHAIN = 6_000  # states; beyond it the recursion is evaluated
 
 
 def check_slack(staleness: float) -> float:
@@ -45,7 +45,7 @@ def chain_size(workers: int, staleness: int) -> int:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stationary figures of SSP with equal exponential workers and no network."""
+    """Stationary metrics of SSP with equal exponential workers and no network."""
 
     blocked: float
     missed: float
@@ -54,11 +54,11 @@ class Chain:
 
 @functools.lru_cache(maxsize=64)
 def lumped_chain(workers: int, staleness: int) -> Chain:
-    """Solve the lumped Markov chain of SSP(s): n equal exponential workers, no network.
+    """Solve the lumped Markov chain of SSP(s) for n equal exponential workers without a network.
 
-    A state counts the workers at lag 0, 1, ..., s+1 ahead of the slowest, at least one at 0.  Each of the m
-    workers at a lag of at most s ends its clock at rate 1 and moves up by one; if it was the only one at lag
-    0, all lags fall by one.  Those at s+1 are blocked.
+    A state counts the workers that are 0, 1, ..., s+1 clocks ahead of the slowest, at least one of them 0.
+    Each worker less than s+1 ahead ends its clock at rate 1 and moves up by one; if it was the only slowest
+    one, all others then fall by one.  Those s+1 ahead are blocked.
     """
     n, s = check_count("workers", workers), check_count("staleness", staleness, 0)
     if chain_size(n, s) > LARGEST_CHAIN:
@@ -87,7 +87,7 @@ def lumped_chain(workers: int, staleness: int) -> Chain:
             rates += [float(state[lag]), -float(state[lag])]
     size = len(index)
     generator = sparse.coo_matrix((rates, (rows, cols)), shape=(size, size)).tolil()
-    generator[size - 1, :] = 1.0  # replaces one redundant balance equation: probabilities add up to 1
+    generator[size - 1, :] = 1.0  # probabilities sum to 1, instead of a redundant balance equation
     right = np.zeros(size)
     right[size - 1] = 1.0
     share: Values = np.atleast_1d(linalg.spsolve(generator.tocsc(), right))

@@ -6,8 +6,8 @@ P(max <= t) = F_1(t) ... F_n(t), and since times are >= 0::
     E[max] = integral over t from 0 to infinity of  1 - F_1(t) ... F_n(t)
     E[j-th smallest] = integral of  P(fewer than j have ended by t)
 
-Closed forms are used if they exist (fixed, exponential, shifted exponential, uniform).  Otherwise the
-integral is evaluated piece by piece between the atoms, kinks and scales of the distributions, so that jumps
+Closed forms are used where they exist (fixed, exponential, shifted exponential, uniform).  Otherwise the
+integral is evaluated in pieces between the atoms, kinks and scales of the distributions, so that jumps
 (fixed, straggler, empirical) are exact.
 
 References
@@ -44,7 +44,7 @@ def harmonic(n: int) -> float:
 
 
 def survival(time: Distribution, t: Values) -> Values:
-    """P(T > t), accurate even if it is small (1 - cdf is not)."""
+    """P(T > t), accurate even if it is small, unlike 1 - cdf."""
     p = time.parameters
     if time.family == "exponential":
         return np.exp(-t / p[0])
@@ -64,7 +64,7 @@ def survival(time: Distribution, t: Values) -> Values:
 
 
 def atoms(time: Distribution) -> list[float]:
-    """The jumps of the distribution function; the distributions listed here are constant in between."""
+    """The jumps of a distribution function that is constant in between; empty for other distributions."""
     if time.family == "fixed":
         return [time.parameters[0]]
     if time.family == "empirical":
@@ -97,7 +97,7 @@ def _landmarks(time: Distribution) -> list[float]:
 
 
 def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> list[float]:
-    """Ends of the pieces, from 0 to where the rest is negligible."""
+    """The borders of the pieces, from 0 to where the rest is negligible."""
     scale = max(time.mean for time in times)
     points = {0.0, *(scale * 2.0**k for k in range(-60, 8))}
     for time in times:
@@ -114,10 +114,10 @@ def _grid(times: Sequence[Distribution], survive: Callable[[Values], Values]) ->
 
 
 def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values], Values]) -> float:
-    """The integral from 0 to infinity of P(> t) of a statistic of independent times with these distributions.
+    """The integral over t of P(> t) of a statistic of independent times with these distributions, in seconds.
 
-    Seconds.  Exact if all distributions are discrete; otherwise Gauss-Legendre on each piece, relative error
-    about 1e-10 (Pareto with an index below 1.1: 1e-6).
+    Exact if all distributions are discrete; otherwise Gauss-Legendre on each piece, with a relative error of
+    about 1e-10 (1e-6 for Pareto with an index below 1.1).
     """
     if all(atoms(time) for time in times):
         jumps = np.array(sorted({0.0, *(x for time in times for x in atoms(time))}))
@@ -135,7 +135,7 @@ def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values]
 
 
 def mean_of_maximum(times: Sequence[Distribution]) -> float:
-    """E[max of independent times] in seconds, equal distributions or not; see `maximum`."""
+    """E[max of independent times] in seconds."""
     if not times:
         raise DomainError("0 workers; the maximum assumes at least one")
     for time in times:
@@ -164,7 +164,7 @@ def mean_of_maximum(times: Sequence[Distribution]) -> float:
 
 
 def mean_of_order(times: Sequence[Distribution], j: int) -> float:
-    """E[j-th smallest of independent times] in seconds; see `order_statistic`."""
+    """E[j-th smallest of independent times] in seconds."""
     n = len(times)
     if not 1 <= j <= n:
         raise DomainError(f"order {j} of {n} workers; the order statistic assumes 1 <= j <= n")
@@ -179,11 +179,11 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
         if first.family == "shifted":
             floor = first.parameters[1]
             return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
-        # fewer than j ended: at least n-j+1 of n are still running
+        # fewer than j have ended: at least n-j+1 of n are still running
         return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
 
     def survive(t: Values) -> Values:
-        ended = np.zeros((j, len(t)))  # ended[i]: probability that i have ended so far, i < j
+        ended = np.zeros((j, len(t)))  # ended[i]: probability that i of the times so far have ended, i < j
         ended[0] = 1.0
         for time in times:
             s = survival(time, t)
@@ -197,9 +197,9 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
 def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:
     """The distribution of the sum of `count` independent times, and whether it is exact.
 
-    Sums of fixed, exponential and gamma times stay within their families (Erlang).  Any other sum is replaced
-    by the gamma distribution of its mean and variance, which it approaches as `count` grows.  If the variance
-    is infinite, the sum is `count` times one draw: one draw dominates it, and a maximum is an upper bound.
+    Sums of fixed, exponential and gamma times stay within these families.  Any other sum is replaced by a
+    gamma distribution of the same mean and variance, which it approaches as `count` grows.  With infinite
+    variance one draw dominates, so the sum is taken as `count` times one draw; its maximum is an upper bound.
     """
     check_count("count", count)
     mean = check_distribution("compute", time).mean

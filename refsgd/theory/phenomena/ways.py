@@ -1,13 +1,13 @@
 """Messages on links that several nodes share: free times of links, and an agenda of heads and arrivals.
 
-It is the rule of `refsgd.cluster.links` as a recursion.  With h the arrival of a message's head at a link on
-which it takes c seconds, and `lag` how much later its tail arrives::
+This is the rule of `refsgd.cluster.links` as a recursion.  With h the arrival of a message's head at a link,
+c its seconds on that link, and `lag` the time by which its tail is behind its head::
 
     start = max(h, free),   free = start + c,   lag = max(c, lag + h - start)
 
-and the head is at the next link at start + latency.  A link serves heads in the order of their arrival, so a
-head is an event of its own where messages meet: on a link that is reached from two nodes or from two other
-links.  Messages that all come from one place keep their order, and need none.
+The head is at the next link at start + latency.  Links serve heads in order of arrival.  Where messages meet,
+on a link that is reached from several nodes or links, the arrival of a head is therefore an event; messages
+that all come from one place keep their order and need no event.
 
 References
 ----------
@@ -27,29 +27,28 @@ from typing import Any, NamedTuple
 from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
 
-LAST = 1 << 60  # the rank behind all nodes that act at the same moment
-RESUME, HEAD, ARRIVE = range(3)  #: the order at one moment: nodes, heads, arrivals
-PUSH, REQUEST, ANSWER = range(3)  #: messages whose waiting is counted apart
+LAST = 1 << 60  # a rank after all nodes that act at the same time
+RESUME, HEAD, ARRIVE = range(3)  #: order at one time: nodes, heads, arrivals
+PUSH, REQUEST, ANSWER = range(3)  #: kinds of messages, whose queueing is counted separately
 
 
 class Part(NamedTuple):
-    """One link of a message's way: its number, seconds that it is busy, seconds until the tail has passed,
-    seconds to the next link, and whether messages from elsewhere meet there."""
+    """One link of a message's way."""
 
     link: int
-    busy: float
-    lag: float
-    latency: float
-    meets: bool
+    busy: float  #: seconds that the link is busy
+    lag: float  #: seconds until the tail has passed
+    latency: float  #: seconds to the next link
+    meets: bool  #: whether messages from several nodes or links meet there
 
 
 Way = tuple[Part, ...]
 
 
 class Agenda:
-    """Messages on the way, and what nodes do next, in the order of time.
+    """Messages in transit, and the next actions of nodes, in the order of time.
 
-    Ties are broken as in every runtime: nodes, heads, arrivals, each by the rank of its node.
+    Ties are broken as in every runtime: nodes, heads, arrivals, each by rank of the node.
     """
 
     def __init__(self, links: int) -> None:
@@ -59,12 +58,12 @@ class Agenda:
         self._sequence = 0
 
     def at(self, time: float, order: int, rank: int, call: Callable[..., None], *args: Any) -> None:
-        """Call at a time, which is the first argument."""
+        """Schedule a call, with the time as its first argument."""
         self._sequence += 1
         heappush(self._heap, (time, order, rank, self._sequence, call, args))
 
     def run(self) -> None:
-        """Until nothing is under way."""
+        """Run until the agenda is empty."""
         heap = self._heap
         while heap:
             time, _, _, _, call, args = heappop(heap)
@@ -72,8 +71,7 @@ class Agenda:
 
     def send(self, way: Way, time: float, rank: int, kind: int, direct: bool, call: Callable[..., None],
              *args: Any) -> None:
-        """A message of a node; `call` is told of the arrival when it comes, or if `direct` when it is
-        known."""
+        """Send a message and call on its arrival; if `direct`, as soon as the arrival time is known."""
         if way:
             self._head(time, way, 0, 0.0, rank, kind, direct, call, args)
         else:
@@ -81,7 +79,7 @@ class Agenda:
 
     def _head(self, head: float, way: Way, place: int, lag: float, rank: int, kind: int, direct: bool,
               call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """The head of a message is at a link of its way, and then at those behind it where none can meet."""
+        """A message's head reaches a link, and then all following links at which no messages meet."""
         free = self.free
         while True:
             link, busy, least, latency, _ = way[place]
@@ -110,7 +108,7 @@ class Agenda:
 
 
 class Urgent(Agenda):
-    """Links on which messages begin serve the lowest part first, and are not interrupted."""
+    """The first link of each way serves the lowest part first, without interrupting a message."""
 
     def __init__(self, links: int) -> None:
         super().__init__(links)
@@ -119,7 +117,7 @@ class Urgent(Agenda):
 
     def send(self, way: Way, time: float, rank: int, kind: int, direct: bool, call: Callable[..., None],
              *args: Any) -> None:
-        """A message of the part that is the first argument waits for its turn."""
+        """Queue a message; its part is the first of `args`."""
         if not way:
             super().send(way, time, rank, kind, direct, call, *args)
             return
@@ -129,7 +127,7 @@ class Urgent(Agenda):
             self.at(max(self.free[link], time), RESUME, LAST, self._serve, link)
 
     def _serve(self, now: float, link: int) -> None:
-        """The link is free."""
+        """Send the next message on a link that is free."""
         waiting = self._waiting[link]
         _, _, sent, way, rank, kind, direct, call, args = heappop(waiting)
         self.queued[kind] += now - sent
@@ -140,22 +138,17 @@ class Urgent(Agenda):
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways between n workers and K servers, whose ranks are 0 to n+K-1.
-
-    `pushes` and `requests`: of each worker, servers in the order in which it sends to them; `answers`: of
-    each server, by worker.  `early`: of each server, whether all messages come over one last link, so that
-    they arrive in its order.  `crowded`: nodes that share the links on which they send.
-    """
+    """The ways between n workers and K servers, with ranks from 0 to n+K-1."""
 
     links: int
-    pushes: Sequence[Sequence[tuple[int, Way]]]
-    answers: Sequence[Sequence[Way]]
-    early: Sequence[bool]
-    crowded: frozenset[int] = frozenset()
+    pushes: Sequence[Sequence[tuple[int, Way]]]  #: by worker, in the order in which it sends to servers
+    answers: Sequence[Sequence[Way]]  #: by server and worker
+    early: Sequence[bool]  #: by server, whether messages arrive in the order of a last link that all share
+    crowded: frozenset[int] = frozenset()  #: nodes that share the links on which they send
 
     @functools.cached_property
     def weight(self) -> int:
-        """The number of events in an iteration of a worker, divided by 2."""
+        """Half the number of events in an iteration of a worker."""
         every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
                                                                     for way in back]
         events = sum(part.meets for way in every for part in way) + sum(not way for way in every)
@@ -163,18 +156,17 @@ class Ways:
 
     @functools.cached_property
     def instant(self) -> bool:
-        """Whether heads are at the next link at once: what is sent at one moment is then in no other order
-        than that of its events."""
+        """Whether a head may reach its next link without delay, so that only events order messages."""
         every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
                                                                     for way in back]
         return any(part.latency == 0 for way in every for part in way[:-1])
 
     @functools.cached_property
     def timed(self) -> Ways:
-        """The same with requests among the messages.
+        """The same ways, for messages that include requests.
 
-        They take no time on a link, so that those which have waited for it together reach the next one at
-        one moment, and in the order of their ranks: each head is an event.
+        Requests take no time on a link, so that several which have waited for it reach the next one at the
+        same time, where they are ordered by rank: each head is an event.
         """
         asked = {part.link for mine in self.pushes for _, way in mine for part in way}
 
@@ -188,17 +180,17 @@ class Ways:
 
     @functools.cached_property
     def requests(self) -> list[list[tuple[int, Way]]]:
-        """The ways of the pushes, for messages without content."""
+        """The ways of pushes, for messages without content."""
         return [[(k, tuple(part._replace(busy=0.0, lag=0.0) for part in way)) for k, way in mine]
                 for mine in self.pushes]
 
 
 @functools.lru_cache(maxsize=8)
 def in_step(workers: int, servers: int, transfer: float, latency: float, near: bool = False) -> Ways:
-    """A switch that never blocks, and a node for each worker and server.
+    """A non-blocking switch, and a node for each worker and server.
 
-    Several servers are in step, one slice of a model behind the other, and count as one.  `near`: worker 0
-    is on the server's node.
+    Several servers are in step, each one part of a model later, and count as one.  `near`: worker 0 is on the
+    server's node.
     """
     g = transfer / servers
     away = range(int(near), workers)
@@ -211,8 +203,11 @@ def in_step(workers: int, servers: int, transfer: float, latency: float, near: b
 
 def of_machine(machine: Machine, workers: int, servers: int | Sequence[int],
                sizes: Sequence[tuple[float, float]], rotated: bool) -> Ways:
-    """The ways of a machine; `servers`: how many, or that of each part; `sizes`: bytes of each part there
-    and back; `rotated`: worker i sends to part i first."""
+    """The ways of a machine.
+
+    `servers`: their number, or the server of each part; `sizes`: bytes of each part's push and answer;
+    `rotated`: worker i sends to part i first.
+    """
     network = Network.of(machine, workers, servers)
     n, ends = [f"worker{i}" for i in range(workers)], list(network.host)[workers:]
     found = {(a, b): network.way(a, b) for w in n for s in ends for a, b in ((w, s), (s, w))}
@@ -237,13 +232,13 @@ def of_machine(machine: Machine, workers: int, servers: int | Sequence[int],
 
 
 def parts(way: Sequence[Hop], nbytes: float, meets: Collection[int]) -> Way:
-    """A way for messages of so many bytes."""
+    """A way for messages of this size."""
     return tuple(Part(hop.link, nbytes * hop.byte_time, nbytes * hop.byte_time, hop.latency_after,
                       hop.link in meets) for hop in way)
 
 
 def meeting(ways: Mapping[tuple[str, str], Sequence[Hop]]) -> set[int]:
-    """Links on which messages from several nodes or links meet."""
+    """Links at which messages from several nodes or links meet."""
     sources: dict[int, set[Any]] = defaultdict(set)
     for (before, _), way in ways.items():
         here: Any = before
