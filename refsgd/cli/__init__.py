@@ -1,4 +1,4 @@
-"""The command line: one file per command, each with `add`, its options, and `do`, its work."""
+"""The command line: one file per command, with `add` for its parser and `do` for its work."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
+    """Run a command and return the exit code: 0 success, 1 failure, 2 wrong use, 130 interrupted."""
     return carry_out(
         lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
-    """Parse and execute a command line, with every error in one line; returns the exit code."""
+    """Parse and execute a command, print errors as one line, and return the exit code."""
     from refsgd.problems.data import DataError
 
     try:

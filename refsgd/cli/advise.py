@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 MARKS = {"exact": "", "numerical": "", "approximation": "~", "bound": "?"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WIDTH = 100  #: of the output without a terminal
-PATIENCE = 2.0  #: seconds after which a line says that the comparison takes longer
+WIDTH = 100  #: columns of the output without a terminal
+PATIENCE = 2.0  #: seconds before a line says that the comparison is still running
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("advise", help="which strategy fits a model and a cluster",
                             description="Compares strategies, by kind, with synchronous allreduce: predicted "
                             "time of a pass over the data, idleness, staleness, bytes and memory. Recommends "
@@ -79,7 +79,7 @@ def add(commands: Any) -> None:
 
 
 def whole(text: str) -> int:
-    """A whole number, also written as 7e9."""
+    """A whole number, which may be written as 7e9."""
     value = number(text)
     if not isinstance(value, int):
         raise ValueError
@@ -87,14 +87,14 @@ def whole(text: str) -> int:
 
 
 def _memory(text: str) -> float:
-    """Bytes of a node; refused if the number is so small that a unit is probably missing."""
+    """Bytes of a node; refused if so few that the unit is probably missing."""
     if 0 < (value := nbytes(text)) < 1e6:
         raise ValueError(f"{text} is {value:g} bytes; expected at least 1MB{with_unit(text, 'GB')}")
     return value
 
 
 def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
-    """The model in words; parameters; FLOPs of an image's forward pass, bytes of its activations."""
+    """The model: description, parameters, FLOPs of an image's forward pass, bytes of its activations."""
     if args.net is None:
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
@@ -136,7 +136,7 @@ def _time_of_gradient(args: argparse.Namespace) -> str | None:
 
 
 def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
-    """The machine of the flags; refused if it has devices and the model's work is unknown."""
+    """The machine that the flags describe; refused if it has devices and the model's work is unknown."""
     machine = machine_of(args)
     if on_devices(machine) and flops is None:
         rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"
@@ -145,7 +145,7 @@ def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Advise; print the ranking."""
+    """Compare strategies and print the advice."""
     from refsgd.experiment.advise import advise
 
     model, parameters, flops, activations = _model_of(args)
@@ -213,7 +213,7 @@ def _yours(workers: int, machine: Machine) -> str:
 
 
 def _overlap(args: argparse.Namespace) -> str:
-    """Why no strategy overlaps; empty if some do."""
+    """Why no strategy overlaps; empty if overlap is considered."""
     if args.net is None:
         return ("Overlap is not applied, because only --net gives the size of each layer: computing and "
                 "exchange add up.")
@@ -221,7 +221,7 @@ def _overlap(args: argparse.Namespace) -> str:
 
 
 def _described(args: argparse.Namespace) -> str:
-    """The flags that describe the machine except its speeds; "" if its numbers say everything."""
+    """The flags that describe the machine, without its speeds; "" without --machine."""
     if args.machine is None:
         return ""
     said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update")}
@@ -234,8 +234,7 @@ TITLES = {"one model": "One model, synchronous", "stale gradients": "Stale gradi
 
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], wide: int) -> list[str]:
-    """Print a table with a section for each group, variants below their strategy, and letters for `findings`;
-    returns the heads of columns that do not fit."""
+    """Print a section for each group, variants below their strategy; returns the heads of omitted columns."""
     from refsgd.display.tables import Column
 
     columns = [
@@ -272,7 +271,7 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
 
 
 def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
-    """The meaning of the columns, and the columns that a wider terminal would show."""
+    """The meaning of the columns, and the columns that only a wider terminal shows."""
     from refsgd.experiment.advise import PAGES
 
     lines = [
@@ -293,7 +292,7 @@ def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
 
 
 def _bold(text: str) -> str:
-    """A text in bold on a terminal."""
+    """A text, in bold on a terminal."""
     return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
 
 
@@ -309,7 +308,7 @@ def _list(title: str, lines: Sequence[str], wide: int) -> None:
 
 
 def _size(nbytes: float) -> str:
-    """Bytes with a unit, three digits."""
+    """Bytes with a unit, in three digits."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= 0.9995 * scale:
             return f"{nbytes / scale:#.3g}".rstrip(".") + f" {unit}"
@@ -317,7 +316,7 @@ def _size(nbytes: float) -> str:
 
 
 def broken(command: str, width: int = WIDTH - 8) -> list[str]:
-    """A command as indented lines that a shell joins."""
+    """A command as indented lines, joined by backslashes."""
     lines = [" "]
     for word in re.split(r" (?=--)", command):
         if len(lines[-1]) + len(word) > width:

@@ -11,23 +11,23 @@ from refsgd.experiment.prepare import Usage, check_net
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
                             description="Measures gradients of some nets and batches, update time, latency "
                             "and bandwidth of each transport, in under 30 s for the small nets; fits a "
                             "device to the gradients and prints its error for each; writes a machine file "
-                            "that every command accepts. Warns if other processes were busy meanwhile.")
+                            "that every command accepts. Warns if other processes were busy.")
     p.add_argument("--net", default="tiny,shallow", metavar="A,B",
                    help="two nets or more (default %(default)s)")
     p.add_argument("--batches", default="1,2,8,32,128", metavar="B,...",
                    help="four batches or more (default %(default)s)")
     p.add_argument("--output", default="machine.json", metavar="PATH",
-                   help="default machine.json; -: only standard output")
+                   help="default machine.json; -: standard output")
     p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:
-    """Measure; print and write the machine."""
+    """Measure the machine, print it and write its file."""
     from refsgd.experiment.calibrate import calibrate
 
     nets, batches = args.net.split(","), args.batches.split(",")

@@ -18,7 +18,7 @@ from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("check", help="check everything that your own algorithm must satisfy",
                             description="Checks lint, sizes, determinism, the ledger of gradients, the fixed "
                             "point, descent, every schedule of a small case, and real processes; of a codec, "
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Check; print one finding per line."""
+    """Check the target and print one finding per line."""
     from refsgd.testing import check, check_codec
 
     target = CATALOGUE.get(args.target) or imported(args.target)
@@ -58,7 +58,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def imported(target: str) -> Any:
-    """The function or the codec that MODULE:NAME names; the module is run."""
+    """The function or codec that MODULE:NAME names; imports the module."""
     import importlib
     import importlib.util
 

@@ -15,7 +15,7 @@ from refsgd.experiment.prepare import DEFAULT_DATA, Usage
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("compare",
                             help="train the same net under several algorithms: predicted | simulated | "
                                  "measured",
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Compare; print the table, write picture and figures."""
+    """Compare the algorithms, print the table, write plot and data."""
     from refsgd.display.tables import comparison_table, sentences
 
     groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}

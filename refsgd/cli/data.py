@@ -1,4 +1,4 @@
-"""``refsgd data``: list the available data sets and fetch others."""
+"""``refsgd data``: list the available data sets, fetch others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("data", help="list the available data sets; fetch others",
                             description="Lists the data sets in REFSGD_DATA and in the cache, or fetches one "
                             "into the cache and verifies its checksums.")
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """List the sets, or fetch one."""
+    """List the data sets, or fetch one."""
     from refsgd.problems.data import fetch, load, status
     from refsgd.problems.data.published import ADDRESSES
 

@@ -1,4 +1,4 @@
-"""``refsgd doctor``: check whether this machine can make real runs, and say what to do if not."""
+"""``refsgd doctor``: check whether this machine is ready for real runs, and say what to do if not."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from refsgd.cli.outputs import tell
 
 
 def add(commands: Any) -> None:
-    """Its parser."""
+    """Add the command."""
     p = commands.add_parser("doctor", help="check this machine and say what to do",
                             description="Checks cores, memory, start methods, clock, loopback, MPI, caches "
-                            "and data sets: a line each, ok, warning or missing, with what to do. Ends with "
-                            "1 if something is missing.")
+                            "and data sets; for each, prints ok, warning or missing, and what to do. Exits "
+                            "with 1 if something is missing.")
     p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:
-    """Print the findings."""
+    """Check the machine and print the findings."""
     from refsgd.experiment.doctor import MISSING, examine
 
     findings = examine()

@@ -1,4 +1,4 @@
-"""``refsgd explore``: every schedule of a small case."""
+"""``refsgd explore``: check every schedule of a small case."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from refsgd.experiment.prepare import Usage
 
 
 def add(commands: Any) -> None:
-    """Its options, a parser for each algorithm."""
+    """Add the command, with a parser for each algorithm."""
     each_algorithm(commands, "explore", "every schedule of a small case",
                    "Follows every schedule of a small case and checks the invariants of each; "
                    "prints the shortest schedule that breaks one.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of an exploration that do not depend on the algorithm."""
+    """Add the options that do not depend on the algorithm."""
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
@@ -31,7 +31,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Explore; print the number of schedules and the invariants that held."""
+    """Explore, and print the number of schedules and the invariants that hold."""
     from refsgd.testing import explore_algorithm
 
     if args.workers < 1:

@@ -15,7 +15,7 @@ from refsgd.experiment.arguments import options_of
 
 
 def add(commands: Any) -> None:
-    """Its options: none."""
+    """Add the command."""
     commands.add_parser("list", help="algorithms, nets, data sets and distributions").set_defaults(do=do)
 
 

@@ -1,4 +1,4 @@
-"""``refsgd machine``: a machine in words or as a picture, or written to a file."""
+"""``refsgd machine``: a machine as text, as a picture or as a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from refsgd.experiment.prepare import Training, Usage
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("machine", help="show a machine: hosts, groups, links",
-                            description="Prints the hosts, groups and links of a machine with their figures, "
-                            "and the placement of a run's nodes.")
+                            description="Prints a machine's hosts, groups and links with their speeds, and "
+                            "the placement of a run's nodes.")
     p.add_argument("machine", nargs="?", metavar="FILE|PRESET",
                    help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}")
     where = p.add_argument_group("machine")
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Print the machine, and write what was asked for."""
+    """Print the machine, and write the requested files."""
     from refsgd.display.machines import machine_lines, nodes_of
 
     machine = machine_of(args)

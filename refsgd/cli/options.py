@@ -1,5 +1,4 @@
-"""Options of the commands: common options, the algorithms' own, and the machine and arguments that they
-describe."""
+"""Options of the commands: common options, those of each algorithm, and the arguments that they describe."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from refsgd.experiment.perform import RUNTIMES
 from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, Training, Usage, default_net
 from refsgd.problems.shapes import current_name
 
-Commands = Any  # what argparse's add_subparsers returns; its class is private
+Commands = Any  # the result of argparse's add_subparsers, whose class is private
 
 #: options that describe the machine
 FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
@@ -35,7 +34,7 @@ MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
 
 
 class OldName(argparse.Action):
-    """A flag under its old name, kept for one release."""
+    """A flag's old name, which works for one more release with a warning."""
 
     def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -48,7 +47,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with exit code 2."""
 
     def error(self, message: str) -> typing.NoReturn:
-        """Print the error, with the choice that was probably meant."""
+        """Print the error, with the choice that was probably meant, and exit."""
         choice = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
         if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
@@ -61,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but the command that does not know a flag reports it."""
+        """As in argparse, but an unknown flag is reported by its own command."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((text.split("=")[0] for text in rest if text.startswith("-")), None)
         if unknown is not None:
@@ -69,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _meant(self, name: str) -> str:
-        """The flag that was probably meant by an unknown one, and the algorithms that have it."""
+        """The flag probably meant by an unknown one, and the algorithms that have it."""
         mine = [f for f in self._option_string_actions if f.startswith("--")]
         others = {flag(o): o for f in CATALOGUE.values()
                   for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
@@ -80,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
-    """The options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
+    """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
     work = parser.add_argument_group("what is trained")
     work.add_argument("--data", metavar="NAME",
                       help=f"data set: {Training.data} (default), mnist, fashion-mnist")
@@ -117,7 +116,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
 
 
 def of_exchange(how: argparse._ArgumentGroup) -> None:
-    """The options of an exchange."""
+    """Add the options of an exchange."""
     how.add_argument("--layout", metavar="PARTS",
                      help="how the parameters are cut into parts: equal (default), layers, or chunks:BYTES "
                           "of layers")
@@ -129,28 +128,28 @@ def of_exchange(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--priority", action="store_true", default=None,
                      help="links serve the lowest layers first")
     how.add_argument("--bucket", type=int, metavar="BYTES",
-                     help="what an all-reduce with overlap sums at once (default 0: each layer)")
+                     help="bytes that an all-reduce with overlap sums at once (default 0: one layer)")
     how.add_argument("--compress", metavar="CODEC",
                      help="topk:0.01, randk:0.01, dgc:0.001, onebit, twobit:0.1, qsgd:16, fp16 or powersgd:2")
     how.add_argument("--feedback", choices=("on", "off"),
-                     help="whether what a message leaves out is added to the next (default on)")
+                     help="add what a message leaves out to the next one (default on)")
 
 
 def files(out: argparse._ActionsContainer) -> None:
-    """The options for output files of a result."""
+    """Add the options for output files of a result."""
     out.add_argument("--json", metavar="PATH",
-                     help="write the result as JSON; -: only that, to standard output")
+                     help="write the result as JSON; -: to standard output, and nothing else")
     out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
 
 
 def player_file(out: argparse._ActionsContainer) -> None:
-    """The option to write a page of the step player."""
+    """Add the option for a page of the step player."""
     out.add_argument("--player", metavar="FILE.html",
                      help="write the run's first events as a page of the step player")
 
 
 def typed(read: Callable[[str], float]) -> Callable[[str], float]:
-    """A reader of options for argparse, whose errors say what `read` expected."""
+    """Turn a reader into a type for argparse that reports the reader's errors."""
     def option(text: str) -> float:
         try:
             return read(text)
@@ -161,8 +160,7 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
-    """The options of a machine but for its gradients; times, rates and speeds are read by
-    `refsgd.cluster.units`."""
+    """Add the options for a machine's links and speeds, as text that `refsgd.cluster.units` reads."""
     where.add_argument("--latency", metavar="TIME",
                        help="time from sending a message to the arrival of its first byte: seconds, or as "
                             f"25us, 1ms ({latency})")
@@ -183,12 +181,12 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
 
 
 def batch(text: str) -> int | str:
-    """A batch: a number, or text that `refsgd.experiment.batches` reads."""
+    """A batch as a number, or as text that `refsgd.experiment.batches` reads."""
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
 
 
 def of_machine(where: argparse._ArgumentGroup) -> None:
-    """The options for all fields of a machine."""
+    """Add the options for all fields of a machine."""
     where.add_argument("--compute", metavar="DIST",
                        help="time of one gradient, e.g. 158ms or exponential(20ms), default "
                             f"{DEFAULT_MACHINE.compute}; or a device that prices it by the net's operations, "
@@ -198,18 +196,17 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
     links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
     where.add_argument("--slow-motion", type=float, metavar="K",
-                       help="everything on the machine K times slower, so that real processes can keep pace")
+                       help="make the whole machine K times slower, so that real processes can keep pace")
     where.add_argument("--colocated", action="store_true", default=None,
                        help="server k shares the host of worker k mod n")
     where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
     where.add_argument("--cores", type=int, metavar="C",
-                       help="of a host, which its programs share (default: enough for all)")
+                       help="cores of a host, which its programs share (default: enough for all)")
     levels(where)
 
 
 def levels(where: argparse._ArgumentGroup) -> None:
-    """The options for hosts of several nodes and groups of hosts; `none` removes the value of a file or
-    preset."""
+    """Add the options for hosts and groups of hosts; `none` removes the value of a file or preset."""
     where.add_argument("--hosts", metavar="WHERE", help="where nodes live: " + placement.HOSTS)
     where.add_argument("--duplex", choices=("full", "half"),
                        help="half: a host's link serves both directions, one message at a time")
@@ -226,14 +223,14 @@ def levels(where: argparse._ArgumentGroup) -> None:
 
 
 def with_unit(text: str, unit: str) -> str:
-    """The end of an error about a number that probably lacks its unit: ": did you mean ...?"."""
+    """": did you mean ...?", the end of an error about a number that probably lacks its unit."""
     return f": did you mean {text.strip()}{unit}?" if re.fullmatch(r"[\d.\s]+", text) else ""
 
 
 def weights(parser: argparse.ArgumentParser) -> None:
-    """The option for the weights of the workers' gradients in a small case without images."""
+    """Add the option for the weights of workers' gradients in a small case without images."""
     parser.add_argument("--batch", type=batch, default=1, metavar="B",
-                        help="examples of each worker's gradient, which weigh it: 3,1 (default: all equal)")
+                        help="examples in each worker's gradient, its weight: 3,1 (default: all equal)")
 
 
 def flag(name: str) -> str:
@@ -248,13 +245,13 @@ def number(text: str) -> float:
 
 
 def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Callable[..., Any]) -> None:
-    """Flags for the keyword-only parameters of an algorithm's function."""
+    """Add a flag for each keyword-only parameter of an algorithm's function."""
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(function).items():
         kind = parameter.annotation
         if kind is parameter.empty:
             kind = type(parameter.default)
-        if type(None) in typing.get_args(kind):  # "number or None": without the flag it is None
+        if type(None) in typing.get_args(kind):
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         how: dict[str, Any] = {"dest": f"own_{name}", "help": f"default {parameter.default}"}
         if typing.get_origin(kind) is Literal:
@@ -267,14 +264,13 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
-    """Normalise arguments: no command or ``help`` becomes ``--help``, ``run SSP`` becomes ``run ssp``, a
-    preset becomes its flags.
+    """Normalise arguments: ``help`` or none to ``--help``, ``run SSP`` to ``run ssp``, a preset to its flags.
 
     >>> as_meant([]), as_meant(["help", "run"]), as_meant(["run", "AD-PSGD"])
     (['--help'], ['run', '--help'], ['run', 'adpsgd'])
     """
     given = expand_preset(arguments)
-    for at in range(len(given) - 1, 0, -1):  # argparse takes -5ms for a flag, and -5 for a number
+    for at in range(len(given) - 1, 0, -1):  # argparse takes -5 for a number, but -5ms for a flag
         if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(
             r"-\.?\d.*[a-zA-Z].*", given[at]):
             given[at - 1 : at + 1] = [f"{given[at - 1]}={given[at]}"]
@@ -315,7 +311,7 @@ def first_line(algorithm: str) -> str:
 def each_algorithm(commands: Commands, name: str, says: str, description: str,
                    do: Callable[[argparse.Namespace], None],
                    options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """A command with a parser for every algorithm: the command's options, then the algorithm's own."""
+    """Add a command with a parser for every algorithm: the command's options, then the algorithm's own."""
     command = commands.add_parser(name, help=says, description=description)
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
@@ -364,11 +360,10 @@ def _described(args: argparse.Namespace) -> Machine:
 
 
 def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
-    """Warn if a machine's compute times belong to another net or batch than the run's, unless the net is
-    shape-only."""
+    """Warn if a machine's compute times are for another net or batch than the run's."""
     from refsgd.problems.data import NAMES
 
-    trains = hasattr(args, "data")  # otherwise the question is about a model without a net
+    trains = hasattr(args, "data")  # `advise` does not
     data, given = (args.data or Training.data) if trains else "", args.batch or Training.batch
     asked = args.net or (default_net(data) if data in NAMES else None)
     fits = size == given and (asked is None or asked == net or asked.startswith("shapes:"))
@@ -381,18 +376,18 @@ def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
 
 
 def own_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The algorithm's own options that were given."""
+    """The algorithm's options that were given."""
     return {k[4:]: v for k, v in vars(args).items() if k.startswith("own_") and v is not None}
 
 
 def exchange_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of an exchange that were given."""
+    """The exchange's options that were given."""
     given = {name: value for name in TAKES if (value := getattr(args, name)) is not None}
     return given | {"feedback": given["feedback"] == "on"} if "feedback" in given else given
 
 
 def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The given arguments, as `refsgd.run` and similar functions take them."""
+    """The given arguments, as keywords of `refsgd.run` and similar functions."""
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
     given |= exchange_given(args)
     if any(getattr(args, name, None) is not None for name in MACHINE):

@@ -1,4 +1,4 @@
-"""Output of the commands: files that are never incomplete, a run's summary and picture, progress."""
+"""Output of the commands: files that are never incomplete, a run's summary and plot, progress."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from refsgd.experiment.prepare import DEFAULT_DATA, Usage, default_net
 from refsgd.experiment.result import Result
 
 PIPE = 140  #: columns of a table without a terminal
-SUMMARY = 11  #: characters before the values of a run's summary
+SUMMARY = 11  #: indent of the values in a run's summary
 
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[Path]:
-    """A temporary file beside the output file, renamed to it if the block succeeds, so that no incomplete
-    file is left.
+    """A temporary file that replaces the output file if the block succeeds, so that none is left incomplete.
 
-    A link is kept and its file gets the new contents; a device or a pipe gets the bytes and stays in place.
+    A link is kept, and its target replaced; to a device or a pipe the bytes are written.
     """
     if not _replaceable(path):
         with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
@@ -48,8 +47,7 @@ def writing(path: str) -> Iterator[Path]:
 
 
 def _replaceable(path: str) -> bool:
-    """Whether a new file may replace a path: it names a file or nothing yet; /dev/stdout may be a file and is
-    not replaced."""
+    """Whether a new file may replace a path: not a device, a pipe or /dev/stdout, which may be a file."""
     stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
     return not stream and (Path(path).is_file() or not Path(path).exists())
 
@@ -64,7 +62,7 @@ def write(path: str | None, text: str) -> None:
 
 
 def check_output(path: str | None) -> None:
-    """Raise an error before anything runs if a file could not be written."""
+    """Raise an error before anything runs if a file cannot be written."""
     if not path or path == "-":
         return
     if Path(path).is_dir():
@@ -80,7 +78,7 @@ def check_output(path: str | None) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise an error before anything runs if an output could not be written."""
+    """Raise an error before anything runs if an output of the command cannot be written."""
     for name in ("json", "plot", "trace", "record", "player"):
         check_output(getattr(args, name, None))
     plot = getattr(args, "plot", None)
@@ -89,8 +87,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def width() -> int | None:
-    """Columns of the terminal, or the value of ``COLUMNS``; None in a pipe, where lines may have any
-    length."""
+    """The value of ``COLUMNS``, or columns of the terminal; None in a pipe, where lines are not wrapped."""
     return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
 
 
@@ -104,7 +101,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """Output a run's summary, JSON, player, picture and trace, as requested by the options."""
+    """Output a run's summary, JSON, player, plot and trace, as the options request."""
     if args.json != "-":
         tell("\n".join([result.summary(), *more]), SUMMARY)
     write(args.json, result.to_json())
@@ -127,7 +124,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
 
 
 def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
-    """Compile the net's kernels in this process, before any fork; the first time, print a notice."""
+    """Compile the net's kernels in this process, before any fork, with a notice the first time."""
     from refsgd.problems.data import NAMES
 
     data = data or DEFAULT_DATA
@@ -152,8 +149,7 @@ def notice(quiet: bool) -> Callable[[str], None] | None:
 
 @contextlib.contextmanager
 def progress(quiet: bool, total: int) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing in a pipe; without a thread, since processes are forked
-    meanwhile."""
+    """A progress bar on a terminal, without a thread, since processes are forked while it is shown."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

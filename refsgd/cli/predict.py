@@ -1,4 +1,4 @@
-"""``refsgd predict``: closed forms or simulated metrics of one algorithm, and curves of several."""
+"""``refsgd predict``: metrics of one algorithm by formula or simulation, and curves of several."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from refsgd.experiment.prepare import Usage, prepare
 
 
 def add(commands: Any) -> None:
-    """Its options, a parser for each algorithm."""
+    """Add the command, with a parser for each algorithm."""
     each_algorithm(commands, "predict", "closed forms for one algorithm",
                    "Prints the values of the formulas, term by term, without running anything.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a prediction that do not depend on the algorithm."""
+    """Add the options that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
                         help="source of the metrics (default formulas); simulated: means of four runs of "
@@ -50,14 +50,11 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"{args.workers} workers; formulas are evaluated for at most {LARGEST}")
 
     experiment = prepare(args.algorithm, **arguments_of(args))
-    if args.kind == "simulated":
-        predictions = simulated(experiment)
-    else:
-        predictions = experiment.predictions()
+    predictions = simulated(experiment) if args.kind == "simulated" else experiment.predictions()
     if not predictions and not experiment.machine.paced:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
     if not predictions:
-        raise Usage(f"no figures of {args.algorithm}: {next(iter(predictions.missing.values()))}")
+        raise Usage(f"no metrics of {args.algorithm}: {next(iter(predictions.missing.values()))}")
     if args.json != "-":
         tell(f"{args.algorithm} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
@@ -67,7 +64,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def _trained(problem: dict[str, Any]) -> str:
-    """The net and its image size, since the number of parameters depends on the images."""
+    """The net, and the image size on which its number of parameters depends."""
     from refsgd.problems.data import NAMES, load
 
     images, data = "", problem["data"]
@@ -77,7 +74,7 @@ def _trained(problem: dict[str, Any]) -> str:
 
 
 def draw_sweep(args: argparse.Namespace) -> None:
-    """Curves of several algorithms in one picture, with their crossings."""
+    """Plot curves of several algorithms with their crossings."""
     from rich.console import Console
 
     from refsgd.display import plots

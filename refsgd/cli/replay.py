@@ -14,7 +14,7 @@ from refsgd.experiment.run import replay
 
 
 def add(commands: Any) -> None:
-    """Its options."""
+    """Add the command and its options."""
     p = commands.add_parser("replay", help="reproduce a recorded run bit for bit",
                             description="Reads a file that `refsgd run --record` wrote and reproduces the "
                             "run in the simulator: every receive and choice returns what it returned then.")
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Reproduce the run; print its result."""
+    """Reproduce the run and print its result."""
     if not Path(args.file).is_file():
         raise Usage(f"no file {args.file}; expected one that `refsgd run --record` wrote")
     with warnings.catch_warnings(record=True) as said:

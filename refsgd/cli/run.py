@@ -17,21 +17,21 @@ from refsgd.runtimes.faults import POLICIES
 
 
 def add(commands: Any) -> None:
-    """Its options, a parser for each algorithm."""
+    """Add the command, with a parser for each algorithm."""
     each_algorithm(commands, "run", "train with one algorithm",
                    "Trains with one algorithm in virtual time or as OS processes and prints the result.",
                    do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of a run that do not depend on the algorithm."""
+    """Add the options that do not depend on the algorithm."""
     common(parser, "simulator")
     parser.add_argument("--trace", metavar="PATH",
                         help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
     parser.add_argument("--record", metavar="PATH",
                         help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
     parser.add_argument("--checkpoint", metavar="DIR",
-                        help="write the run's record there while it runs; --resume DIR continues from it")
+                        help="write the run's record to DIR while it runs; --resume DIR continues from it")
     parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS",
                         help="epochs between flushes of the record to disk (default 1; 0: only at SIGUSR1)")
     parser.add_argument("--resume", metavar="DIR",
@@ -41,15 +41,15 @@ def options(parser: argparse.ArgumentParser) -> None:
                              "0.5', 'slow worker 0 at step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop "
                              "worker 1 at step 4' or 'random 3 seed 7'; repeatable")
     parser.add_argument("--on-death", choices=POLICIES, default="stop",
-                        help="after a death: end with an error, continue, start again without the dead "
-                             "worker or with all (default stop)")
+                        help="after a worker dies: end with an error, continue, restart without it or "
+                             "with all workers (default stop)")
     parser.add_argument("--monitor", action="store_true",
                         help="also sample processor, memory and files of each process (processes, tcp)")
     player_file(parser)
 
 
 def do(args: argparse.Namespace) -> None:
-    """Train; print the result."""
+    """Train and print the result."""
     if args.runtime == "mpi":
         if (result := run_over_mpi(args)) is not None:
             show(result, args)
@@ -64,7 +64,7 @@ def do(args: argparse.Namespace) -> None:
 
 
 def described(args: argparse.Namespace) -> RunOptions:
-    """The run that the command line describes; for a resumed run the record gives the rest."""
+    """The run that the command line describes; a resumed run takes the rest from its record."""
     return RunOptions(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault,
                       on_death=args.on_death, checkpoint=args.checkpoint,
                       checkpoint_every=args.checkpoint_every, resume=args.resume, monitor=args.monitor,
@@ -73,7 +73,7 @@ def described(args: argparse.Namespace) -> RunOptions:
 
 @contextlib.contextmanager
 def one_voice(rank: int) -> Iterator[None]:
-    """Let only rank 0 print errors and warnings, which are the same on all ranks; the others just end."""
+    """Let only rank 0 print errors and warnings, which are the same on all ranks."""
     if not rank:
         yield
         return
@@ -86,7 +86,7 @@ def one_voice(rank: int) -> Iterator[None]:
 
 
 def run_over_mpi(args: argparse.Namespace) -> Result | None:
-    """Train under mpiexec: every rank calls this, and rank 0 gets the result."""
+    """Train under mpiexec; every rank calls this, and rank 0 gets the result."""
     from refsgd.runtimes.processes import mpi
 
     comm = mpi.world()
@@ -94,11 +94,11 @@ def run_over_mpi(args: argparse.Namespace) -> Result | None:
         _, function = deployment_function(args.algorithm)
         servers = args.servers or 1 if has_servers(function) and not args.colocated else 0
         if args.workers is None and args.resume is None and comm.size > 1 and not args.hosts:
-            # as many as mpiexec has started; with --hosts, a rank is a host with any number of workers
+            # one per process that mpiexec started; with --hosts, a rank is a host with any number of workers
             args.workers = max(1, comm.size - servers)
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)
-        for turn in (True, False):  # rank 0 compiles, the others read its cache
+        for turn in (True, False):  # rank 0 compiles, the others read the cache
             if turn == (comm.rank == 0):
                 compile_kernels(args.data, args.net, args.quiet)
             comm.Barrier()

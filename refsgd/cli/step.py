@@ -1,4 +1,4 @@
-"""``refsgd step``: you decide what happens next, by commands from a terminal or a pipe."""
+"""``refsgd step``: step through an algorithm by commands from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = """  number  let this action happen        Enter  the first one
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
-    """Step by commands, one per line, until ``q`` or the last line."""
+    """Execute commands, one per line, until ``q`` or the last line."""
     def say(text: str) -> None:
         out.write(text + "\n")
 
@@ -67,7 +67,7 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
 
 
 def _typed() -> Iterator[str]:
-    """Lines from a terminal, with a history on the arrow keys if readline exists."""
+    """Lines typed at a terminal, with a history if readline exists."""
     with suppress(ImportError):
         import readline  # noqa: F401
     with suppress(EOFError):
@@ -76,14 +76,14 @@ def _typed() -> Iterator[str]:
 
 
 def add(commands: Any) -> None:
-    """Its options, a parser for each algorithm."""
+    """Add the command, with a parser for each algorithm."""
     each_algorithm(commands, "step", "step through an algorithm: you decide what happens next",
                    "Runs a small case action by action: type the number of the next action, go back, "
                    "see the position of each program.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Options of stepping that do not depend on the algorithm."""
+    """Add the options that do not depend on the algorithm."""
     parser.add_argument("--workers", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=3, metavar="T",
@@ -92,17 +92,16 @@ def options(parser: argparse.ArgumentParser) -> None:
     weights(parser)
     of_exchange(parser.add_argument_group("how gradients travel"))
     parser.add_argument("--decisions", action="store_true",
-                        help="stop only where messages or programs race, as `refsgd explore` counts; by "
-                             "default stop at every effect")
+                        help="stop only where messages or programs race, the decisions that `refsgd "
+                             "explore` counts; by default stop at every effect")
     parser.add_argument("--schedule", metavar="I,J,...",
-                        help="picks to begin with, e.g. those that `refsgd explore` printed (with "
-                             "--decisions)")
+                        help="first actions, e.g. those that `refsgd explore` printed (with --decisions)")
     parser.add_argument("--player", metavar="FILE.html",
                         help="at the end write the steps as a page of the step player")
 
 
 def do(args: argparse.Namespace) -> None:
-    """Converse, or step by the lines of a pipe."""
+    """Step by commands from the terminal or a pipe."""
     if sys.stdin is None:
         raise Usage("standard input is closed; expected a terminal or lines of commands (refsgd step ssp < "
                     "commands.txt)")
