@@ -159,8 +159,7 @@ def do(args: argparse.Namespace) -> None:
         found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
                        images=args.images, servers=args.servers, activations=activations,
                        memory_limit=args.memory, staleness_limit=args.max_staleness,
-                       overlap=args.overlap, described=_described(args),
-                       work=3 * (flops or 0.0),
+                       overlap=args.overlap, described=_described(args), work=3 * (flops or 0.0),
                        net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "")
     finally:
         late.cancel()

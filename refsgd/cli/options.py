@@ -99,8 +99,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     work.add_argument("--schedule", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
     work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
-    work.add_argument("--seed", type=int,
-                      help="of parameters, data order, durations and choices (default 0)")
+    work.add_argument("--seed", type=int, help="of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
     where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
     where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a part each (default 1)")

@@ -157,8 +157,7 @@ def progress(quiet: bool, total: int) -> Iterator[Any]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-                  console=Console(stderr=True),
-                  auto_refresh=False, transient=True) as bar:
+                  console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 
         def say(text: str) -> None:

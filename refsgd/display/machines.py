@@ -40,7 +40,7 @@ def machine_lines(machine: Machine, deployment: Deployment) -> Iterator[str]:
 
 
 def levels(machine: Machine) -> list[tuple[str, Link | None, str]]:
-    """The levels of a machine: name, link, and who uses it."""
+    """The levels of a machine: name, link, and the users of the link."""
     found = [("inside a host", machine.inside, "each node's, out and in"),
              ("between hosts", machine.between, "each host's, out and in, shared by its nodes")]
     if machine.uplink is not None:

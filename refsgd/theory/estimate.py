@@ -41,7 +41,7 @@ class Estimate:
     error: float = 0.0
 
     @classmethod
-    def of(cls, values: npt.NDArray[np.float64], drawn: bool = True) -> Estimate:
+    def of(cls, values: Values, drawn: bool = True) -> Estimate:
         """The mean of independent values, with an error if they are `drawn`."""
         return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)) if drawn else 0.0)
 

@@ -30,21 +30,14 @@ from refsgd.theory.setting import Setting
 
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
     "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc,
-    "independent": independent,
-    "hogwild": hogwild, "backup-workers": backup, "softsync": softsync, "staleness-aware": staleness_aware,
-    "dc-asgd": asp,
-    "downpour": downpour, "easgd": easgd, "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco,
-    "consgd": ssp,
-    "dynsgd": ssp, "dssp": dssp, "approximate": approximate, **GOSSIP,
+    "independent": independent, "hogwild": hogwild, "backup-workers": backup, "softsync": softsync,
+    "staleness-aware": staleness_aware, "dc-asgd": asp, "downpour": downpour, "easgd": easgd,
+    "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp, "dynsgd": ssp,
+    "dssp": dssp, "approximate": approximate, **GOSSIP,
 }
-
-
 #: algorithms without servers; on a flat machine each of their workers has its own host
 SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd",
-              "pair-averaging", "post-local",
-              "sequential", "sgp"}
-
-
+              "pair-averaging", "post-local", "sequential", "sgp"}
 #: algorithms without formulas for links that nodes share
 UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
 

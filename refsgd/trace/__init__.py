@@ -21,24 +21,6 @@ from refsgd.trace.metrics import CAUSES
 from refsgd.trace.run import Run, Trace, Transit, Use
 
 __all__ = [
-    "CAUSES",
-    "UNORDERED",
-    "Added",
-    "Chosen",
-    "Computed",
-    "Crashed",
-    "Event",
-    "Loaded",
-    "Marked",
-    "Polled",
-    "Received",
-    "Returned",
-    "Run",
-    "Sent",
-    "Thinner",
-    "Trace",
-    "Transit",
-    "Use",
-    "taken",
-    "thin",
+    "CAUSES", "UNORDERED", "Added", "Chosen", "Computed", "Crashed", "Event", "Loaded", "Marked", "Polled",
+    "Received", "Returned", "Run", "Sent", "Thinner", "Trace", "Transit", "Use", "taken", "thin",
 ]

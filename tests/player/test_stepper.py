@@ -203,7 +203,7 @@ def test_a_wait_is_explained_at_each_of_its_stages():
         s.step()
     why(then="server0 sends Model to worker0")
     assert why() == "worker0 waits: Model#0 of server0 is on the wire"
-    assert why(then="Model#0 of server0 arrives at worker0") == "worker0 waits: Model#0 of server0 has come"
+    assert why(then="Model#0 of server0 arrives at worker0") == "worker0 waits: Model#0 of server0 has arrived"
     s.choose(s.actions().index("worker0 takes Model#0 of server0"))
     assert s.where()[0].why == "worker0 is about to mark clock"
 

@@ -21,7 +21,7 @@ from refsgd.display.player.listing import title
 from refsgd.display.player.states import ENDED, Program, Stand, States, value_at
 from refsgd.trace import Computed, Marked, Polled, Received, Sent, Trace, taken
 
-Letter = tuple[str, str, int]  #: from, to, number on this channel
+Message = tuple[str, str, int]  #: from, to, number on this channel
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
          "codec": "a codec's step", "forward": "the forward pass"}
 PIECE = re.compile(r"^(forward|backward) (\d+)$")
@@ -35,7 +35,7 @@ class Reason(NamedTuple):
 
     text: str  #: follows "worker0 waits"
     cause: str  #: one of `refsgd.trace.CAUSES`; empty in a deadlock
-    held: bool = False  #: another program must proceed first: no message is on the wire, no update computed
+    held: bool = False  #: it ends when another program proceeds, not with a message on the wire or an update
     #: number of the file and line at which the awaited program holds the answer back, or is suspended
     place: tuple[int, int] | None = None
 
@@ -43,19 +43,19 @@ class Reason(NamedTuple):
 class Why:
     """Explains waits; without `arrivals` the arrival of a message that no program has taken is estimated."""
 
-    def __init__(self, trace: Trace, states: States, arrivals: Mapping[Letter, float] | None = None) -> None:
+    def __init__(self, trace: Trace, states: States, arrivals: Mapping[Message, float] | None = None) -> None:
         self.trace, self.states, self.events, self.arrivals = trace, states, trace.events, arrivals
         # numbers of events: of each program, that sent and took each message, that mark a worker as held back
         self.of: dict[Program, list[int]] = defaultdict(list)
-        self.sent: dict[Letter, int] = {}
-        self.taken: dict[Letter, int] = {}
+        self.sent: dict[Message, int] = {}
+        self.taken: dict[Message, int] = {}
         self.marked: dict[str, list[int]] = defaultdict(list)
         for i, e in enumerate(self.events):
             self.of[e.node, e.program].append(i)
             if isinstance(e, Sent):
                 self.sent[e.node, e.to, e.number] = i
-            elif (letter := taken(e)) is not None:
-                self.taken[letter] = i
+            elif (message := taken(e)) is not None:
+                self.taken[message] = i
             elif isinstance(e, Marked) and e.name == "block":
                 self.marked[e.values["worker"]].append(i)
         self.files = list(states.files)
@@ -85,12 +85,12 @@ class Why:
         other = src or (request[1] if request else None)
         if other is None:
             said, cause = self._meanwhile(key, k)
-            return Reason(f": no {' or '.join(stand.kinds)} has come{said}", cause, True)
+            return Reason(f": no {' or '.join(stand.kinds)} has arrived{said}", cause, True)
         if request and self.taken.get(request, k) >= k:
             return self._under_way(key, request, other, k)
         return self._asked(key, stand, request, other, marked, k)
 
-    def _under_way(self, key: Program, request: Letter, other: str, k: int) -> Reason:
+    def _under_way(self, key: Program, request: Message, other: str, k: int) -> Reason:
         """Why a program waits whose request has not been taken."""
         what = self._name(request)
         if self.arrived(request) > self._now(k):
@@ -100,7 +100,7 @@ class Why:
         return Reason(f": its {what} is in the inbox of {other}, which {said}", "queueing",
                       place=self._line((other, 0), k))
 
-    def _asked(self, key: Program, stand: Stand, request: Letter | None, other: str, marked: int | None,
+    def _asked(self, key: Program, stand: Stand, request: Message | None, other: str, marked: int | None,
                k: int) -> Reason:
         """Why a program waits for one other program, which has taken its request or got none."""
         taken = self.taken[request] if request else -1
@@ -153,18 +153,18 @@ class Why:
     def _stand(self, key: Program, k: int) -> Stand:
         return value_at(self.states.stands.get(key, []), k) or Stand(-1, "")
 
-    def _send(self, letter: Letter) -> Sent:
-        e = self.events[self.sent[letter]]
+    def _send(self, message: Message) -> Sent:
+        e = self.events[self.sent[message]]
         assert isinstance(e, Sent)
         return e
 
-    def _name(self, letter: Letter) -> str:
-        return f"{self._send(letter).message}#{letter[2]}"
+    def _name(self, message: Message) -> str:
+        return f"{self._send(message).message}#{message[2]}"
 
-    def _on_its_way(self, letter: Letter, k: int, which: str) -> str:
+    def _on_its_way(self, message: Message, k: int, which: str) -> str:
         """A message that has been sent, and whether it has arrived."""
-        there = "has come" if self.arrived(letter) <= self._now(k) else "is on the wire"
-        return f"{self._name(letter)} of {letter[0]}{which}{there}"
+        there = "has arrived" if self.arrived(message) <= self._now(k) else "is on the wire"
+        return f"{self._name(message)} of {message[0]}{which}{there}"
 
     def _next(self, key: Program, k: int) -> Received | None:
         """The event that ends the wait of a program, if it is known."""
@@ -173,24 +173,24 @@ class Why:
         e = self.events[own[at]] if at < len(own) else None
         return e if isinstance(e, Received) else None
 
-    def _answer(self, key: Program, stand: Stand, k: int) -> Letter | None:
+    def _answer(self, key: Program, stand: Stand, k: int) -> Message | None:
         """The message that a program waits for, if it has been sent."""
         if (e := self._next(key, k)) is not None:
-            letter = e.src, e.node, e.number
-            return letter if self.sent.get(letter, k) < k else None
-        return next((letter for letter, i in self.sent.items() if i < k and letter[1] == key[0]
-                     and stand.src in (None, letter[0]) and self._send(letter).message in stand.kinds
-                     and self.taken.get(letter, k) >= k), None)
+            message = e.src, e.node, e.number
+            return message if self.sent.get(message, k) < k else None
+        return next((message for message, i in self.sent.items() if i < k and message[1] == key[0]
+                     and stand.src in (None, message[0]) and self._send(message).message in stand.kinds
+                     and self.taken.get(message, k) >= k), None)
 
-    def arrived(self, letter: Letter) -> float:
+    def arrived(self, message: Message) -> float:
         """When a message arrived in its inbox."""
-        if letter in self.taken:
-            e = self.events[self.taken[letter]]
+        if message in self.taken:
+            e = self.events[self.taken[message]]
             assert isinstance(e, Received | Polled)
             return e.arrival
         if self.arrivals is not None:
-            return self.arrivals.get(letter, float("inf"))
-        sent = self._send(letter)
+            return self.arrivals.get(message, float("inf"))
+        sent = self._send(message)
         latency, bandwidth = self.trace.wire(sent.node, sent.to)
         known = latency or bandwidth != float("inf")
         return sent.start + latency + sent.nbytes / bandwidth if known else float("inf")
@@ -205,7 +205,7 @@ class Why:
         i = self.sent.get((e.src, e.node, e.number)) if e else None
         return self.events[i].program if i is not None else 0
 
-    def _request(self, key: Program, src: str | None, k: int) -> Letter | None:
+    def _request(self, key: Program, src: str | None, k: int) -> Message | None:
         """The last message that a program has sent to `src`, or to any node, since it last received one."""
         own = self.of.get(key, [])
         for e in (self.events[i] for i in reversed(own[:bisect_left(own, k)])):
@@ -232,9 +232,9 @@ class Why:
         return f"{before.message}#{before.number} of {before.src}"
 
     @cached_property
-    def _taken_before(self) -> dict[Letter, int]:
+    def _taken_before(self) -> dict[Message, int]:
         """By message: the event in which its sender last took a message before, in the order of events."""
-        latest, found = dict[Program, int](), dict[Letter, int]()
+        latest, found = dict[Program, int](), dict[Message, int]()
         for i, e in enumerate(self.events):
             if taken(e):
                 latest[e.node, e.program] = i

@@ -21,8 +21,7 @@ def bsp(c: Setting) -> Figures:
     step = iteration.bsp(c.times, **c.network)
     if half:
         step = iteration.bsp_duplex(c.times, "half", transfer=c.transfer, latency=c.machine.latency,
-                                    update=c.update,
-                                    colocated=c.machine.colocated)
+                                    update=c.update, colocated=c.machine.colocated)
     run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if half else "full")
     return _figures(c, step, run)
 

@@ -27,8 +27,7 @@ def gosgd(c: Setting) -> Figures:
     for name in ("bytes_per_iteration", "bytes_sent"):
         kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
         out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value},
-                               "p n (M + 8), expected",
-                               "the message protocol")
+                               "p n (M + 8), expected", "the message protocol")
     return out
 
 

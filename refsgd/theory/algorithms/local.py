@@ -38,8 +38,7 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     kinds: list[Kind] = [step.kind if rounds or rest else "exact", before.kind if early else "exact",
                          "exact" if closed and len(set(c.own)) == 1 else "approximation"]
     run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts,
-                     "switch x allreduce + rounds x local + last round", step.source,
-                     step.assumptions)
+                     "switch x allreduce + rounds x local + last round", step.source, step.assumptions)
     drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
                                 after=int(outer), period=h or c.steps)
     if drawn is not step:

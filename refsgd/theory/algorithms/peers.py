@@ -23,8 +23,7 @@ def alone(c: Setting) -> Prediction:
     value = c.workers / math.fsum(1 / r if r else math.inf for r in rounds)
     u = math.fsum(c.own) / c.workers
     return Prediction(value, "s", "exact", {"compute E[T]": value - u, "update": u, "own update": u},
-                      "n / sum 1/(E[T_i] + E[u_i])",
-                      "definition", "no worker waits")
+                      "n / sum 1/(E[T_i] + E[u_i])", "definition", "no worker waits")
 
 
 def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
@@ -98,8 +97,7 @@ def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes:
     return on_shared_links(c, run, run if c.steps >= 48 else evaluated(48), c.update)
 
 
-def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *,
-               before: bool = False,
+def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *, before: bool = False,
                rotated: bool = False) -> tuple[Prediction, Prediction]:
     """Iteration and run of peers that wait for messages of others, from the recursion of their links."""
     if c.placed:

@@ -65,8 +65,7 @@ def steps_of_mean(fresh: int, backups: int) -> float:
 class Quorum(Fresh):
     """Backup workers: the first n - k pushes of a step are answered together, late ones immediately."""
 
-    def __init__(self, network: queues.Network, times: Table, updates: Iterator[float],
-                 backups: int) -> None:
+    def __init__(self, network: queues.Network, times: Table, updates: Iterator[float], backups: int) -> None:
         self.needed = len(times) - backups
         self.started, self.got = [0] * len(times), list[int]()  # step of each worker; counting pushes
         self.steps = list[float]()  # ends of steps

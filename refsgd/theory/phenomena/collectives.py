@@ -264,8 +264,7 @@ def factors(n: int) -> tuple[int, int]:
 
 ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
     "ring": ring, "recursive-doubling": recursive_doubling, "halving-doubling": halving_doubling,
-    "tree": tree,
-    "double-tree": double_tree, "root": root_reduce, "pscpu": pscpu,
+    "tree": tree, "double-tree": double_tree, "root": root_reduce, "pscpu": pscpu,
 }
 
 

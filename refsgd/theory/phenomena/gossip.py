@@ -61,8 +61,7 @@ def ring_mixing(workers: int) -> Prediction:
     n = check_count("workers", workers, 3)
     value = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / n) if n > 3 else 0.0
     return Prediction(value, "1", "bound", {"spectral gap": 1 - value}, "1/3 + 2/3 cos(2 pi/n)",
-                      "Xiao and Boyd 2004",
-                      "ring, weights 1/3", bound="upper")
+                      "Xiao and Boyd 2004", "ring, weights 1/3", bound="upper")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -157,8 +157,7 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
              "queueing": max(total - mean - straggling - u - transfer_term, 0.0), **sampling(error)}
     spread = slowest + 2 * alpha + u + (n / k + 1) * w
     return Prediction(
-        total, "s", kind_of(exact, error), terms, formula,
-        "renewal argument; Lindley 1952",
+        total, "s", kind_of(exact, error), terms, formula, "renewal argument; Lindley 1952",
         "independent times; full duplex; slices of equal size; first come first served",
         lower=None if colocated else max(mean + 2 * alpha + u + (n / k + 1) * w,
                                           slowest + 2 * alpha + u + (1 + 1 / k) * w),
@@ -175,8 +174,7 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     check_count("steps", steps, 0)
-    step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update,
-               colocated=colocated)
+    step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update, colocated=colocated)
     if duplex == "half":
         step = bsp_duplex(times, "half", transfer=transfer, latency=latency, update=update_mean(update),
                           colocated=colocated)
@@ -198,8 +196,7 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
 
 
 def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.0, latency: float = 0.0,
-               update: float = 0.0,
-               colocated: bool = False) -> Prediction:
+               update: float = 0.0, colocated: bool = False) -> Prediction:
     """Seconds per iteration of BSP with one server on links that carry one direction at a time.
 
     half: with r remote workers, the answers occupy the server's link for r w before it serves pushes.  So

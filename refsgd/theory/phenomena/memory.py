@@ -23,8 +23,7 @@ def _state(optimiser: str) -> int:
 
 
 def worker(parameters: int, activations_per_image: float, batch: int, *, optimiser: str = "sgd",
-           forward_only: bool = False,
-           itemsize: int = 4, buffers: float = 0.0) -> Prediction:
+           forward_only: bool = False, itemsize: int = 4, buffers: float = 0.0) -> Prediction:
     """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers."""
     d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
     if activations_per_image < 0 or buffers < 0:
@@ -41,8 +40,7 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
 
 
 def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: str = "sgd",
-           collects: bool = False, backups: bool = False,
-           itemsize: int = 4) -> Prediction:
+           collects: bool = False, backups: bool = False, itemsize: int = 4) -> Prediction:
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
     One sum is enough if gradients are added on arrival, as in TensorFlow's ``ConditionalAccumulator``, where
@@ -57,5 +55,4 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
     if backups:
         terms["backups"] = n * m
     return Prediction(sum(terms.values()), "bytes", "exact", terms, "M/K (1 + state + gradients + backups)",
-                      "Li et al. 2014",
-                      "even slices")
+                      "Li et al. 2014", "even slices")

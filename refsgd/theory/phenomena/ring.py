@@ -43,8 +43,7 @@ class Rounds:
 
 
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
-           updates: Sequence[Distribution | None] = (), *,
-           before: int = 0, after: int = 0) -> Rounds:
+           updates: Sequence[Distribution | None] = (), *, before: int = 0, after: int = 0) -> Rounds:
     """Rounds of a fixed number of gradients and a ring allreduce."""
     n = check_count("workers", len(times))
     own = list(updates) or [None] * n

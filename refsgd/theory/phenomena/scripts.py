@@ -25,7 +25,7 @@ from refsgd.theory.estimate import Estimate, Uncovered, Values
 from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 
-Step = tuple[int, int, float]  # what, with whom, seconds or bytes
+Step = tuple[int, int, float]  # kind, other peer, seconds or bytes
 WORK, SEND, RECEIVE, MARK = range(4)
 Script = Iterator[Step]
 

@@ -4,7 +4,7 @@ A worker with C completed clocks may start the next one iff C - min completed <=
 exponential times and no network:
 
 * two workers: the gap of completed clocks is a walk on -(s+1) .. s+1 with equal rates, hence uniform over
-  2s+3 states, in one of which a worker is blocked: share 1/(2s+3);
+  2s+3 states; a worker is blocked in one of them: share 1/(2s+3);
 * n workers: a Markov chain on *the number* of workers at each lag 0 .. s+1: C(n+s, s+1) states.
 
 In all other cases `refsgd.theory.phenomena.queues` evaluates the recursion.

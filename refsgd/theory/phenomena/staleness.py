@@ -167,5 +167,4 @@ def downpour(workers: int, fetch_every: int) -> Prediction:
     n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
     others, own = (n - 1) * (f + 1) / 2, (f - 1) / 2
     return Prediction(others + own, "updates", "exact", {"of others": others, "own": own},
-                      "(n-1)(f+1)/2 + (f-1)/2",
-                      SOURCE, "equal workers; a push each iteration; long run")
+                      "(n-1)(f+1)/2 + (f-1)/2", SOURCE, "equal workers; a push each iteration; long run")

@@ -22,14 +22,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import check_count, check_distribution
+from refsgd.theory.estimate import Values, check_count, check_distribution
 from refsgd.theory.prediction import DomainError
-
-Values = npt.NDArray[np.float64]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
