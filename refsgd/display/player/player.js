@@ -1,5 +1,5 @@
-// The step player.  Position k is the moment after k events; everything shown is a function of k alone, so
-// forwards and backwards meet in the same state.  Columns are lists of [k, value] at which a value changes.
+// The step player.  Position k is the moment after k events.  Everything shown depends only on k, so stepping
+// forwards and backwards shows the same.  A column is a list of [k, value] at which the value changes.
 (function () {
 "use strict";
 
@@ -48,7 +48,7 @@ const several = run.nodes.map((_, i) => run.programs.filter((p) => p.node === i)
 const labels = run.programs.map((p) => run.nodes[p.node] + (several[p.node] ? " " + (p.name || p.index) : ""));
 const badges = run.programs.map((p) => short(run.nodes[p.node]) + (p.index ? "·" + p.index : ""));
 const badge = (p, more) => `<span class="mark ${nodeStyle[run.programs[p].node]}${more || ""}" title="${text(labels[p])}">${text(badges[p])}</span>`;
-/** The badges of several programs; four and more that follow each other as one, like w0–w5. */
+/** The badges of several programs; four or more consecutive ones share a badge such as w0–w5. */
 function badgeRow(list, more) {
   const out = [];
   for (let i = 0; i < list.length; i++) {
@@ -191,20 +191,20 @@ function standing(p, k) {
   return column(run.programs[p].stands, k) || [0, -1, ""];
 }
 
-/** Why a program waits, as [position, words, file, line of what holds it back]; null where it does not wait. */
+/** Why a program waits: [position, text, file and line that hold it back]; null if it does not wait. */
 function reasonOf(p, k) {
   const found = column(run.programs[p].reasons, k);
   return found && found[1] ? found : null;
 }
 
-/** Who is held back by a line: by name up to two. */
+/** The programs that a line holds back; more than two as their number. */
 function waitRow(held) {
   if (!held.length) return "";
   const many = `<span class="mark many" title="${text(held.map((p) => labels[p]).join(", "))}">${held.length}</span>`;
   return (held.length > 2 ? many : badgeRow(held)) + `<span class="waits">wait${held.length > 1 ? "" : "s"}</span>`;
 }
 
-/** Who is held back from position k on: null unless that begins here. */
+/** The program that begins to be held back at position k, or null. */
 const stopAt = (k) => { const stop = run.stops.find((s) => s[0] === k); return stop ? stop[1] : null; };
 const idOf = ([file, line]) => `f${file}l${line}`;
 
@@ -254,18 +254,18 @@ function drawMarks(k, now) {
   if (gate && byId(gate)) reveal(byId(gate));
 }
 
-/** Scroll the listing, and only it, so that a line is in that part of it which the window shows. */
+/** Scroll only the listing, so that a line is in the visible part. */
 function reveal(line) {
   const box = byId("listing"), around = box.getBoundingClientRect();
   for (let folded = line.closest("details"); folded; folded = folded.parentElement.closest("details")) folded.open = true;
   const bottom = around.top + box.clientHeight;
   let from = Math.max(around.top, document.querySelector("header").getBoundingClientRect().bottom), to = Math.min(bottom, innerHeight);
-  if (to - from < 90) [from, to] = [around.top, bottom];  // it is out of sight: whoever comes back finds the line
+  if (to - from < 90) [from, to] = [around.top, bottom];  // out of sight: shown when the reader scrolls back
   const at = line.getBoundingClientRect();
   if (at.top < from + 20 || at.bottom > to - 30) box.scrollTop += at.top - from - (to - from) * 0.5;
 }
 
-/** Let the listing end with the window where the page is at its top, so that a step needs no scrolling of the page. */
+/** End the listing at the bottom of the window, so that stepping does not need the page to scroll. */
 function fitListing() {
   const page = document.documentElement.style;
   page.setProperty("--above", Math.round(byId("listing").getBoundingClientRect().top + scrollY) + "px");
@@ -283,7 +283,7 @@ function sourceOf(place) {
 
 const works = { gradient: "a gradient", update: "the update", reduction: "a reduction", codec: "a codec's step", forward: "the forward pass" };
 const computed = (work) => works[work] || work.replace(/^(forward|backward) (\d+)$/, "the $1 pass of layer $2");
-/** What a program stands before, in words. */
+/** The next action of a program, in words. */
 const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + computed(work)).replace(/^sends /, "is about to send ")
   .replace(/^marks /, "is about to mark: ");
 
@@ -460,7 +460,7 @@ function play(on) {
 }
 
 const jump = (list) => { const i = before(list, position); go(i + 1 < list.length ? list[i + 1] : last); };
-/** To the next worker that is held back, from the last one to the first; a sentence where nobody is. */
+/** Go to the next worker that is held back, after the last one to the first; say so if there is none. */
 function nextWait() {
   const stops = run.stops.map(first), next = stops[before(stops, position) + 1] ?? stops[0];
   if (next === undefined) byId("now").innerHTML = "In these events no worker is held back: every wait is for a message on the wire or for a computation.";
@@ -495,7 +495,7 @@ document.addEventListener("keydown", (e) => {
   e.preventDefault();
 });
 
-/** Keys go to the page that was clicked last: an embedded player says so until it is this one. */
+/** Only the page that was clicked last receives keys: an embedded player says so until it is clicked. */
 function sayWhereKeysGo() { byId("click").hidden = window.parent === window || document.hasFocus(); }
 for (const change of ["focus", "blur"]) window.addEventListener(change, sayWhereKeysGo);
 sayWhereKeysGo();
