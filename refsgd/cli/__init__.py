@@ -35,7 +35,7 @@ COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check,
 
 @functools.cache
 def build_parser() -> Parser:
-    """The whole command line; built once, also where `main` is called many times."""
+    """The parser of all commands, built once even if `main` is called many times."""
     parser = Parser(prog="refsgd",
                     description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")

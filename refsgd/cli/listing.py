@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 
 
 def do(args: argparse.Namespace) -> None:
-    """Print every name."""
+    """Print all names."""
     from refsgd.problems.data import NAMES as DATA
     from refsgd.problems.nn.nets import NAMES as NETS
 

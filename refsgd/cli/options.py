@@ -238,7 +238,7 @@ def flag(name: str) -> str:
 
 
 def number(text: str) -> float:
-    """Read a number; a whole number becomes an int."""
+    """A number, as an int if it is whole."""
     value = float(text)
     return int(value) if math.isfinite(value) and value == int(value) else value
 

@@ -53,7 +53,7 @@ def _replaceable(path: str) -> bool:
 
 
 def write(path: str | None, text: str) -> None:
-    """Write a text and a newline."""
+    """Write a text and a newline to a file, or to standard output for "-"."""
     if path == "-":
         sys.stdout.write(text + "\n")
     elif path:

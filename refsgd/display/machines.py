@@ -1,4 +1,4 @@
-"""A machine in words: its links with their figures, and where each node lives."""
+"""A machine as text: its links with their speeds, and the host of each node."""
 
 from __future__ import annotations
 

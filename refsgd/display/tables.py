@@ -1,4 +1,4 @@
-"""Results as tables and plain sentences."""
+"""Results as tables and sentences."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
 
 
 def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
-    """Why stale gradients ended with the higher accuracy, if they did by more than chance."""
+    """Why stale gradients led to higher accuracy, if they did by more than chance."""
     fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness"]["max"]}
     if not fresh:
         return []

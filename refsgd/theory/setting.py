@@ -193,6 +193,9 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
     return out
 
 
+OPPOSITE: dict[Side, Side] = {"lower": "upper", "upper": "lower", "": ""}  #: bounds of a rate, from a time's
+
+
 def throughput(c: Setting, step: Prediction) -> Prediction:
     """Images per second of all workers together."""
     images = float(sum(c.batches))
@@ -201,13 +204,7 @@ def throughput(c: Setting, step: Prediction) -> Prediction:
                       {"images per iteration": images, "iteration": step.value, **sampling(error)},
                       f"{'n b' if len(set(c.batches)) == 1 else 'sum b_i'} / seconds_per_iteration",
                       step.source, step.assumptions,
-                      {"images per iteration": "images", "iteration": "s"}, _flipped(step.bound))
-
-
-def _flipped(bound: Side) -> Side:
-    """The side of a rate's bound, from that of the time's."""
-    opposite: dict[Side, Side] = {"lower": "upper", "upper": "lower", "": ""}
-    return opposite[bound]
+                      {"images per iteration": "images", "iteration": "s"}, OPPOSITE[step.bound])
 
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:

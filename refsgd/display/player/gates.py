@@ -58,7 +58,7 @@ def between(source: str, line: int, kinds: tuple[str, ...]) -> Condition | None:
 
 @lru_cache(maxsize=4096)
 def bound(source: str, line: int) -> frozenset[str]:
-    """The names that a function binds to received messages, and those that it is about to bind."""
+    """The names that a function binds to received messages, or is about to bind."""
     chain = _chain(source, line)
     function, here = chain[0], chain[-1]
     binds = [s for s in ast.walk(function) if isinstance(s, ast.Assign)
@@ -90,6 +90,6 @@ def _called(call: ast.Call) -> str:
 
 
 def _names(tree: ast.AST) -> list[ast.Name]:
-    """The names in a piece of source, in its order."""
+    """The names in a syntax tree, in source order."""
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
     return sorted(found, key=lambda n: (n.lineno, n.col_offset))

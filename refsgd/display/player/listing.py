@@ -131,7 +131,7 @@ def _row(number: int, coloured: list[str], marks: str = "") -> str:
 
 
 def listing(file: int, filename: str, functions: Iterable[int]) -> str:
-    """One source file as a section."""
+    """A source file as a section of HTML."""
     lines, name = linecache.getlines(filename), html.escape(title(filename))
     if not lines:
         return (f'<section class="file"><h3>{name}</h3><p class="note">no source to read (defined '

@@ -185,7 +185,7 @@ def what(effect: Compute) -> str:
 
 
 def waits_for(effect: Any) -> str:
-    """What a program does or waits for, in words."""
+    """What a program does, or for what it waits, as text."""
     match effect:
         case Compute():
             return f"computes: {what(effect)}"

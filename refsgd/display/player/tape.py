@@ -100,7 +100,7 @@ class Tape:
 
     @cached_property
     def reasons(self) -> dict[Program, list[tuple[int, Reason | None]]]:
-        """The reasons why each main program waits, with the position at which each begins."""
+        """Why each main program waits, with the positions from which the reasons hold."""
         found: dict[Program, list[tuple[int, Reason | None]]] = {
             key: [(self.first, None)] for key in self.programs}
         for key in found:
@@ -154,7 +154,7 @@ class Tape:
         return _merged(out)
 
     def _works(self, key: Program) -> bool:
-        """Whether a program is the main one of a worker."""
+        """Whether a program is a worker's main program."""
         return not key[1] and self.trace.is_worker(key[0])
 
     def _taken(self, w: Wait) -> int | None:
@@ -243,7 +243,7 @@ class Tape:
                 for what, columns in found.items()}
 
     def _stops(self) -> list[list[int]]:
-        """[position, program] at which a worker begins to be held back."""
+        """Every point at which a worker begins to be held back: [position, program]."""
         out = []
         for key in filter(self._works, self.reasons):
             known = False  # of this wait

@@ -22,7 +22,7 @@ def zeros(*shape: int) -> Array:
 
 
 class Room:
-    """Memory that several fields use, one after the other."""
+    """Memory that several fields use in turn."""
 
     def __init__(self) -> None:
         self.floats = 0  # of one image
@@ -121,7 +121,7 @@ class Buffer:
 
 
 class Scratch:
-    """Memory that steps use one after the other: named areas, each as large as the largest need."""
+    """Memory that steps use in turn: named areas, each of the largest requested size."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}

@@ -70,7 +70,7 @@ class Stage:
                               max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
 
     def only(self, step: Step) -> Stage:
-        """One of the steps, for the same groups of images."""
+        """A stage of one of the steps, with the same groups of images."""
         found = Stage([step], grouped=False)
         found.images = self.images
         return found

@@ -75,7 +75,7 @@ class BatchNormStep(Step):
 
 
 class MaxPoolStep(Step):
-    """Max-pooling; remembers the winner of each window."""
+    """Max-pooling, with the winner of each window."""
 
     def __init__(self, layer: MaxPool, source: Buffer, target: Buffer) -> None:
         super().__init__(source, target)
@@ -100,7 +100,7 @@ class MaxPoolStep(Step):
 
 
 class AverageStep(Step):
-    """The average of the whole image."""
+    """The average of each channel over the image."""
 
     def forward(self, b: int, frame: Frame) -> None:
         s = self.source.value

@@ -156,7 +156,7 @@ class PixelStep(ConvStep):
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute a convolution, and pays."""
+        """Whether this step can compute a convolution, and faster than `ConvStep`."""
         height, width, c = source.shape
         inside = prod(min(1.0, side / (2 * conv.pad + 1)) for side in (height, width))
         return (conv.stride == 1 and conv.kernel == 2 * conv.pad + 1 and height * width <= 4 and inside < 1
@@ -191,7 +191,7 @@ class WinogradStep(ConvStep):
 
     @staticmethod
     def fits(conv: Conv, source: Buffer) -> bool:
-        """Whether this step can compute a convolution, and pays."""
+        """Whether this step can compute a convolution, and faster than `ConvStep`."""
         even = source.shape[0] % 2 == source.shape[1] % 2 == 0
         same = (conv.kernel, conv.stride, conv.pad) == (3, 1, 1)
         return same and even and min(source.shape[2], conv.channels) >= 24

@@ -92,7 +92,9 @@ def easgd(c: Setting) -> Figures:
     sync = c.options.get("mode") == "sync"
     updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
     path = queues.fetching(c.times, c.links, c.steps, fetch_every=h, elastic=True, together=sync, own=updates)
-    step, exchanges = _updated(lone(c, h), own), -(-c.steps // h)
+    step, exchanges = lone(c, h), -(-c.steps // h)
+    step = replace(step, value=step.value + own,
+                   terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
     if sync:
         step, run, _ = _fetched(c, step, path)
         out = _exchanging(c, h, step, run, exchanges)
@@ -114,12 +116,6 @@ def easgd(c: Setting) -> Figures:
         out.without("workers that ask at the same moment have no order: fixed times without latency",
                     "staleness_mean")
     return out.without(RUN, "clock_gap_max", "lead_max")
-
-
-def _updated(step: Prediction, own: float) -> Prediction:
-    """The iteration with a worker's own update."""
-    return replace(step, value=step.value + own,
-                   terms={**step.terms, "update": step.terms["update"] + own, "own update": own})
 
 
 def _exchanging(c: Setting, h: int, step: Prediction, run: Prediction, updates: int) -> Figures:

@@ -1,4 +1,4 @@
-"""Memory of training: parameters, gradients, optimiser state, activations, buffers, checkpoints.
+"""Memory for training: parameters, gradients, optimiser state, activations, buffers.
 
 References
 ----------

@@ -16,12 +16,6 @@ from refsgd.theory.estimate import check_count
 from refsgd.theory.prediction import DomainError, Prediction
 
 
-def _curvature(curvature: float) -> float:
-    if not curvature > 0 or math.isinf(curvature):
-        raise DomainError(f"curvature {curvature}; the formula assumes a finite number > 0")
-    return float(curvature)
-
-
 def constant_delay(tau: int, curvature: float = 1.0) -> Prediction:
     """Largest stable learning rate of x_{t+1} = x_t - lr a x_{t-tau}: 2 sin(pi / (2 (2 tau + 1))) / a.
 
@@ -29,7 +23,9 @@ def constant_delay(tau: int, curvature: float = 1.0) -> Prediction:
     its argument phi (tau + 1/2) = pi/2 as the smallest solution.  tau = 0: 2/a; large tau: about pi/(2 tau
     a).
     """
-    tau, a = check_count("tau", tau, 0), _curvature(curvature)
+    tau, a = check_count("tau", tau, 0), float(curvature)
+    if not 0 < a < math.inf:
+        raise DomainError(f"curvature {curvature}; the formula assumes a finite number > 0")
     value = 2 * math.sin(math.pi / (2 * (2 * tau + 1))) / a
     return Prediction(value, "1", "exact", {"without delay": 2 / a}, "2 sin(pi/(2 (2 tau + 1))) / a",
                       "Levin and May 1976", "quadratic; every gradient tau updates old")
