@@ -137,8 +137,7 @@ def normalise(b, rows, columns, c, x, norm, y, floor):
         for k in range(0, c, LANES):
             pixel_scale(
                 rows, columns, address(x, n, 0, 0) + 4 * k, x[2], x[3], at + 4 * (c + k),
-                at + 4 * (2 * c + k), address(y, n, 0, 0) + 4 * k, y[2], y[3], floor, min(LANES, c - k),
-            )  # fmt: skip
+                at + 4 * (2 * c + k), address(y, n, 0, 0) + 4 * k, y[2], y[3], floor, min(LANES, c - k))
 
 
 @kernel
@@ -156,8 +155,7 @@ def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
             _gradient_sums(
                 rows, columns, address(x, n, 0, 0) + at, x[2], x[3], address(dy, n, 0, 0) + at, dy[2], dy[3],
                 by + at, by + 4 * c + at, by + 8 * c + at, floor, to + at, 0, 0, to + 4 * c + at, 0,
-                min(LANES, c - k),
-            )  # fmt: skip
+                min(LANES, c - k))
         for k in range(c):
             sums[0, k] += s[k]
             sums[1, k] += q[k]
@@ -173,8 +171,7 @@ def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
             _gradient_inputs(
                 rows, columns, address(x, n, 0, 0) + at, x[2], x[3], address(dy, n, 0, 0) + at, dy[2], dy[3],
                 by + at, by + 4 * c + at, by + 8 * c + at, floor, address(dx, n, 0, 0) + at, dx[2], dx[3],
-                factors_at + at, 4 * c, min(LANES, c - k),
-            )  # fmt: skip
+                factors_at + at, 4 * c, min(LANES, c - k))
 
 
 @kernel

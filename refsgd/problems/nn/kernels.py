@@ -164,8 +164,7 @@ def convolve(sizes, x, patch, w, o, start, y, floor):
         for r in range(rows):
             call_product(
                 columns, o, address(x, n, r, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
-                address(y, n, r, 0), y[3], address(start, n, r, 0), start[3], floor,
-            )  # fmt: skip
+                address(y, n, r, 0), y[3], address(start, n, r, 0), start[3], floor)
 
 
 @kernel
@@ -177,8 +176,7 @@ def convolve_weights(sizes, x, patch, dy, o, dw):
             g = dw + t * run * o * 4
             call_product(
                 run, o, address(x, n, 0, 0) + t * tr, FLOAT, rows, x[2], columns, x[3],
-                address(dy, n, 0, 0), dy[2], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR,
-            )  # fmt: skip
+                address(dy, n, 0, 0), dy[2], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR)
 
 
 @kernel
@@ -197,8 +195,7 @@ def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):
             for k in range(2):
                 call_product(
                     2 * half, o, address(x, n, 2 * r + k, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4,
-                    o * 4, FLOAT, scratch + k * row, o * 4, bias, 0, _NO_FLOOR,
-                )  # fmt: skip
+                    o * 4, FLOAT, scratch + k * row, o * 4, bias, 0, _NO_FLOOR)
             first = (n * (rows // 2) + r) * half * o
             for c in range(half):
                 p = scratch + 2 * c * o * 4
@@ -315,8 +312,7 @@ def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
         transpose(width, outputs, w + first * outputs * 4, turned, OVERWRITE)
         call_product(
             b, width, dy, outputs * 4, 1, 0, outputs, FLOAT, turned, 0, width * 4, FLOAT,
-            dx + first * 4, inputs * 4, zeros, 0, _NO_FLOOR,
-        )  # fmt: skip
+            dx + first * 4, inputs * 4, zeros, 0, _NO_FLOOR)
 
 
 @kernel
@@ -338,8 +334,7 @@ def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):
                 call_product(
                     b, min(PANEL, o - first), source, x[1], i1 - i0, x[2], (j1 - j0) * c, FLOAT, panel,
                     taps * c * o * 4, o * 4, FLOAT,
-                    address(y, 0, r, q) + shift, y[1], address(start, 0, r, q) + shift, start[1], floor,
-                )  # fmt: skip
+                    address(y, 0, r, q) + shift, y[1], address(start, 0, r, q) + shift, start[1], floor)
 
 
 @kernel
@@ -356,5 +351,4 @@ def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):
                 source = address(x, 0, r * stride + i - pad, q0 * stride + j - pad)
                 call_product(
                     c, o, source, FLOAT, b, x[1], max(0, q1 - q0), stride * x[3], address(dy, 0, r, q0),
-                    dy[1], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR,
-                )  # fmt: skip
+                    dy[1], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR)

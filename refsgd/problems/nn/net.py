@@ -328,16 +328,14 @@ class Net:
         if x.shape != (self.parameters,) or x.dtype != np.float32 or not x.flags.c_contiguous:
             raise ValueError(
                 f"net {self.name}: parameters are {x.dtype} of shape {x.shape}, "
-                f"expected contiguous float32 of shape ({self.parameters},)"
-            )
+                f"expected contiguous float32 of shape ({self.parameters},)")
         if images.shape[1:] != self.input_shape or images.dtype != np.float32:
             raise ValueError(f"net {self.name}: images are {images.dtype} of shape {images.shape}, expected "
                              f"float32 of shape (b, {', '.join(map(str, self.input_shape))})")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"net {self.name}: labels are {labels.dtype} of shape {labels.shape}, "
-                f"expected integers of shape ({len(images)},)"
-            )
+                f"expected integers of shape ({len(images)},)")
         if len(labels) and not (labels.min() >= 0 and labels.max() < self.classes):
             raise ValueError(f"net {self.name}: labels lie in {labels.min()}..{labels.max()}, expected "
                              f"0..{self.classes - 1}")

@@ -18,7 +18,7 @@ def _tiny(shape: Shape, classes: int, width: int) -> Layers:
     return [
         Conv(width, 3, pad=1), Relu(), Conv(2 * width, 3, pad=1), Relu(), MaxPool(), Flatten(),
         Linear(classes)
-    ]  # fmt: skip
+    ]
 
 
 def _shallow(shape: Shape, classes: int, width: int) -> Layers:
@@ -27,7 +27,7 @@ def _shallow(shape: Shape, classes: int, width: int) -> Layers:
         Conv(20, 5), Relu(), MaxPool(),
         Conv(50, 5), Relu(), MaxPool(),
         Flatten(), Linear(500), Relu(), Linear(classes),
-    ]  # fmt: skip
+    ]
 
 
 def _lenet5(shape: Shape, classes: int, width: int) -> Layers:
@@ -36,7 +36,7 @@ def _lenet5(shape: Shape, classes: int, width: int) -> Layers:
         Conv(6, 5, pad=2), Relu(), MaxPool(),
         Conv(16, 5), Relu(), MaxPool(),
         Flatten(), Linear(120), Relu(), Linear(84), Relu(), Linear(classes),
-    ]  # fmt: skip
+    ]
 
 
 def _mlp(shape: Shape, classes: int, width: int) -> Layers:
@@ -93,7 +93,7 @@ _INCEPTION: list[tuple[int, ...] | None] = [
     (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
     (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128), None,
     (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
-]  # fmt: skip
+]
 
 
 def _inception(shape: Shape, classes: int, width: int) -> Layers:

@@ -36,8 +36,7 @@ class MomentsStep(Step):
         if frame.last:
             elementwise.scale_and_shift(
                 self.numbers(b, frame), self.sums, not frame.fixed, self.layer.epsilon,
-                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm,
-            )  # fmt: skip
+                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm)
 
     def numbers(self, b: int, frame: Frame) -> int:
         """The count of numbers of each channel, up to the last of these images."""

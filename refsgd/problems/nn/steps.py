@@ -238,8 +238,7 @@ class WinogradStep(ConvStep):
         if self.source.wanted:
             winograd.pack_turned_filters(
                 self.c, self.o, frame.x + self.at["weight"], self.scratch.address("turned"), filters,
-                4 * self.o * _panelled(self.c)
-            )
+                4 * self.o * _panelled(self.c))
             winograd.convolve(self._sizes(b), t.at(-1, -1), self.o, filters, self.c, self._tiles(),
                               self._onto(d.place), d.place, NO_FLOOR)
 
@@ -278,8 +277,7 @@ class ConvPoolStep(Step):
         kernels.convolve_pool(
             (b, self.rows, self.columns), s.at(-conv.pad, -conv.pad), self._patch(),
             frame.x + self.at["weight"], frame.x + self.at["bias"], conv.channels, self.scratch_at,
-            self.target.value.place, self.winner[frame.first * self.target.size :],
-        )  # fmt: skip
+            self.target.value.place, self.winner[frame.first * self.target.size :])
 
     def _patch(self) -> tuple[int, int, int]:
         return self.conv.kernel, self.source.value.place[2], self.run
@@ -292,8 +290,7 @@ class ConvPoolStep(Step):
         kernels.pool_convolve_backward(
             (b, *t.shape[:2]), s.at(-pad, -pad), d.at(-pad, -pad) if wanted else (0, 0, 0, 0), self._patch(),
             self.w_at, self.conv.channels, t.place, self.winner[frame.first * self.target.size :],
-            (self.dw_at, frame.g + self.at["bias"]), self.entries,
-        )  # fmt: skip
+            (self.dw_at, frame.g + self.at["bias"]), self.entries)
 
     def finish(self, frame: Frame) -> None:
         o, size = self.dw.shape

@@ -81,8 +81,7 @@ def convolve(sizes, x, c, u, o, tiles, start, y, floor):
         for e in range(16):
             call_product(
                 count, o, v + e * ve, c * 4, 1, 0, c, FLOAT, u + e * ue, 0, PANEL * 4, c * 4,
-                m + e * me, o * 4, zeros, 0, _NO_FLOOR,
-            )  # fmt: skip
+                m + e * me, o * 4, zeros, 0, _NO_FLOOR)
         for q in range(first, last):
             n, r = q // down, q % down
             for p in range(across):
@@ -124,5 +123,4 @@ def convolve_weights(sizes, x, c, dy, o, tiles, g):
             start, stride = (mine, o * 4) if first else (zeros, 0)
             call_product(
                 c, o, v + e * ve, FLOAT, 1, 0, count, c * 4, m + e * me, 0, PANEL * 4, room * 4,
-                mine, o * 4, start, stride, _NO_FLOOR,
-            )  # fmt: skip
+                mine, o * 4, start, stride, _NO_FLOOR)
