@@ -34,7 +34,7 @@ PATIENCE = 2.0  #: seconds before a line says that the comparison is still runni
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
-    p = commands.add_parser("advise", help="which strategy fits a model and a cluster",
+    p = commands.add_parser("advise", help="recommend a strategy for a model and a cluster",
                             description="Compares strategies, by kind, with synchronous allreduce: predicted "
                             "time of a pass over the data, idleness, staleness, bytes and memory. Recommends "
                             "one, and says where another becomes the fastest, what studies found about "
@@ -43,9 +43,9 @@ def add(commands: Any) -> None:
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
     model.add_argument("--image", default="224,224,3", metavar="H,W,C",
                        help="size of the net's images (default 224,224,3)")
-    model.add_argument("--parameters", type=whole, metavar="P", help="of the model, if no net is named")
+    model.add_argument("--parameters", type=whole, metavar="P", help="number of parameters, without --net")
     model.add_argument("--flops", type=float, metavar="F",
-                       help="of one image's forward pass, if no net is named")
+                       help="floating-point operations of one image's forward pass, without --net")
     model.add_argument("--batch", type=int, default=32, metavar="B",
                        help="images in a worker's gradient (default 32)")
     model.add_argument("--images", type=whole, default=50_000, metavar="N",
@@ -55,8 +55,8 @@ def add(commands: Any) -> None:
     where.add_argument("--servers", type=int, default=1, metavar="K",
                        help="servers of strategies with dedicated servers (default 1)")
     where.add_argument("--rate", type=typed(flops), metavar="FLOP/S",
-                       help="of one worker, e.g. 5TFLOPS: with FLOPs it gives the time of a gradient (three "
-                            "forward passes)")
+                       help="speed of one worker, e.g. 5TFLOPS: gives the time of a gradient, taken as "
+                            "three forward passes")
     where.add_argument("--spread", type=float, default=0.1, metavar="CV",
                        help="coefficient of variation of that time (default 0.1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
@@ -67,14 +67,14 @@ def add(commands: Any) -> None:
                        + "; ".join(DISTRIBUTIONS))
     links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
     p.add_argument("--memory", type=typed(_memory), metavar="BYTES",
-                   help="of a node, e.g. 16GB: reject strategies that need more")
+                   help="memory of a node, e.g. 16GB: reject strategies that need more")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES",
                    help="reject strategies with a larger mean staleness")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                    help="consider exchanges that overlap with the passes, in buckets of 25 MB or as P3, if "
                         "--net gives the size of each layer (default)")
     p.add_argument("--json", metavar="PATH",
-                   help="write the advice as JSON; -: only that, to standard output")
+                   help="write the advice as JSON; -: to standard output, and nothing else")
     p.set_defaults(do=do, colocated=None, cores=None)
 
 

@@ -12,7 +12,7 @@ from refsgd.experiment.prepare import Usage, check_net
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
-    p = commands.add_parser("calibrate", help="measure this machine; writes a machine file for --machine",
+    p = commands.add_parser("calibrate", help="measure this machine and write a file for --machine",
                             description="Measures gradients of some nets and batches, update time, latency "
                             "and bandwidth of each transport, in under 30 s for the small nets; fits a "
                             "device to the gradients and prints its error for each; writes a machine file "

@@ -19,7 +19,7 @@ from refsgd.experiment.prepare import Usage
 
 def add(commands: Any) -> None:
     """Add the command and its options."""
-    p = commands.add_parser("check", help="check everything that your own algorithm must satisfy",
+    p = commands.add_parser("check", help="check your own algorithm or codec",
                             description="Checks lint, sizes, determinism, the ledger of gradients, the fixed "
                             "point, descent, every schedule of a small case, and real processes; of a codec, "
                             "that what it leaves out arrives later; of priorities, that they starve no part. "
@@ -44,7 +44,7 @@ def do(args: argparse.Namespace) -> None:
         own.parse_args(args.own)
         found, failed = check_codec(target), 0
     else:
-        of_exchange(own.add_argument_group("how gradients travel"))
+        of_exchange(own)
         own_options(own, args.target, target)
         given, failed = own.parse_args(args.own), 0
         found = check(args.target if args.target in CATALOGUE else target,

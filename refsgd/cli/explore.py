@@ -11,7 +11,7 @@ from refsgd.experiment.prepare import Usage
 
 def add(commands: Any) -> None:
     """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "explore", "every schedule of a small case",
+    each_algorithm(commands, "explore", "check every schedule of a small case",
                    "Follows every schedule of a small case and checks the invariants of each; "
                    "prints the shortest schedule that breaks one.", do, options)
 
@@ -22,7 +22,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
     weights(parser)
-    of_exchange(parser.add_argument_group("how gradients travel"))
+    of_exchange(parser)
     parser.add_argument("--max-runs", type=int, default=20_000,
                         help="stop after this many schedules (default 20000)")
     parser.add_argument("--walks", type=int, metavar="R",

@@ -16,7 +16,7 @@ from refsgd.experiment.arguments import options_of
 
 def add(commands: Any) -> None:
     """Add the command."""
-    commands.add_parser("list", help="algorithms, nets, data sets and distributions").set_defaults(do=do)
+    commands.add_parser("list", help="list algorithms, nets, data sets, machines").set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:

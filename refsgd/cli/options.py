@@ -80,13 +80,13 @@ class Parser(argparse.ArgumentParser):
 
 def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
-    work = parser.add_argument_group("what is trained")
+    work = parser.add_argument_group("training")
     work.add_argument("--data", metavar="NAME",
                       help=f"data set: {Training.data} (default), mnist, fashion-mnist")
     work.add_argument("--net", metavar="NAME", type=current_name,
-                      help="net: see refsgd list; default: the one that fits the data; shapes:P has P "
-                           "parameters and nothing to compute, shapes:resnet50@224 those of a net for images "
-                           "of 224 pixels")
+                      help="net, see refsgd list; default: the one that fits the data. Shape-only: shapes:P "
+                           "has P parameters, shapes:resnet50@224 those of a net for images of 224 pixels, "
+                           "and nothing to compute")
     work.add_argument("--batch", type=batch, metavar="B",
                       help=f"images per worker and iteration (default {Training.batch}); 20,1: for each "
                            "worker; auto:21 divides 21 by the workers' speeds")
@@ -99,31 +99,33 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     work.add_argument("--schedule", metavar="S",
                       help="constant, or step(every,factor): decay by number of updates")
     work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
-    work.add_argument("--seed", type=int, help="of parameters, data order, durations and choices (default 0)")
+    work.add_argument("--seed", type=int,
+                      help="seed of parameters, data order, durations and choices (default 0)")
     where = parser.add_argument_group("machine")
     where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
-    where.add_argument("--servers", type=int, metavar="K", help="parameter servers, a part each (default 1)")
+    where.add_argument("--servers", type=int, metavar="K", help="number of parameter servers (default 1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
                             "below change it")
     of_machine(where)
-    of_exchange(parser.add_argument_group("how gradients travel"))
+    of_exchange(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     files(out)
     out.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def of_exchange(how: argparse._ArgumentGroup) -> None:
+def of_exchange(parser: argparse.ArgumentParser) -> None:
     """Add the options of an exchange."""
+    how = parser.add_argument_group("exchange of gradients")
     how.add_argument("--layout", metavar="PARTS",
                      help="how the parameters are cut into parts: equal (default), layers, or chunks:BYTES "
                           "of layers")
     how.add_argument("--balance", choices=("robin", "size", "hash"),
-                     help="how parts are dealt to servers (default robin)")
+                     help="how parts are assigned to servers (default robin)")
     how.add_argument("--overlap", choices=("none", "backward", "both"),
-                     help="backward: a layer's gradient leaves as soon as it is known; both: the next "
-                          "forward pass starts layer by layer as parameters arrive (default none)")
+                     help="backward: send a layer's gradient as soon as it is computed; both: also start the "
+                          "next forward pass layer by layer as parameters arrive (default none)")
     how.add_argument("--priority", action="store_true", default=None,
                      help="links serve the lowest layers first")
     how.add_argument("--bucket", type=int, metavar="BYTES",
@@ -161,18 +163,18 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
 def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
     """Add the options for a machine's links and speeds, as text that `refsgd.cluster.units` reads."""
     where.add_argument("--latency", metavar="TIME",
-                       help="time from sending a message to the arrival of its first byte: seconds, or as "
-                            f"25us, 1ms ({latency})")
+                       help="time from sending a message to the arrival of its first byte: seconds, or with "
+                            f"a unit: 25us, 1ms ({latency})")
     where.add_argument("--bandwidth", metavar="RATE",
-                       help=f"of each link and direction: bytes/s, or as 1.25GB/s, 10Gbps ({bandwidth})")
+                       help="rate of each link and direction, in bytes/s or with a unit: 1.25GB/s, 10Gbps "
+                            f"({bandwidth})")
     where.add_argument("--update", metavar="DIST", help="time of one update, e.g. 2ms (default 0)")
     where.add_argument("--speeds", metavar="1,1,4",
-                       help="speed of every worker relative to --compute, one for each; 15x1,0.5: fifteen at "
-                            "1, one at 0.5")
+                       help="each worker's speed relative to --compute; 15x1,0.5: fifteen at 1, one at 0.5")
     where.add_argument("--server-speeds", metavar="1,0.5",
-                       help="speed of every server relative to --update, one for each")
+                       help="each server's speed relative to --update")
     where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
-                       help="factors by which all computing of a node takes longer, each from a second on: "
+                       help="factors by which a node's computing takes longer, each from a second on: "
                             "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")
     where.add_argument("--slow", metavar="W=SPEED", action="append",
                        help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
@@ -206,7 +208,7 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
 
 def levels(where: argparse._ArgumentGroup) -> None:
     """Add the options for hosts and groups of hosts; `none` removes the value of a file or preset."""
-    where.add_argument("--hosts", metavar="WHERE", help="where nodes live: " + placement.HOSTS)
+    where.add_argument("--hosts", metavar="WHERE", help="placement of nodes: " + placement.HOSTS)
     where.add_argument("--duplex", choices=("full", "half"),
                        help="half: a host's link serves both directions, one message at a time")
     where.add_argument("--inside", metavar="LINK",

@@ -14,7 +14,7 @@ from refsgd.experiment.prepare import Usage, prepare
 
 def add(commands: Any) -> None:
     """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "predict", "closed forms for one algorithm",
+    each_algorithm(commands, "predict", "metrics of one algorithm by formula",
                    "Prints the values of the formulas, term by term, without running anything.", do, options)
 
 

@@ -90,14 +90,14 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="iterations of each worker (default 3)")
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
     weights(parser)
-    of_exchange(parser.add_argument_group("how gradients travel"))
+    of_exchange(parser)
     parser.add_argument("--decisions", action="store_true",
                         help="stop only where messages or programs race, the decisions that `refsgd "
                              "explore` counts; by default stop at every effect")
     parser.add_argument("--schedule", metavar="I,J,...",
                         help="first actions, e.g. those that `refsgd explore` printed (with --decisions)")
     parser.add_argument("--player", metavar="FILE.html",
-                        help="at the end write the steps as a page of the step player")
+                        help="at the end, write the steps as a page of the step player")
 
 
 def do(args: argparse.Namespace) -> None:
