@@ -7,6 +7,7 @@ import pytest
 import refsgd
 from refsgd.cli import main
 
+pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 VGG = {"data": "none", "net": "shapes:vgg16@224", "workers": 4, "servers": 4, "steps": 1,
        "machine": refsgd.Machine(compute="fixed(1)", bandwidth=1e9)}
 
