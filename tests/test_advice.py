@@ -234,11 +234,11 @@ def test_a_faster_variant_that_is_not_recommended_is_named_with_the_reason():
 
 
 def test_a_command_of_part_of_a_pass_says_what_to_expect(capsys):
-    """100 steps of the 195 of a pass: the time and idleness that the run then reports."""
-    found = advise(CLUSTER.with_(speeds=(1,) * 7 + (0.8,)), parameters=1000, workers=8, candidates=FAST[3:4])
+    """100 steps of the 391 of a pass: the time and idleness that the run then reports."""
+    found = advise(CLUSTER.with_(speeds=(1,) * 3 + (0.8,)), parameters=1000, workers=4, candidates=FAST[3:4])
     for s in found.strategies:
         steps, whole, seconds, idle = re.match(r"(\d+) of (\d+) steps, (.*) s, idle (\d+)%", s.note).groups()
-        assert (steps, whole) == ("100", "223" if s.variant.startswith("without") else "195")
+        assert (steps, whole) == ("100", "521" if s.variant.startswith("without") else "391")
         assert main([*shlex.split(s.command)[1:], "--json", "-"]) == 0
         measured = json.loads(capsys.readouterr().out)["measured"]
         assert float(seconds) == pytest.approx(measured["seconds"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from refsgd.cluster.devices import UNLOADED, Device, Load, as_loads, as_times, w
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.experiment.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
@@ -136,16 +138,13 @@ def test_a_net_in_shape_only_has_its_parameters_and_its_work(capsys):
 def test_a_step_takes_what_its_images_take(batch):
     """To the last digit, the short shares at the end of an epoch included."""
     found = refsgd.run("independent", workers=2, batch=batch, epochs=1, machine=Machine(compute=FIXED),
-                       lr=0.01)
+                       lr=0.01, evaluations=0)
     problem = prepare("independent", workers=2, batch=batch, steps=1).problem
-    now = {"peer0": 0.0, "peer1": 0.0}
-    for event in found.trace.of(Computed):
-        if event.work == "gradient":
-            rank = int(event.node[-1])
-            t = sum(1 for e in found.trace.of(Computed)
-                    if e.work == "gradient" and e.node == event.node and e.time < event.time)
-            now[event.node] += 0.0001 + TINY * problem.images(rank, t) / 40e9
-            assert event.time == now[event.node]
+    for rank in range(2):
+        now, ends = 0.0, [e.time for e in found.trace.of(Computed, f"peer{rank}") if e.work == "gradient"]
+        for t, end in enumerate(ends):
+            now += 0.0001 + TINY * problem.images(rank, t) / 40e9
+            assert end == now
 
 
 def test_noise_is_a_factor_and_the_same_draws_serve_every_batch():
@@ -331,7 +330,7 @@ def test_a_loaded_program_beside_another_on_one_core():
 def test_a_prediction_on_a_device_is_exact_where_it_is_for_fixed_times(name, batch):
     options = {"workers": 1 if name == "sequential" else 3, "batch": batch, "steps": 6, "lr": 0.01}
     machine = Machine(compute=FIXED, latency="1ms", bandwidth="50MB/s")
-    found = refsgd.run(name, machine=machine, **options)
+    found = refsgd.run(name, machine=machine, evaluations=0, **options)
     fixed = refsgd.predict(name, machine=prepare(name, machine=machine, **options).priced, **options)
     for figure in ("seconds", "seconds_per_iteration", "idle_ratio"):
         if figure in fixed:
@@ -368,6 +367,8 @@ def test_times_of_too_many_workers_are_refused(capsys):
 @pytest.mark.usefixtures("few_draws")
 def test_advice_prices_a_device_by_the_model(capsys, monkeypatch):
     """--rate is a device without overhead: the same advice, and commands that need no device."""
+    some = (Candidate("bsp", {}), Candidate("allreduce", {"collective": "ring"}), Candidate("gosgd", {"p": 0.1}))
+    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=some))
     model = ["advise", "--net", "tiny", "--image", "8,8,1", "--batch", "64", "--workers", "2", "--json", "-"]
     found = []
     for machine in (["--rate", "40GFLOPS", "--spread", "0.2"],
@@ -399,7 +400,7 @@ def test_a_machine_with_all_of_it_is_written_and_read(tmp_path):
 
 def test_slow_motion_slows_devices_and_loads():
     machine = Machine(compute=FIXED, loads="worker0: 3@0.001, 1@0.003", latency="0.1ms")
-    fast, slow = (refsgd.run("asp", workers=2, steps=5, machine=m).trace
+    fast, slow = (refsgd.run("asp", workers=2, steps=5, machine=m, evaluations=0).trace
                   for m in (machine, machine.slow_motion(8)))
     assert [8 * e.time for e in fast.events] == pytest.approx([e.time for e in slow.events])
 

@@ -38,7 +38,10 @@ NEEDS = {  # what has no place -> what is done, what is said, once
 }
 
 
-@pytest.fixture(params=["none", "unwritable"])
+QUICK = pytest.mark.parametrize("environment", mostly_slow(["none", "unwritable"], "none"), indirect=True)
+
+
+@pytest.fixture
 def environment(request, tmp_path):
     """Of a process whose user has no home, or one that is a device; with a package folder that takes no
     files."""
@@ -66,6 +69,7 @@ def said(environment, program):
     return done.stderr
 
 
+@QUICK
 def test_the_library_is_imported_and_simulates_in_silence(environment):
     """Nothing is written, not even for a moment: an import makes no file."""
     no_files = (
@@ -74,7 +78,7 @@ def test_the_library_is_imported_and_simulates_in_silence(environment):
     assert not list(environment[1].iterdir())
 
 
-@pytest.mark.parametrize("environment", mostly_slow(["none", "unwritable"], "none"), indirect=True)
+@QUICK
 @pytest.mark.parametrize("what", NEEDS)
 def test_one_line_says_what_is_not_kept(environment, what):
     """When it is needed, and what to set."""
@@ -87,6 +91,7 @@ def test_one_line_says_what_is_not_kept(environment, what):
                for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "set REFSGD_DATA")), found
 
 
+@QUICK
 def test_kernels_are_compiled_where_no_file_can_be_made_at_all(environment):
     """And are not kept."""
     nowhere = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/dev/null']\n"

@@ -48,7 +48,7 @@ def fit(taus, n):
 def test_the_goodness_of_fit_rejects_another_law():
     from scipy import stats
 
-    run = simulate(asp.asp(PROBLEM, 4, 2000, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
+    run = simulate(asp.asp(PROBLEM, 4, 500, SGD(0.0)), Machine(compute="uniform(0.9,1.1)"), seed=5,
                    observe=1)
     taus = np.array([tau for _, tau in run.trace.staleness])[100:-100:20]
     observed = np.bincount(np.minimum(taus, 9), minlength=10)

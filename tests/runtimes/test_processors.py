@@ -18,6 +18,7 @@ from refsgd.experiment.run import run
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import predict
 from refsgd.trace import Computed, Received
+from tests.marks import mostly_slow
 
 
 class FirstCome(Processors):
@@ -141,6 +142,7 @@ def trace(algorithm, steps, machine, runtime="simulator"):
     return found
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_more_cores_than_programs_change_no_bit():
     def shared(cores):
         machine = Machine(compute="exponential(0.02)", update=0.003, latency=0.001, bandwidth=1e6,
@@ -191,7 +193,7 @@ def sojourn(law, seed, rho=0.6, customers=3000):
 LAWS = ("fixed(0.6)", "exponential(0.6)", "straggler(0.6,0.1,8)")
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", mostly_slow(LAWS, LAWS[0], LAWS[2]))
 def test_the_mean_time_in_a_shared_processor_depends_on_the_mean_work_only(law):
     """M/G/1 with processor sharing: E[S] / (1 - rho) for every law (Sakata, Noguchi and Oizumi 1971)."""
     found = [sojourn(law, seed) for seed in range(8)]
@@ -230,6 +232,7 @@ def test_paced_processes_share_as_the_simulator_does(runtime):
     assert updates(expected) > 1.4 * 0.024
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_formulas_are_given_where_nobody_shares_and_absent_with_a_reason_elsewhere():
     """Under BSP's barrier a worker waits while the server beside it updates; two servers on one core do
     meet."""

@@ -154,7 +154,7 @@ def find(name: str, wanted: list[str]) -> Path:
 
 
 def load(name: str) -> Dataset:
-    """Read a data set; the last large one is cached as long as its files do not change.
+    """Read a data set; digits and the last large one are cached as long as their files do not change.
 
     Parameters
     ----------
@@ -203,6 +203,11 @@ def _load_digits() -> Dataset:
         raise DataError(
             "digits: scikit-learn is not installed, expected its bundled file; pip install scikit-learn")
     path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    return _digits(path, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=1)
+def _digits(path: Path, _stamp: int) -> Dataset:
     pixels, labels = read_digits(path)
     if len(labels) != _DIGITS:
         raise DataError(f"{path}: {len(labels)} digits, expected {_DIGITS}")
