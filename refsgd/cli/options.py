@@ -171,8 +171,7 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
     where.add_argument("--update", metavar="DIST", help="time of one update, e.g. 2ms (default 0)")
     where.add_argument("--speeds", metavar="1,1,4",
                        help="each worker's speed relative to --compute; 15x1,0.5: fifteen at 1, one at 0.5")
-    where.add_argument("--server-speeds", metavar="1,0.5",
-                       help="each server's speed relative to --update")
+    where.add_argument("--server-speeds", metavar="1,0.5", help="each server's speed relative to --update")
     where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
                        help="factors by which a node's computing takes longer, each from a second on: "
                             "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")

@@ -82,8 +82,7 @@ def check_distribution(name: str, time: Time | None) -> Distribution:
         raise DomainError(f"{name} {time}; the formula assumes a distribution of seconds, which a device has "
                           "for the work of a gradient")
     if time is None:
-        raise DomainError(
-            f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
+        raise DomainError(f"{name} is not stated; the formula assumes a distribution, e.g. exponential(0.02)")
     if not math.isfinite(time.mean):
         raise DomainError(f"{name} {time}; the formula assumes a distribution with a finite mean")
     return time

@@ -82,8 +82,7 @@ class Setting:
     def shared(self) -> bool:
         """Whether nodes, parts of a model or both directions share links."""
         m = self.machine
-        return self.plan is not None or (
-            m.linked and bool(m.hosts or m.inside or m.groups or self.one_link))
+        return self.plan is not None or (m.linked and bool(m.hosts or m.inside or m.groups or self.one_link))
 
     @functools.cached_property
     def placed(self) -> bool:

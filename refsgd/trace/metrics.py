@@ -200,8 +200,7 @@ def replica_spread(trace: Trace) -> list[tuple[float, float]]:
     for _, found in sorted(rows.items()):
         if len(found) == most > 1:
             x = np.stack([e.values["x"] for e in found.values()]).astype(float)
-            out.append((max(e.time for e in found.values()),
-                        float(np.sum((x - x.mean(axis=0)) ** 2) / most)))
+            out.append((max(e.time for e in found.values()), float(np.sum((x - x.mean(axis=0)) ** 2) / most)))
     return out
 
 

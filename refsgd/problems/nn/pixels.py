@@ -90,9 +90,7 @@ def make_pixel_gradient(sums: bool) -> Any:
     """
 
     @emitted
-    def gradient(
-        b, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes
-    ):
+    def gradient(b, rows, columns, x, xr, xc, dy, gr, gc, mean, scale, shift, floor, u, ur, uc, w, uw, lanes):
         mask, least = mask_of(b, lanes), splat(b, floor)
         middle, factor, offset = (load(b, address, mask) for address in (mean, scale, shift))
         factors = [] if sums else [load(b, b.add(w, b.mul(uw, I64(i))), mask) for i in range(3)]

@@ -16,16 +16,7 @@ from refsgd.problems.nn import elementwise
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Shape
-from refsgd.problems.nn.layers import (
-    BatchNorm,
-    Conv,
-    Dropout,
-    Flatten,
-    GlobalAverage,
-    Linear,
-    MaxPool,
-    Relu,
-)
+from refsgd.problems.nn.layers import BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
 from refsgd.problems.nn.memory import Buffer, Field, Room, Scratch
 from refsgd.problems.nn.pointwise import (
     AddStep,

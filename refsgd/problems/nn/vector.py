@@ -294,8 +294,7 @@ def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
             return b.add(b.add(address, b.mul(row, I64(i))), b.mul(column, I64(j)))
 
         tile = [[load(b, place(x, xi, xj, i, j), mask) for j in range(size)] for i in range(size)]
-        half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)]
-                for row in matrix]
+        half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)] for row in matrix]
         for i in range(len(matrix)):
             for j, row in enumerate(matrix):
                 value = combine(b, row, half[i])

@@ -9,13 +9,7 @@ from typing import Any
 
 from refsgd.cluster import placement, prices
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import (
-    at_slowest_update,
-    fresh,
-    heard_from,
-    on_shared_links,
-    repeat,
-)
+from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, on_shared_links, repeat
 from refsgd.theory.estimate import WIDEST, Uncovered, kind_of
 from refsgd.theory.phenomena import collectives, iteration, layerwise, ring, scripts
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors

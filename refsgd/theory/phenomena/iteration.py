@@ -29,14 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import (
-    Values,
-    check_count,
-    check_distribution,
-    check_time,
-    kind_of,
-    sampling,
-)
+from refsgd.theory.estimate import Values, check_count, check_distribution, check_time, kind_of, sampling
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Prediction
 

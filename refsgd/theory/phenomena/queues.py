@@ -33,13 +33,7 @@ from itertools import repeat
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import (
-    Estimate,
-    Values,
-    check_count,
-    check_distribution,
-    check_width,
-)
+from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution, check_width
 from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
