@@ -6,7 +6,6 @@ and no speed-ups in figures, so speed-ups are tested as orders only.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy  # scipy.special is loaded when it is asked for
 
+from benchmarks.studies.ko_runs import BATCH, CENTRAL, DECENTRAL, NETS, SPEEDUP, runs, size_of
+from benchmarks.studies.ko_techniques import techniques
 from benchmarks.studies.lab import Lab, Seen, Trial
 from benchmarks.studies.study import (
     Claim,
@@ -27,11 +28,6 @@ from benchmarks.studies.study import (
     judged,
     untestable,
 )
-from refsgd.cluster.machine import Machine
-from refsgd.experiment.prepare import predict
-from refsgd.problems.nn import nets
-from refsgd.theory.phenomena import collectives, layerwise
-from refsgd.theory.phenomena.collectives import Link
 
 WORKERS = (4, 8, 16, 24)
 #: columns of Table III: algorithm and options
@@ -324,50 +320,15 @@ def _depends(easgd: Mapping[tuple[int, float], Sequence[float]]) -> Claim:
     return judged(says, "F1", True, why, shape=True)
 
 
-#: assumed: a third of a Titan V's 14.9 TFLOP/s, 32 images a gradient
-RATE, BATCH = 5e12, 32
-NETS = {"ResNet-50": "resnet50", "VGG-16": "vgg16"}
-SPEEDUP: dict[str, dict[str, Any]] = {
-    "bsp": {}, "asp": {}, "ssp": {"staleness": 3}, "easgd": {"period": 4}, "allreduce": {},
-    "gosgd": {"p": 0.1}, "adpsgd": {}}
-# exchange with the server in every iteration; EASGD, centralised too, in every 4th
-CENTRAL = ("bsp", "asp", "ssp")
-DECENTRAL = ("allreduce", "gosgd", "adpsgd")
 Speedups = Mapping[tuple[str, str, int, int], float]  # by algorithm, net, Gbps, workers
-
-
-@functools.cache
-def _net(name: str) -> tuple[int, float]:
-    """Parameters, and seconds of a gradient, of a net at 224 pixels."""
-    built = nets.build(NETS[name], (224, 224, 3), classes=1000)
-    return built.parameters, 3 * BATCH * sum(row.flops for row in built.describe()) / RATE
-
-
-def _arguments(algorithm: str, net: str, gbps: int, workers: int, seed: int, servers: int = 1,
-               steps: int = 20) -> dict[str, Any]:
-    """Arguments of a run with messages of the net's size."""
-    parameters, compute = _net(net)
-    machine = Machine(compute=f"lognormal({compute:g},0.1)", latency=2e-5,
-                      bandwidth=gbps * 1.25e8)  # type: ignore[arg-type]
-    own = {"servers": servers} if algorithm in CENTRAL else {}
-    return {"net": f"shapes:{parameters}", "data": "none", "workers": workers, "batch": BATCH,
-            "steps": steps, "machine": machine,
-            "seed": seed, **SPEEDUP.get(algorithm, {}), **own}
-
-
-def _runs(lab: Lab, keys: Sequence[tuple[str, str, int, int]], servers: int = 1,
-          steps: int = 20) -> dict[tuple[str, str, int, int], Seen]:
-    """Virtual runs by (algorithm, net, Gbps, workers), with messages of the nets' sizes."""
-    trials = [Trial(a, _arguments(a, net, gbps, n, lab.seed, servers, steps)) for a, net, gbps, n in keys]
-    return dict(zip(keys, lab.runs(trials)))
 
 
 def scalability(lab: Lab) -> Part:
     """Speed-up of the seven algorithms at 10 and 56 Gbps."""
     workers = (8, 24) if lab.quick else (2, 4, 8, 16, 24)
     keys = [(a, net, g, n) for a in SPEEDUP for net in NETS for g in (10, 56) for n in workers]
-    seen = _runs(lab, keys, steps=12 if lab.quick else 20)
-    one = {net: BATCH / _net(net)[1] for net in NETS}
+    seen = runs(lab, keys, steps=12 if lab.quick else 20)
+    one = {net: BATCH / size_of(net)[1] for net in NETS}
     speedup = {key: run.measured["images_per_second"] / one[key[1]] for key, run in seen.items()}
     formula = {key: p / one[key[1]] if (p := run.predicted("images_per_second")) else None
                for key, run in seen.items()}
@@ -383,7 +344,7 @@ def scalability(lab: Lab) -> Part:
     return Part("scalability", "Speed-up", "F3", lines, claims, panels, note=(
         "Virtual time, messages of the nets' sizes, one parameter server. Assumed, since the slides give no "
         "times: gradients of "
-        + " and ".join(f"{_net(net)[1]:.2f} s ({net})" for net in NETS) + ", a third of the GPU's peak. "
+        + " and ".join(f"{size_of(net)[1]:.2f} s ({net})" for net in NETS) + ", a third of the GPU's peak. "
         "The document's speed-ups could not be had, so only orders are judged. "
         "VGG-16 here has 138 million parameters; the slides say 128 million, and 150 million on another "
         "slide."))
@@ -391,7 +352,7 @@ def scalability(lab: Lab) -> Part:
 
 def _transfer(net: str, gbps: int) -> float:
     """Seconds in which the net's parameters cross a link once."""
-    return 4 * _net(net)[0] / (1.25e8 * gbps)
+    return 4 * size_of(net)[0] / (1.25e8 * gbps)
 
 
 def _transfers(seen: Mapping[tuple[str, str, int, int], Seen], speedup: Speedups, n: int) -> list[Line]:
@@ -405,14 +366,14 @@ def _transfers(seen: Mapping[tuple[str, str, int, int], Seen], speedup: Speedups
                    for (net, g), w in wire.items()]
     lines += [Line(f"{net}, {g} Gbps: a ring's transfers among {n}", None, 2 * (n - 1) / n * w, unit="s")
               for (net, g), w in wire.items()]
-    return lines + [Line(f"{net}, {g} Gbps: largest speed-up through one server", None, _net(net)[1] / w,
+    return lines + [Line(f"{net}, {g} Gbps: largest speed-up through one server", None, size_of(net)[1] / w,
                          speedup["asp", net, g, n])
                     for (net, g), w in wire.items()]
 
 
 def _saturates(speedup: Speedups, n: int) -> Claim:
     """Whether the server's link bounds the speed-up, where it decides."""
-    cap = {(net, g): _net(net)[1] / _transfer(net, g) for net in NETS for g in (10, 56)}
+    cap = {(net, g): size_of(net)[1] / _transfer(net, g) for net in NETS for g in (10, 56)}
     bound = [k for k, x in cap.items() if x < n / 2]
     return judged("a server's speed-up saturates at computing / transfer workers", "first principles",
                   all(abs(speedup["asp", *k, n] / cap[k] - 1) < 0.1 for k in bound),
@@ -478,7 +439,7 @@ def waiting(lab: Lab) -> Part:
     """F3: the waiting time at the server grows with the number of workers."""
     workers = (4, 24) if lab.quick else WORKERS
     keys = [("asp", net, 10, n) for net in NETS for n in workers]
-    seen = _runs(lab, keys, steps=15)
+    seen = runs(lab, keys, steps=15)
     idle = {(net, n): run.measured["idle_ratio"] for (_, net, _, n), run in seen.items()}
     queueing = {(net, n): run.measured["idle_by_cause"].get("queueing", 0.0)
                 for (_, net, _, n), run in seen.items()}
@@ -500,67 +461,14 @@ def waiting(lab: Lab) -> Part:
         "waiting is its own transfers.")
 
 
-def techniques(lab: Lab) -> Part:
-    """Effects of optimisation techniques: sharding, layer-wise overlap, gradient compression."""
-    n, gbps = 24, 10
-    shards = (1, 8) if lab.quick else (1, 2, 4, 8, 24)
-    asp = {k: _runs(lab, [("asp", net, gbps, n) for net in NETS], servers=k, steps=12) for k in shards}
-    rate = {(net, k): asp[k]["asp", net, gbps, n].measured["images_per_second"] for net in NETS
-            for k in shards}
-    lines = [Line(f"{net}, ASP with {k} server{'s' if k > 1 else ''}", None,
-                  asp[k]["asp", net, gbps, n].predicted("images_per_second"), rate[net, k], unit="images/s")
-             for net in NETS for k in shards]
-    hidden, full, most = {}, {}, {}
-    for net in NETS:
-        layers = [row for row in nets.build(NETS[net], (224, 224, 3), classes=1000).describe()
-                  if row.parameters]
-        forward = [BATCH * row.flops / RATE for row in layers]
-        backward = [2 * f for f in forward]
-        link = Link(2e-5, gbps * 1.25e8)
-        exchange = [collectives.ring(n, 4 * row.parameters, link).time.value for row in layers]
-        full[net] = sum(forward) + sum(backward) + sum(exchange)
-        hidden[net] = layerwise.first_come(sum(forward), backward, exchange)
-        most[net] = min(sum(exchange), sum(backward))
-        lines += [Line(f"{net}, allreduce layer by layer without overlap", None, full[net], unit="s"),
-                  Line(f"{net}, allreduce with layer-wise overlap", None, hidden[net], unit="s")]
-    exchanges: dict[str, tuple[str, dict[str, Any]]] = {"allreduce": ("allreduce", {}),
-                                                        "dgc, 0.1 % sent": ("dgc", {"ratio": 0.001})}
-    seconds = {(what, net): predict(a, **_arguments(a, net, gbps, n, lab.seed),
-                                    **own)["seconds_per_iteration"].value
-               for what, (a, own) in exchanges.items() for net in NETS}
-    lines += [Line(f"{net}, {what}: an iteration", None, seconds[what, net], unit="s")
-              for what, net in seconds]
-    claims = [
-        judged("sharding the server raises its ceiling", "techniques",
-               all(rate[net, shards[-1]] > 2 * rate[net, 1] for net in NETS),
-               "; ".join(f"{net} " + ", ".join(f"{k}: {rate[net, k]:.0f}" for k in shards)
-                         for net in NETS) + " images/s", shape=True),
-        judged("layer-wise overlap hides communication behind the backward pass, and no more than that",
-               "techniques",
-               all(0 < full[net] - hidden[net] <= most[net] for net in NETS),
-               ", ".join(
-                   f"{net} {full[net]:.2f} to {hidden[net]:.2f} s, at most {most[net]:.2f} s can be hidden"
-                   for net in NETS), shape=True),
-        untestable("compression does not help algorithms that exchange parameters", "first principles",
-                   "it is defined on gradients, whose rest is kept "
-                   "for later; parameters have no such rest, so no deployment of it exists here"),
-        judged("compressed gradients (0.1 %) help where communication binds", "techniques",
-               all(seconds["dgc, 0.1 % sent", net] < seconds["allreduce", net] for net in NETS),
-               ", ".join(f"{net} {seconds['allreduce', net]:.2f} to {seconds['dgc, 0.1 % sent', net]:.2f} s"
-                         for net in NETS)
-               + " an iteration by formula; what the compression does to accuracy is not tested", shape=True)]
-    return Part("techniques", "Sharding, overlap, compression", "optimisation techniques", lines, claims, [
-        Panel(f"ASP, {n} workers, {gbps} Gbps", "servers", "images/s",
-              {net: [(k, rate[net, k]) for k in shards] for net in NETS})],
-        note="Overlap is computed from the nets' layers: forward, twice as long backward, a ring for each "
-             "layer with parameters.")
-
-
 LEARN = """With one small net, one rate and 24 workers a bound on staleness cost no accuracy: SSP fell below ASP only where its workers trained
 on cached parameters between refreshes, and with fresh reads the loss was gone. At a fixed number of passes a method whose workers each see 1/n of the
 images fell with n, however often it communicates: GoSGD with p = 1 did, and AD-PSGD did too unless its rate was multiplied by n. Sending more did
 not help GoSGD here: p = 1 is below p = 0.1 and below p = 0.01, the reverse of the paper's order, while p = 0.1 and p = 0.01 are not decided. Where
-the seeds do not decide, the page says "not testable". That ASP is always slowest is not what one link gives: there BSP is. The document's figures
+the seeds do not decide, the page says "not testable". That ASP is always slowest is not what one link gives: there BSP is. Of the
+techniques each helps where its bytes are in the way: servers of whole layers do little for VGG-16, whose first linear layer lies on one of them, chunks do
+much; layer-wise overlap helps a ring, and through one server, whose link takes many times a backward pass, it mostly costs time; compressing pushes
+helps a ring, and hardly a server that answers with dense parameters; at a ratio of 0.1 % it cost a small net nearly two points. The document's figures
 are of ImageNet on GPUs: they are not comparable with ours in size, only in order."""
 
 DOCUMENT = Document(__doc__.split("\n")[0], (table3, sensitivity, scalability, waiting, techniques), LEARN)
