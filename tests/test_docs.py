@@ -38,6 +38,7 @@ def test_the_table_of_defaults_has_a_row_for_every_algorithm():
     assert sorted(rows) == sorted(CATALOGUE)
 
 
+@pytest.mark.slow
 def test_what_the_readme_says_that_its_program_prints():
     """To the digit in virtual time and by formula; of the real processes, whose messages come in another
     order each time, that there is such a line."""

@@ -19,6 +19,7 @@ from refsgd.runtimes import faulty
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.simulator import Deadlock, simulate
+from tests.marks import mostly_slow
 from tests.strategies import machines, seeds
 from tests.watching import FREE, curved, final
 from tests.wrong import wrong_deployment
@@ -219,7 +220,7 @@ def test_a_wrong_grant_is_caught(right, wrong):
                              2 if "no longer" in right else None, 5.0)
 
 
-@pytest.mark.parametrize("lower, upper", [(1, 4), (3, 15)])
+@pytest.mark.parametrize("lower, upper", mostly_slow([(1, 4), (3, 15)], (1, 4)))
 def test_grants_wait_no_longer_than_ssp_with_lower_and_no_less_than_with_upper(lower, upper):
     """At constant unequal speeds, and at random ones in the mean over seeds."""
     def waited(deploy, machine, **options):

@@ -92,7 +92,8 @@ def wrong(monkeypatch, owner, name, variant):
     monkeypatch.setattr(owner, name, variant)
     with pytest.raises(AssertionError):
         for seed in range(4):
-            machines.held(few(seed))
+            for point in few(seed):
+                machines.held([point])
 
 
 def test_a_forward_pass_that_waits_only_for_its_first_layer_would_be_noticed(monkeypatch):

@@ -98,7 +98,8 @@ def test_links_of_their_own_would_be_noticed(monkeypatch):
         machine.with_(hosts="", colocated=False, groups=(), uplink=None), *count))
     with pytest.raises(AssertionError):
         for seed in range(3):
-            machines.held(machines.draw(seed, 8))
+            for point in machines.draw(seed, 8):
+                machines.held([point])
 
 
 def test_a_shorter_ring_would_be_noticed(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import validation
 from refsgd.theory import ALGORITHMS
+from tests.marks import mostly_slow
 
 PAGE = (Path(validation.DOCS) / "validation.md").read_text()
 RATIO = {name: figure for figure, name in validation.NAMES.items()}
@@ -41,11 +42,13 @@ def test_the_page_is_made_of_the_results():
     held(found["grid"])
 
 
-def test_a_part_of_the_grid():
-    """Fixed times of a sixth of the configurations, random ones of four algorithms: as stored, and as the
+@pytest.mark.parametrize("part, names", mostly_slow(
+    [(12, ("bsp", "asp")), (6, ("bsp", "asp", "allreduce", "softsync"))], (12, ("bsp", "asp"))))
+def test_a_part_of_the_grid(part, names):
+    """Fixed times of one in so many configurations, random ones of some algorithms: as stored, and as the
     page says."""
-    random = [(name, {}) for name in ("bsp", "asp", "allreduce", "softsync")]
-    cases = [*validation.cases((4,), ("fixed(0.02)",), ((0.002, 0.005),), validation.CONFIGURATIONS[::6]),
+    random = [(name, {}) for name in names]
+    cases = [*validation.cases((4,), ("fixed(0.02)",), ((0.002, 0.005),), validation.CONFIGURATIONS[::part]),
              *validation.cases((4,), ("exponential(0.02)",), ((0.002, 0.001),), random)]
     rows = [r for case in cases for r in validation.check(case)]
     held(rows)
