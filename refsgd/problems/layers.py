@@ -16,8 +16,8 @@ import numpy as np
 
 from refsgd.effects import Array
 
-#: The body of a pass: it is sent the parameters of each layer in turn, yields None, and then yields the
-#: gradient of each layer, the last layer's first.
+# The body of a pass: it is sent the parameters of each layer in turn, yields None, and then yields the
+# gradient of each layer, the last layer's first.
 Steps = Generator[Array | None, Array, None]
 Gradient = Callable[[Array, int, int], Array]
 
