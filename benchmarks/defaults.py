@@ -14,6 +14,7 @@ import numpy as np
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.compare import HARD
+from refsgd.experiment.pipelines import staged
 from refsgd.experiment.prepare import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
 
 
@@ -40,10 +41,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for name, function in CATALOGUE.items():
         options = ", ".join(f"{k}={p.default}" for k, p in options_of(function).items()) or "-"
-        easy, hard = accuracies(name, seeds, workers=4), accuracies(name, seeds, **HARD)
-        print(
-            f"| `{name}` | {options} | {easy.mean():.1%} | {easy.min():.1%} | {hard.mean():.1%} | "
-            f"{hard.min():.1%} |", flush=True)
+        easy = accuracies(name, seeds, workers=4)
+        hard = None if staged(function) else accuracies(name, seeds, **HARD)  # the net has seven blocks
+        shown = "- | -" if hard is None else f"{hard.mean():.1%} | {hard.min():.1%}"
+        print(f"| `{name}` | {options} | {easy.mean():.1%} | {easy.min():.1%} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ _Built = _Count()
 class Piece(NamedTuple):
     """A piece of a gradient: layers forward in order, then backward; layer 0 backward is the last.
 
-    `share` is its part of the gradient's time; the shares of a gradient sum to 1.
+    `share` is its part of the gradient's time; the shares of a gradient sum to 1.  On a stage of a pipeline,
+    `layer` is the number of the micro-batch, and the shares of all stages sum to 1.
     """
 
     direction: Literal["forward", "backward"]

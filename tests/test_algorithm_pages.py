@@ -19,7 +19,7 @@ SECTIONS = ["Idea", "Quick facts", "Pseudo-code", "The source", "Step through it
             "Closed form and its check", "What goes wrong if", "When something dies",
             "Exercises", "References"]
 #: algorithms whose page is not of the catalogue
-OTHERS = {"sandblaster", "pipeline", "schedules", "compression"}
+OTHERS = {"sandblaster", "schedules", "compression"}
 
 
 def directives(text, name):
@@ -95,7 +95,7 @@ def test_a_changed_line_is_in_the_source_exactly_once(page, module, body):
 
 
 @pytest.mark.parametrize(("page", "module", "body"),
-                         [c for c in CHANGES if c[0] in ("ssp", "adpsgd", "pipeline") and CYCLE not in c[2]])
+                         [c for c in CHANGES if c[0] in ("ssp", "adpsgd", "gpipe", "pipedream") and CYCLE not in c[2]])
 def test_a_change_is_noticed_by_its_experiment(page, module, body):
     # raises unless it holds without the change and fails with it
     experiments.compare_with_change(module, body)

@@ -18,7 +18,7 @@ from refsgd.problems.nn import elementwise, kernels, vector, winograd
 #: the public modules; everything else is internal, read beside its source
 PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd.collectives",
           "refsgd.algorithms", "refsgd.cluster.distributions", "refsgd.cluster.machine", "refsgd.cluster.links",
-          "refsgd.problems.problem", "refsgd.problems.layers",
+          "refsgd.problems.problem", "refsgd.problems.layers", "refsgd.problems.chain",
           "refsgd.problems.data", "refsgd.problems.nn.layers", "refsgd.problems.nn.nets",
           "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
           "refsgd.theory.prediction", "refsgd.testing")

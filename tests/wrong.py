@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from refsgd.algorithms import parts, replica
 from refsgd.algorithms.allreduce import allreduce, mean
+from refsgd.algorithms.pipeline import stages
 from refsgd.algorithms.server import mirrors, softsync, ssp_gate
 
 
@@ -30,7 +31,7 @@ def wrong_deployment(deploy, right, wrong):
     if right in inspect.getsource(module):
         return getattr(changed(module, right, wrong), deploy.__name__)
     source = inspect.getsource(module)
-    shared = next(m for m in (mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
+    shared = next(m for m in (stages, mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
                   if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
     if shared is mean and module is not allreduce:  # which stands between the two
         with patch.dict(sys.modules, {allreduce.__name__: _with(allreduce, mean, right, wrong)}):

@@ -13,7 +13,7 @@ site is built.
 =========================== ==============================================================================================
 
 A run is described by options: ``:workers: 3``, ``:steps: 4``, ``:machine: latency=0.1 update=fixed(0.2)``,
-``:seed:``, ``:lr:`` and ``:options: staleness=1``; where the algorithm is not in the catalogue, by Python in
+``:seed:``, ``:lr:``, ``:batch: 4`` and ``:options: staleness=1``; where the algorithm is not in the catalogue, by Python in
 the directive's body that defines ``deploy()``.  Whatever does not hold any more (a line that is not in the
 source, an experiment that notices nothing, a bound that a run crosses) fails the build.
 """
@@ -144,7 +144,7 @@ class Directive(SphinxDirective):
         return list(self.parse_text_to_nodes(text))
 
 
-RUN_OPTIONS = {"workers": directives.positive_int, "steps": directives.nonnegative_int,
+RUN_OPTIONS = {"workers": directives.positive_int, "batch": directives.positive_int, "steps": directives.nonnegative_int,
                "seed": directives.nonnegative_int, "lr": float,
                "momentum": float, "servers": directives.positive_int, "machine": directives.unchanged,
                "options": directives.unchanged}
@@ -163,7 +163,8 @@ class Run(Directive):
             own = values_of(o.get("options", ""))
             workers = 1 if name == "sequential" else o.get("workers", 3)
             machine = machine.for_workers(workers)
-            experiment = prepare(name, quadratic(d=10, workers=workers, noise=0.1), workers=workers,
+            problem = quadratic(d=10, workers=workers, noise=0.1, batches=[o.get("batch", 1)] * workers)
+            experiment = prepare(name, problem, workers=workers,
                                  steps=o.get("steps", 4), lr=o.get("lr", 0.1),
                                  momentum=o.get("momentum", 0.0), servers=o.get("servers", 1),
                                  machine=machine, seed=o.get("seed", 0), **own)
@@ -372,7 +373,8 @@ class Check(Run):
         steps, machine, own = o.get("steps", 1000), machine_of(CLUSTER,
                                                                o.get("machine", "")).for_workers(
                                                                    workers), values_of(o.get("options", ""))
-        problem = quadratic(d=o.get("dimension", 1000), workers=workers)
+        problem = quadratic(d=o.get("dimension", 1000), workers=workers,
+                            batches=[o.get("batch", 1)] * workers)
         experiment = prepare(name, problem, workers=workers, servers=o.get("servers", 1), steps=steps,
                              lr=o.get("lr", 0.001), machine=machine,
                              seed=o.get("seed", 0), **own)

@@ -13,6 +13,7 @@ from refsgd.algorithms.allreduce import allreduce, dgc
 from refsgd.algorithms.averaging import diloco, easgd, local_sgd, post_local
 from refsgd.algorithms.baselines import independent, sequential
 from refsgd.algorithms.gossip import adpsgd, dpsgd, gosgd, pair_averaging, sgp
+from refsgd.algorithms.pipeline import gpipe, pipedream
 from refsgd.algorithms.server import (
     approximate,
     asp,
@@ -57,4 +58,6 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "diloco": diloco.diloco,
     "dpsgd": dpsgd.dpsgd,
     "sgp": sgp.sgp,
+    "gpipe": gpipe.gpipe,
+    "pipedream": pipedream.pipedream,
 }

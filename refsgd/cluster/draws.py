@@ -30,8 +30,8 @@ class Draws:
         self._constant: dict[str, float] = {}  # kinds whose durations are not drawn
         self._streams: dict[str, np.random.Generator] = {}
         self._last: tuple[Any, Samples] | None = None  # probabilities of the last choice, and their sums
-        # the draw for a gradient that is computed in pieces, and the share of it that is left
-        self._gradient, self._left = 0.0, 0.0
+        # the draw for a gradient that is computed in pieces, and whether its last piece had its time
+        self._gradient, self._ended = 0.0, True
 
     def _stream(self, purpose: str) -> np.random.Generator:
         if purpose not in self._streams:
@@ -53,9 +53,9 @@ class Draws:
         gradient."""
         if piece is None:
             return self._whole(kind)
-        if self._left < 1e-9:
-            self._gradient, self._left = self._whole(kind), 1.0
-        self._left -= piece.share
+        if self._ended:
+            self._gradient = self._whole(kind)
+        self._ended = piece.direction == "backward" and piece.layer == 0
         return self._gradient
 
     def _whole(self, kind: str, effect: Compute | None = None) -> float:
@@ -106,8 +106,11 @@ class Draws:
 
 
 def work_of(effect: Compute) -> tuple[float, float]:
-    """Floating-point operations and bytes of parameters of a gradient, which its function knows."""
-    known: Callable[..., tuple[float, float]] | None = getattr(effect.fn, "work", None)
+    """Floating-point operations and bytes of parameters of a gradient, which its function knows, or the
+    object of which it is a method."""
+    fn = effect.fn
+    owner = fn if hasattr(fn, "work") else getattr(fn, "__self__", None)
+    known: Callable[..., tuple[float, float]] | None = getattr(owner, "work", None)
     if known is None:
         name = getattr(effect.fn, "__qualname__", type(effect.fn).__name__)
         raise ValueError(f"a device prices a gradient by its work, which {name} does not state; expected the "

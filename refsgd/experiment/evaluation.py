@@ -54,7 +54,8 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         rows = history(trace, problem, rank, evaluations_of(problem, evaluations)) if evaluations else []
         if not evaluations or (rows and trace.seconds > rows[-1][0]):
             updates = trace.updates.values()
-            rows.append([trace.seconds, max(updates, default=0) if servers else sum(updates),
+            whole = servers or trace.parts
+            rows.append([trace.seconds, max(updates, default=0) if whole else sum(updates),
                          sum(images for _, images in _images(trace, problem, rank)), loss,
                          accuracy.get("test", nan)])
     measured = measure(trace, experiment.by_worker)
@@ -69,10 +70,13 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
 
 
 def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tuple[float, int]]:
-    """When each gradient was ready, and its number of images; by time."""
+    """When each gradient was ready, and its number of images; by time.  Of stages, which share a gradient, it
+    is ready at the first, to which its backward pass comes last."""
     steps = Counter[str]()
     found = []
     for gradient in trace.gradients:
+        if trace.is_worker(gradient.node) and trace.parts.get(gradient.node):
+            continue
         found.append((gradient.time, problem.images(rank[gradient.node], steps[gradient.node])))
         steps[gradient.node] += 1
     return sorted(found, key=itemgetter(0))
@@ -97,7 +101,7 @@ def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int
         when = max(t for t, _ in found.values())
         parts = [found[n][1] for n in emitters if n in found]
         updates = version + 1
-        if trace.is_worker(emitters[0]):
+        if trace.is_worker(emitters[0]) and not trace.parts:
             x = average(parts)
             updates *= sum(n not in trace.dead for n in emitters)
             updates += sum(min(version + 1, trace.updates.get(n, 0)) for n in trace.dead)

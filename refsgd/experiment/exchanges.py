@@ -27,6 +27,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "feedback": (*SERVERS, "allreduce")}
 _OWN = "its programs do not use the exchange that others share"
 _REPLICAS = "it exchanges parameters, which are whole only after the update"
+_STAGES = "its stages exchange activations, and each updates its own parameters"
 _REDUCED = "it has no servers: its buckets are parts, in the order in which they are ready"
 #: why an algorithm does not take an option, where the reason is not `_OWN`
 BECAUSE: dict[tuple[str, str], str] = {
@@ -36,6 +37,7 @@ BECAUSE: dict[tuple[str, str], str] = {
     ("dgc", "compress"): "it compresses by its own ratio",
     ("dgc", "feedback"): "its residual is a part of it",
     ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
+    ("gpipe", ""): _STAGES, ("pipedream", ""): _STAGES,
     ("hogwild", ""): "it shares memory and sends nothing",
     ("backup-workers", ""): "its server drops whole gradients, and parts would drop different ones",
     ("approximate", ""): "its servers pick the significant entries themselves",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from refsgd.effects import Deployment, roles
+from refsgd.experiment import pipelines
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.elastic import Attempt, Attempts
 from refsgd.experiment.prepare import Experiment
@@ -53,6 +54,9 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
     if runtime == "mpi" and (planned or on_death != "stop"):
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
                     "simulator, processes or tcp")
+    if on_death != "stop" and pipelines.staged(experiment.function):
+        raise Usage(f"on_death {on_death} with {experiment.name}, where a stage's parameters die with it; "
+                    "expected stop")
     if on_death == "continue" and not survives_workers(deployment):
         raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
                     "Node says survives=True); expected stop, shrink or restart")

@@ -20,7 +20,7 @@ from refsgd.cluster.placement import grouped
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
-from refsgd.experiment import exchanges
+from refsgd.experiment import exchanges, pipelines
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
@@ -134,7 +134,7 @@ def own_problem(problem: Problem, name: str, workers: int) -> Problem:
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
-        alone = " (sequential has one)" if name == "sequential" else ""
+        alone = {"sequential": " (sequential has one)"}.get(name, " (one for all stages)" * (workers == 1))
         raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
                     f"number: classification(..., workers={workers})")
     size = int(problem.x0.size)
@@ -187,10 +187,17 @@ class Experiment:
     arguments: dict[str, Any] | None = None
 
     @property
+    def replicas(self) -> int:
+        """How many shares of the data there are."""
+        return pipelines.replicas(self.function, self.workers)
+
+    @property
     def batches(self) -> list[int]:
-        """Images in each worker's gradient; no share is larger than the data."""
+        """Images in each worker's gradient; no share is larger than the data.  Of a pipeline the first stage
+        has them all."""
         said = self.problem.describe
-        return said.get("batches") or [said["batch"]] * self.workers
+        found = said.get("batches") or [said["batch"]] * self.replicas
+        return found + [0] * (self.workers - self.replicas)
 
     @property
     def by_worker(self) -> float | dict[str, float]:
@@ -206,7 +213,8 @@ class Experiment:
         """Floating-point operations of the gradients of each worker in the first epoch, step by step."""
         steps = min(self.steps, int(self.problem.describe.get("steps_per_epoch", 100))) or 1
         known = self.problem.work
-        return [[known(i, t) for t in range(steps)] for i in range(self.workers)] if known else []
+        return [[known(i % self.replicas, t) for t in range(steps)]
+                for i in range(self.workers)] if known else []
 
     @cached_property
     def priced(self) -> Machine:
@@ -268,7 +276,8 @@ class Experiment:
         found = theory.predict(
             self.name, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
-            options=options, plan=plan)
+            options=options, plan=plan, pipeline=pipelines.plan(self.function, options, self.problem,
+                                                                self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return self.with_largest(found)
@@ -285,9 +294,10 @@ class Experiment:
 
     @property
     def largest_message(self) -> int:
-        """An upper bound on the payload bytes of a message: a vector of every node, a few more, and a
-        margin."""
-        return (self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
+        """An upper bound on the payload bytes of a message: a vector of every node, a few more, a margin, and
+        activations."""
+        return ((self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
+                + pipelines.largest(self.problem, max(self.batches)))
 
 
 @dataclass(frozen=True)
@@ -372,9 +382,10 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     training.check()
     check_options(name, function, options, ["problem", *known])
     workers, machine = training.on_machine(name)
-    batch = batches_of(training.batch, workers, machine, together=name == "sequential")
+    replicas = pipelines.replicas(function, workers)
+    batch = batches_of(training.batch, replicas, machine, together=name == "sequential")
     own = problem is not None
-    problem = training.problem(problem, name, workers, batch)
+    problem = training.problem(problem, name, replicas, batch)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},
                                      training.rule(), workers, problem, training.seed)
     exchanges.check(name, options, exchange, problem, own=callable(algorithm))

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 FORMAT = 1  #: version of the JSON format
 #: pictures that `Result.plot` draws, and whether from the trace
 PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False,
-         "staleness_histogram": False,
-         "timeline": True, "layers": True, "staleness_over_time": True, "communication": True,
-         "replica_spread": False}
+         "staleness_histogram": False, "timeline": True, "layers": True, "staleness_over_time": True,
+         "communication": True, "replica_spread": False}
 # NaN and infinity, too, as Python writes them
 _REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
 _FINITE = Kind('a number, null, "inf" or "-inf"',
@@ -45,8 +44,8 @@ SCHEMA: dict[str, Any] = {
     "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
     **dict.fromkeys(("workers", "servers", "steps", "seed"), COUNT), "predicted": OBJECT,
     "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FINITE))],
-    "accuracy": _ACCURACY, "loss": _FINITE, "consensus_distance": _FINITE, "parameters_sha256": TEXT,
-    "schedule_sha256": TEXT,
+    "accuracy": _ACCURACY, "loss": _FINITE, "consensus_distance": _FINITE,
+    **dict.fromkeys(("parameters_sha256", "schedule_sha256"), TEXT),
     "measured": {
         **dict.fromkeys(("seconds", "seconds_per_iteration", "images_per_second", "idle_ratio", "messages"),
                         _REAL),
@@ -98,7 +97,7 @@ def schedule_sha256(trace: Trace) -> str:
 
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
-    """The vectors that servers and workers returned; a returned object stands for its attribute ``x``.
+    """The vectors, or the attributes ``x``, that servers and workers returned; a ``part`` is joined.
 
     Parameters
     ----------
@@ -110,13 +109,14 @@ def replicas(run: Run) -> tuple[list[Array], list[Array]]:
     (list of ndarray, list of ndarray)
         Of the servers, and of the workers.
     """
-    servers: list[Array] = []
-    workers: list[Array] = []
+    servers, held = list[Array](), dict[int, list[Array]]()  # of workers, by part
     for node in run.trace.nodes:  # parts are joined in server order, whichever ended first
-        x = getattr(run.values.get(node), "x", run.values.get(node))
+        x = getattr(value := run.values.get(node), "x", value)
         if isinstance(x, np.ndarray):
-            (workers if run.trace.is_worker(node) else servers).append(x)
-    return servers, workers
+            part = held.setdefault(getattr(value, "part", 0), [])
+            (part if run.trace.is_worker(node) else servers).append(x)
+    whole = zip(*(held[part] for part in sorted(held) if held[part]), strict=True)
+    return servers, [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in whole]
 
 
 def average(vectors: Sequence[Array]) -> Array:

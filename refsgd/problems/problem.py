@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refsgd.effects import Array
+from refsgd.problems.chain import Chain, Rows, Stage, stages_of, whole
 from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
 
@@ -54,6 +55,9 @@ class Problem:
         prices it; None: not known.
     layers : Layers or None
         Gradients layer by layer, as `refsgd.problems.layers` describes them; None: as a whole only.
+    chain : Chain or None
+        Its blocks, which stages on several nodes compute one after the other, as `refsgd.problems.chain`
+        describes them; None: the gradient as a whole only.
     exchange : Exchange or None
         How gradients travel, see `refsgd.algorithms.exchange`; None: whole, in equal parts.
     describe : dict
@@ -78,12 +82,40 @@ class Problem:
     work: Callable[[int, int], float] | None = None
     layers: Layers | None = None
     exchange: Any = None
+    chain: Chain | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:
             self.layers.check(self.x0.size)
         if self.work is not None and getattr(self.gradient, "operations", None) is not self.work:
             object.__setattr__(self, "gradient", _Priced(self.gradient, self.work))
+
+    @property
+    def blocks(self) -> Chain:
+        """The chain of blocks, which without `chain` is that of the whole gradient."""
+        return self.chain or whole(self.x0, self.gradient)
+
+    def split(self, stages: int, cut: str = "balance") -> list[Stage]:
+        """The problem in consecutive stages.
+
+        Parameters
+        ----------
+        stages : int
+            Their number, at most one for each block.
+        cut : str
+            ``balance``, ``mincut`` or the blocks after which to cut: see `refsgd.problems.chain.Chain.cut`.
+
+        Returns
+        -------
+        list of Stage
+
+        Examples
+        --------
+        >>> [stage.x0.size for stage in quadratic(d=6, workers=1).split(3)]
+        [2, 2, 2]
+        """
+        chain = self.blocks
+        return stages_of(chain, chain.cut(stages, cut), self.x0, self.images, self.work)
 
 
 class _Priced(NamedTuple):
@@ -252,6 +284,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
         From `gradient`, when the loss is not a finite number: names the worker and the step.
     """
     from refsgd.problems.data import Shards
+    from refsgd.problems.nn.blocks import blocks, loss_gradient
 
     shards = Shards(len(data.train_labels), workers, batch, seed, labels=data.train_labels, by_label=by_label)
 
@@ -286,7 +319,16 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                                                sample)[1])
         return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
 
+    def inputs(rows: Rows) -> Array:
+        return np.asarray(share(rows.rank, rows.t)[0][rows.first:rows.end])
+
+    def by_scores(scores: Array, rows: Rows) -> Array:
+        with _named(rows.rank, rows.t):
+            labels = share(rows.rank, rows.t)[1][rows.first:rows.end]
+            return loss_gradient(net, scores, labels) * np.float32(rows.share)
+
     layers = by_work(net.parts, lambda rank, t: LayerByLayer(len(net.parts), steps(rank, t)))
+    chain = Chain(blocks(net, lambda rows: _key(seed, rows.rank, rows.t)), inputs, by_scores)
     # equal batches count as full, even if the data lack an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     return Problem(net.init(seed), gradient, loss, accuracy, images,
@@ -294,4 +336,4 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
-                   work, layers)
+                   work, layers, chain=chain)

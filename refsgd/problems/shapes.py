@@ -16,8 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from refsgd.effects import Array
+from refsgd.problems import chain
+from refsgd.problems.chain import Block
 from refsgd.problems.layers import Part, by_work, whole
 from refsgd.problems.nn import nets
+from refsgd.problems.nn.blocks import blocks as blocks_of
 from refsgd.problems.problem import Problem, with_batches
 
 _SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
@@ -113,9 +116,10 @@ class ShapeOnly:
 
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,
-               net: str = "", parts: Sequence[Part] = ()) -> Problem:
-    """A problem with `d` shape-only parameters in one layer or in `parts`, whose gradients only take their
-    drawn time, or on a device the time of `operations` for each image; batches may differ by worker."""
+               net: str = "", parts: Sequence[Part] = (), blocks: Sequence[Block] = ()) -> Problem:
+    """A problem with `d` shape-only parameters in one layer or in `parts` and `blocks`, whose gradients only
+    take their drawn time, or on a device the time of `operations` for each image; batches may differ by
+    worker."""
     batches = batch if isinstance(batch, Sequence) else [batch]
     for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
         if not isinstance(value, Integral) or value < 1:
@@ -128,7 +132,8 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
 
     found = Problem(x, gradient, lambda x: float("nan"), describe={
         "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
-                    layers=by_work(parts, whole([part.slice for part in parts], gradient)))
+                    layers=by_work(parts, whole([part.slice for part in parts], gradient)),
+                    chain=chain.shape_only(blocks, ShapeOnly) if blocks else None)
     found = with_batches(found, batches)
     return found if operations is None else replace(
         found, work=lambda rank, t: operations * found.images(rank, t))
@@ -136,7 +141,8 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
 
 def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
     """A problem of the same size, work and layers, without contents."""
-    found, layers = shape_only(problem.x0.size, batches), problem.layers
+    blocks = problem.chain.blocks if problem.chain else ()
+    found, layers = shape_only(problem.x0.size, batches, blocks=blocks), problem.layers
     return replace(found, work=problem.work, exchange=problem.exchange,
                    layers=layers and replace(layers, begin=whole(layers.parts, found.gradient)))
 
@@ -153,7 +159,8 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
                          f"or {base}@224x224x3") from None
     shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
     built = nets.build(base, shape, classes=1000 if shape and prod(shape[:2]) > 4096 else 10)
-    return shape_only(built.parameters, batch, built.work(1), name, built.parts)
+    return shape_only(built.parameters, batch, built.work(1), name, built.parts,
+                      blocks_of(built, lambda rows: 0))
 
 
 def current_name(net: str) -> str:

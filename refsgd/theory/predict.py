@@ -22,9 +22,11 @@ from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
+from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
 from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
 from refsgd.theory.phenomena.layerwise import Plan
+from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting
 
@@ -33,11 +35,11 @@ ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
     "independent": independent, "hogwild": hogwild, "backup-workers": backup, "softsync": softsync,
     "staleness-aware": staleness_aware, "dc-asgd": asp, "downpour": downpour, "easgd": easgd,
     "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp, "dynsgd": ssp,
-    "dssp": dssp, "approximate": approximate, **GOSSIP,
+    "dssp": dssp, "approximate": approximate, **GOSSIP, "gpipe": gpipe, "pipedream": pipedream,
 }
 #: algorithms without servers; on a flat machine each of their workers has its own host
-SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "hogwild", "independent", "local-sgd",
-              "pair-averaging", "post-local", "sequential", "sgp"}
+SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "gpipe", "hogwild", "independent",
+              "local-sgd", "pair-averaging", "pipedream", "post-local", "sequential", "sgp"}
 #: algorithms without formulas for links that nodes share
 UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
 
@@ -101,7 +103,7 @@ def _of_unequal_batches(found: Figures, c: Setting) -> None:
     It assumes equal paces: workers that wait for each other have them in the long run, others only if their
     gradients take equally long.
     """
-    if len(set(c.batches)) == 1 or c.alike or "images_per_second" not in found:
+    if len(set(c.batches)) == 1 or c.alike or c.pipeline or "images_per_second" not in found:
         return
     lead = found.get("lead_max")
     if lead is None or lead.value >= max(c.steps, 2):
@@ -112,7 +114,8 @@ def _of_unequal_batches(found: Figures, c: Setting) -> None:
 
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
             batch: int | Sequence[int] = 1, steps: int = 1,
-            options: Mapping[str, Any] | None = None, plan: Plan | None = None) -> Figures:
+            options: Mapping[str, Any] | None = None, plan: Plan | None = None,
+            pipeline: Pipeline | None = None) -> Figures:
     """Predict every metric of a run for which there is a formula.
 
     Parameters
@@ -133,6 +136,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         The algorithm's own options, e.g. ``{"staleness": 3, "refresh": "lazy"}``.
     plan : Plan, optional
         How gradients travel in parts, see `refsgd.theory.phenomena.layerwise`.
+    pipeline : Pipeline, optional
+        Of a net in stages, see `refsgd.theory.phenomena.pipeline`.
 
     Returns
     -------
@@ -173,7 +178,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     servers = 1 if name in SERVERLESS else servers
     try:
         setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, max(steps, 1),
-                          dict(options or {}), plan)
+                          dict(options or {}), plan, pipeline)
         if plan and plan.unknown:
             raise Uncovered(plan.unknown)
         _check_covered(name, setting)

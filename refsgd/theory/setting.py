@@ -16,6 +16,7 @@ from refsgd.theory.estimate import check_distribution, kind_of, sampling
 from refsgd.theory.phenomena import gate, iteration, layerwise, server, ways
 from refsgd.theory.phenomena.gate import Network
 from refsgd.theory.phenomena.layerwise import Plan
+from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import Figures, Kind, Prediction, Side
 
@@ -32,6 +33,7 @@ class Setting:
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = None  #: of gradients that travel in parts
+    pipeline: Pipeline | None = None  #: of a net in stages
 
     @functools.cached_property
     def times(self) -> list[Distribution]:

@@ -172,9 +172,11 @@ class Trace:
 
     @cached_property
     def parts(self) -> dict[str, int]:
-        """The part of the parameters that each server has updated; empty if they are not divided."""
-        found = {e.node: e.values["part"] for e in self.marks("update")
-                 if "part" in e.values and not self.is_worker(e.node)}
+        """The part of the parameters that each server has updated, or each worker where there are no
+        servers; empty if they are not divided."""
+        held = {e.node: e.values["part"] for e in self.marks("update") if "part" in e.values}
+        servers = {node: part for node, part in held.items() if not self.is_worker(node)}
+        found = servers or held
         return found if len(set(found.values())) > 1 else {}
 
     @cached_property

@@ -58,6 +58,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}],
     "dpsgd": [{"order": "atc"}, {"graph": "complete"}],
     "sgp": [{"graph": "ring"}],
+    "gpipe": [{"micro": 1}, {"cut": "mincut"}],
+    "pipedream": [{"vertical": True}],
 }
 
 

@@ -26,6 +26,11 @@ def rank_of(node):
     return int(node.removeprefix("worker").removeprefix("peer"))
 
 
+#: Their workers share each gradient, and each holds a part of the parameters: `tests.papers.test_pipeline` holds
+#: them to the same.
+STAGED = ("gpipe", "pipedream")
+
+
 class Marked:
     """A run of `steps` iterations whose gradient (rank, t) is 1 + k at its own coordinate of part k of
     `slices` equal ones, else 0.

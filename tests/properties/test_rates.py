@@ -6,12 +6,12 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import equal
-from refsgd.algorithms.pipeline import pipeline
 from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Marked as MarkEvent
-from tests.properties.coordinates import FREE, HALVING, Marked, rank_of
-from tests.wrong import changed, wrong_deployment
+from tests.properties.coordinates import FREE, HALVING, STAGED, Marked, rank_of
+from tests.wrong import wrong_deployment
 
 
 def of_the_server(run, rank, t, k):
@@ -131,7 +131,7 @@ def test_a_step_schedule_multiplies_after_each_so_many_updates(every, factor, ra
 
 
 def test_all_algorithms_have_a_rate_here():
-    assert {name for name, *_ in CASES} == set(CATALOGUE)
+    assert {name for name, *_ in CASES} | set(STAGED) == set(CATALOGUE)
 
 
 @pytest.mark.parametrize(("name", "options", "index", "weight"), CASES)
@@ -184,19 +184,15 @@ def test_own_steps_on_a_cache_have_the_rate_that_the_server_has_when_all_have_co
 
 def hold_pipeline_rates(deploy):
     steps = 5
-
-    def backward(x, a, d):
-        return np.eye(steps, dtype=np.float32)[int(a[0, 0])], d
-
-    stage = pipeline.Stage(np.zeros(steps, np.float32), lambda x, a: a, backward)
-    chain = pipeline.Chain([stage] * 3, lambda t, j: np.full((1, 1), t, np.float32), lambda out, t, j: out)
-    for x in simulate(deploy(chain, steps, SGD(1.0, schedule=HALVING)), FREE).values.values():
-        assert np.array_equal(x, [-0.5 ** (t) for t in range(steps)])
+    problem = Problem(np.zeros(3 * steps, np.float32),
+                      lambda x, rank, t: np.tile(np.eye(steps, dtype=np.float32)[t], 3), lambda x: 0.0)
+    for stage in simulate(deploy(problem, 3, steps, SGD(1.0, schedule=HALVING)), FREE).values.values():
+        assert np.array_equal(stage.x, [-0.5 ** (t) for t in range(steps)])
 
 
-@pytest.mark.parametrize("deploy", [pipeline.gpipe, pipeline.pipedream])
-def test_a_stage_counts_its_updates(deploy):
-    hold_pipeline_rates(deploy)
+@pytest.mark.parametrize("name", STAGED)
+def test_a_stage_counts_its_updates(name):
+    hold_pipeline_rates(CATALOGUE[name])
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------
@@ -255,8 +251,8 @@ def test_a_wrong_velocity_is_caught(name, right, wrong):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"),
-                         [("gpipe", "v, g, t, kind", "v, g, 0, kind"),
-                          ("pipedream", "v, g, b, kind", "v, g, read, kind")])
+                         [("gpipe", "self.v, g, t, kind", "self.v, g, 0, kind"),
+                          ("pipedream", "self.v, g, t, kind", "self.v, g, read, kind")])
 def test_a_wrong_schedule_of_a_stage_is_caught(name, right, wrong):
     with pytest.raises(AssertionError):
-        hold_pipeline_rates(getattr(changed(pipeline, right, wrong), name))
+        hold_pipeline_rates(wrong_deployment(CATALOGUE[name], right, wrong))

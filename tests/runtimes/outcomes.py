@@ -13,8 +13,10 @@ Outcome = Literal["ends", "refused", "continues", "same bits"]
 
 #: Algorithms in which some node waits for every worker.
 WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
+#: Algorithms whose workers are the only ones that hold a part of the parameters.
+STAGED = ("gpipe", "pipedream")
 #: Algorithms whose parameters do not depend on how long anything takes.
-TIMELESS = (*WAITS, "sequential", "independent")
+TIMELESS = (*WAITS, *STAGED, "sequential", "independent")
 
 #: State that is lost with a worker when the others continue.
 LOST = {
@@ -48,6 +50,8 @@ def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> 
     ('refused', 'continues', 'same bits')
     """
     alone = algorithm == "sequential"
+    if algorithm in STAGED and on_death != "stop":
+        return "refused"
     if (on_death == "continue" and algorithm in WAITS) or (on_death == "shrink" and alone):
         return "refused"
     if fault not in ("kill", "drop"):
@@ -59,9 +63,8 @@ def table() -> str:
     """The outcomes of the death of a worker as a table in Markdown."""
     lines = [f"| algorithm | {' | '.join(POLICIES)} | lost when the others continue |",
              "| --- " * (len(POLICIES) + 2) + "|"]
-    for name in sorted([*WAITS, *LOST, "sequential"]):
+    for name in sorted([*WAITS, *STAGED, *LOST, "sequential"]):
         found = [outcome(name, "kill", policy) for policy in POLICIES]
-        lines.append(
-            f"| {name} | {' | '.join(found)} | "
-            f"{LOST.get(name, 'there are no others' if name == 'sequential' else 'velocities, residuals')} |")
+        lost = LOST | {"sequential": "there are no others"} | dict.fromkeys(STAGED, "its part of the parameters")
+        lines.append(f"| {name} | {' | '.join(found)} | {lost.get(name, 'velocities, residuals')} |")
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from refsgd.algorithms.server.bsp import bsp
 from refsgd.algorithms.server.ssp import ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
+from refsgd.experiment import pipelines
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, predict
@@ -194,7 +195,8 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
     taken = inspect.signature(function).parameters
     defaults = {k: p.default for k, p in taken.items() if p.kind is p.KEYWORD_ONLY}
     p = predict(name, machine, workers=n, servers=servers, nbytes=4 * D, batch=1, steps=steps,
-                options={**defaults, **options})
+                options={**defaults, **options},
+                pipeline=pipelines.plan(function, {**defaults, **options}, PROBLEM, n, steps))
     known = {"servers": servers, "rotated": machine.colocated and servers == n}
     more = {k: v for k, v in known.items() if k in taken} | options
     return p, [simulate(lambda: function(PROBLEM, n, steps, SGD(lr=0.1), **more), machine, seed).trace

@@ -1,1 +1,1 @@
-"""Pipelines."""
+"""Pipelines: a net in stages on several nodes."""

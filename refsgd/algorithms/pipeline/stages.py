@@ -1,53 +1,25 @@
-"""Stages of a pipeline: parameters and functions, messages between neighbours, one pass in each direction."""
+"""Stages of a pipeline: messages between neighbours, one pass in each direction, the update."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from refsgd.effects import Array, Compute, Program, Recv, Send
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A differentiable function of parameters and activations.
-
-    Parameters
-    ----------
-    x0 : ndarray, (d_k,)
-        Its parameters at the start.
-    forward : callable
-        ``(x, a) -> activations``, both (rows, ...).
-    backward : callable
-        ``(x, a, d) -> (g, d_in)``: d is the gradient of what `forward` returned, g (d_k,) the mean over rows.
-    """
-
-    x0: Array
-    forward: Callable[[Array, Array], Array]
-    backward: Callable[[Array, Array, Array], tuple[Array, Array]]
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Piece, Program, Recv, Send
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Stages in order, and the two ends of the pipeline.
+class Divisible(Protocol):
+    """What a pipeline needs to know about its problem, see `refsgd.problems.chain`."""
 
-    Parameters
-    ----------
-    stages : sequence of Stage
-    inputs : callable
-        ``(t, j) -> (rows, ...)``: micro-batch j of step t.
-    loss_gradient : callable
-        ``(output, t, j) -> (rows, ...)``: gradient of each row's loss by the output of the last stage.
-    """
-
-    stages: Sequence[Stage]
-    inputs: Callable[[int, int], Array]
-    loss_gradient: Callable[[Array, int, int], Array]
+    def split(self, stages: int, cut: str) -> Sequence[Any]:
+        """Its stages, between cuts that are chosen or given."""
+        ...
 
 
 class Activations(NamedTuple):
-    """stage k -> stage k + 1: the result of a micro-batch's forward pass."""
+    """stage k -> stage k + 1: the result of a forward pass."""
 
     a: Array
 
@@ -58,21 +30,83 @@ class Gradients(NamedTuple):
     d: Array
 
 
-def forward(k: int, chain: Chain, x: Array, t: int, j: int) -> Program[tuple[Array, Array | None]]:
-    """Micro-batch j of step t through stage k: its input, and at the last stage the loss gradient."""
-    a: Array = chain.inputs(t, j) if k == 0 else (yield Recv(Activations, src=f"stage{k - 1}"))[1].a
-    out: Array = yield Compute(chain.stages[k].forward, x, a)
-    if k == len(chain.stages) - 1:
-        return a, chain.loss_gradient(out, t, j)
-    yield Send(f"stage{k + 1}", Activations(out))
-    return a, None
+class Held(NamedTuple):
+    """The result of a stage: its parameters, which are one part of the model's."""
+
+    part: int
+    x: Array
 
 
-def backward(k: int, chain: Chain, x: Array, a: Array, d: Array | None) -> Program[Array]:
-    """The gradient of stage k's parameters at x and a; d is that of its output, None: from the right."""
-    if d is None:
-        d = (yield Recv(Gradients, src=f"stage{k + 1}"))[1].d
-    g, to_left = yield Compute(chain.stages[k].backward, x, a, d)
-    if k:
-        yield Send(f"stage{k - 1}", Gradients(to_left))
-    return g  # type: ignore[no-any-return]
+@dataclass
+class Worker:
+    """Stage k on its node: its parameters with the state of the update rule, and the names of all stages."""
+
+    k: int
+    names: Sequence[str]
+    stage: Any
+    sgd: SGD
+
+    def __post_init__(self) -> None:
+        self.x: Array = self.stage.x0
+        self.v = self.sgd.start(self.x)
+
+    @property
+    def held(self) -> Held:
+        """What the program returns."""
+        return Held(self.k, self.x)
+
+    def forward(self, x: Array, rows: Any, j: int = 0) -> Program[Any]:
+        """These examples through the stage at x; micro-batch j.  Returns what `backward` needs."""
+        a = None
+        if self.k > 0:
+            _, (a,) = yield Recv(Activations, src=self.names[self.k - 1])
+        piece = Piece("forward", j, self.stage.share * rows.share / 3)
+        out, kept = yield Compute(self.stage.forward, x, rows, a, piece=piece)
+        if self.k < len(self.names) - 1:
+            yield Send(self.names[self.k + 1], Activations(out))
+        return kept
+
+    def backward(self, x: Array, rows: Any, kept: Any, j: int = 0) -> Program[Array]:
+        """The gradient of the stage's parameters at x, of these examples' part of the mean loss."""
+        d = None
+        if self.k < len(self.names) - 1:
+            _, (d,) = yield Recv(Gradients, src=self.names[self.k + 1])
+        piece = Piece("backward", j, self.stage.share * rows.share * 2 / 3)
+        g, d = yield Compute(self.stage.backward, x, rows, kept, d, piece=piece)
+        if self.k > 0:
+            yield Send(self.names[self.k - 1], Gradients(d))
+        return g  # type: ignore[no-any-return]
+
+    def update(self, g: Array, t: int, read: int) -> Program[None]:
+        """Update t, with a gradient at version `read`; reported to observers."""
+        self.x, self.v = yield Compute(self.sgd.step, self.x, self.v, g, t, kind="update")
+        yield Mark("update", part=self.k, version=t, reads=((self.names[self.k], read),), t=t, x=self.x)
+        yield Mark("clock", t=t)
+
+
+def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: str,
+           program: Callable[[Worker], Program[Held]]) -> Deployment:
+    """A deployment of stages, one on each node.
+
+    Parameters
+    ----------
+    problem : Divisible
+    workers : int
+        Number of nodes, at least 1.
+    sgd : SGD
+        The update rule of each stage.
+    stages : int or None
+        K, by default one for each node; pipelines beside each other are not deployed yet.
+    cut : str
+        Where the problem is cut, see `refsgd.problems.chain.Chain.cut`.
+    program : callable
+        The main program of a stage.
+    """
+    if workers < 1:
+        raise ValueError(f"workers {workers}; expected at least 1")
+    if stages not in (None, workers):
+        raise ValueError(f"stages {stages} on {workers} workers; expected one stage on each worker, stages "
+                         f"{workers}: a pipeline has no replicas yet")
+    names = [f"stage{k}" for k in range(workers)]
+    return {name: Node(program(Worker(k, names, stage, sgd)), rank=k)
+            for k, (name, stage) in enumerate(zip(names, problem.split(workers, cut), strict=True))}

@@ -88,11 +88,13 @@ class Plan:
     """The steps of one net and the buffers between them.
 
     ``at`` gives the byte offsets of each layer's parameters, layers of branches first.  Without ``keep``
-    there is only a forward pass, and buffers share memory.
+    there is only a forward pass, and buffers share memory.  ``wanted``: whether the gradient of the input is
+    computed too.
     """
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True) -> None:
-        self.input = Buffer(shape, wanted=False)
+    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True,
+                 wanted: bool = False) -> None:
+        self.input = Buffer(shape, wanted)
         self.buffers = [self.input]
         self.steps: list[Step] = []
         self.scratch = Scratch()

@@ -34,7 +34,7 @@ def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array
     z, kept = forward(layers, p, images)
     loss, dz = softmax_cross_entropy(z, labels)
     _, gradients = backward(layers, p, kept, dz)
-    return loss, np.concatenate([part.ravel() for part in _flattened(gradients)])
+    return loss, np.concatenate([part.ravel() for part in flattened(gradients)])
 
 
 def loss_and_accuracy(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
@@ -62,7 +62,7 @@ def _fix_statistics(layers: Sequence[Layer], p: list[Any], x: Array) -> Array:
     return x
 
 
-def _flattened(gradients: Any) -> Iterator[Array]:
+def flattened(gradients: Any) -> Iterator[Array]:
     """Arrays of nested lists of dicts, in order."""
     for part in gradients:
-        yield from part.values() if isinstance(part, dict) else _flattened(part)
+        yield from part.values() if isinstance(part, dict) else flattened(part)

@@ -82,6 +82,21 @@ def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Ste
 Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
 
 
+def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
+        int, Callable[[int, int, float], Way], float]:
+    """The number of links, the way of a message between `pairs` of n peers, and the events that it takes."""
+    network = Network.of(machine, n)
+    found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
+    meets = meeting(found)
+    hops = sum(1 + sum(hop.link in meets for hop in way) for way in found.values()) / max(len(found), 1)
+
+    @functools.cache
+    def way(i: int, j: int, nbytes: float) -> Way:
+        return parts(found[f"worker{i}", f"worker{j}"], nbytes, meets)
+
+    return len(network.links), way, hops
+
+
 def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
            gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, exchange: Exchange, *,
            first: Exchange | None = None, before: int = 0, after: int = 0) -> Rounds:
@@ -89,10 +104,8 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
 
     `pairs` exchange `messages` in a round; `first` comes before a round's gradients.
     """
-    n, network = len(times), Network.of(machine, len(times))
-    found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
-    meets = meeting(found)
-    hops = sum(1 + sum(hop.link in meets for hop in way) for way in found.values()) / max(len(found), 1)
+    n = len(times)
+    links, way, hops = wired(machine, n, pairs)
     random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
     events, least = messages * hops + n, 4 if random else 1
     if events * least * 2 > EVENTS:
@@ -101,10 +114,6 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
     replicas = max(least, min(REPLICAS, int(EVENTS / (events * len(seen))))) if random else 1
     rng, ends = np.random.default_rng(1992), np.zeros((replicas, len(seen), n))
-
-    @functools.cache
-    def way(i: int, j: int, nbytes: float) -> Way:
-        return parts(found[f"worker{i}", f"worker{j}"], nbytes, meets)
 
     def script(i: int, computing: list[float], updating: list[float]) -> Script:
         left, updates = iter(computing), iter(updating)
@@ -123,12 +132,12 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     for r in range(replicas):
         drawn = [time.sample(rng, total).tolist() for time in times]
         paid = [[0.0] * small if u is None else u.sample(rng, small).tolist() for u in own]
-        peers = Peers(len(network.links), way, [script(i, drawn[i], paid[i]) for i in range(n)])
+        peers = Peers(links, way, [script(i, drawn[i], paid[i]) for i in range(n)])
         ends[r] = np.array(peers.ends).T
-    return _summary(ends, seen, gradients, random)
+    return summary(ends, seen, gradients, random)
 
 
-def _summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
+def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
     """Pace and end, from the times at which rounds ended (replicas, rounds, peers)."""
     mean, low = ends.mean(axis=2), len(seen) // 3
     middle = (low + len(seen)) // 2

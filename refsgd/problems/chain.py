@@ -1,0 +1,360 @@
+"""A problem as a chain of blocks, which stages on several nodes compute one after the other.
+
+A stage holds the parameters of some consecutive blocks.  It receives the activations of the stage before it,
+and hands its own to the next; the gradient by these activations comes back the same way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refsgd.effects import Array
+
+
+class Rows(NamedTuple):
+    """A micro-batch: examples `first` to `end` - 1 of the `total` in worker `rank`'s share of step `t`."""
+
+    rank: int
+    t: int
+    first: int
+    end: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """Their part of the worker's share."""
+        return (self.end - self.first) / self.total if self.total else 1.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A differentiable function of its parameters and of the activations before it; a net is cut between
+    blocks only.
+
+    Parameters
+    ----------
+    name : str
+    part : slice
+        The place of its parameters in the flat vector, maybe empty.
+    work : float
+        Of its forward pass, in any unit; a backward pass takes twice as much.
+    nbytes : float
+        Of the activations that leave it, for one example.
+    forward : callable
+        ``(x, a, rows) -> (activations, kept)``.
+    backward : callable
+        ``(x, kept, d) -> (g, d_in)``: d is the gradient of what `forward` returned, g that of x.
+    """
+
+    name: str
+    part: slice
+    work: float
+    nbytes: float
+    forward: Callable[[Array, Array, Rows], tuple[Array, Any]]
+    backward: Callable[[Array, Any, Array], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive blocks, and the ends of the chain where it has them; `Problem.split` makes it.
+
+    Parameters
+    ----------
+    x0 : ndarray, (part,)
+        Its parameters at the start.
+    share : float
+        The part of a gradient's time that its passes take.
+    blocks : sequence of Block
+    nbytes : int
+        Of all parameters of the problem.
+    images, operations : callable
+        Those of the problem; its `work` may be None.
+    inputs, loss_gradient : callable or None
+        Those of the chain, at the first and at the last stage.
+    """
+
+    x0: Array
+    share: float
+    blocks: Sequence[Block]
+    nbytes: int  #: of all parameters of the problem
+    images: Callable[[int, int], int]
+    operations: Callable[[int, int], float] | None
+    inputs: Callable[[Rows], Array] | None = None
+    loss_gradient: Callable[[Array, Rows], Array] | None = None
+
+    def micro_batches(self, rank: int, t: int, micro: int = 1) -> list[Rows]:
+        """A worker's share of a step, divided into at most `micro` parts of one example or more.
+
+        Parameters
+        ----------
+        rank, t, micro : int
+
+        Returns
+        -------
+        list of Rows
+        """
+        count = self.images(rank, t)
+        m = max(1, min(micro, count))
+        return [Rows(rank, t, count * j // m, count * (j + 1) // m, count) for j in range(m)]
+
+    def forward(self, x: Array, rows: Rows, a: Array | None) -> tuple[Array | None, Any]:
+        """The activations for the next stage, and what `backward` needs.
+
+        The first stage reads the examples; the last one keeps the gradient of the loss.
+
+        Parameters
+        ----------
+        x : ndarray, (part,)
+        rows : Rows
+        a : ndarray or None
+            From the stage before; None at the first.
+
+        Returns
+        -------
+        (ndarray or None, object)
+        """
+        out = self.inputs(rows) if self.inputs else a
+        kept = []
+        for block in self.blocks:
+            assert out is not None
+            out, each = block.forward(self._of(block, x), out, rows)
+            kept.append(each)
+        if self.loss_gradient is None:
+            return out, (kept, None)
+        return None, (kept, self.loss_gradient(out, rows))  # type: ignore[arg-type]
+
+    def backward(self, x: Array, rows: Rows, kept: Any, d: Array | None) -> tuple[Array, Array | None]:
+        """The gradient of the stage's parameters, and that by the activations of the stage before.
+
+        Parameters
+        ----------
+        x : ndarray, (part,)
+        rows : Rows
+        kept : object
+            From `forward`.
+        d : ndarray or None
+            From the stage behind; None at the last.
+
+        Returns
+        -------
+        (ndarray, ndarray or None)
+        """
+        each, loss = kept
+        d, found = loss if self.loss_gradient else d, []
+        for block, values in zip(reversed(self.blocks), reversed(each), strict=True):
+            assert d is not None
+            g, d = block.backward(self._of(block, x), values, d)
+            found.append(g)
+        g = np.concatenate(found[::-1]) if len(found) > 1 else found[0]
+        return g, None if self.inputs else d
+
+    def work(self, x: Array, rows: Rows, *_: Any) -> tuple[float, float]:
+        """Operations and bytes of parameters of the whole gradient, by which a device prices its pieces.
+
+        Parameters
+        ----------
+        x : ndarray, (part,)
+        rows : Rows
+        *_
+            Other arguments of the passes.
+
+        Returns
+        -------
+        (float, float)
+        """
+        assert self.operations is not None
+        return self.operations(rows.rank, rows.t), self.nbytes
+
+    def _of(self, block: Block, x: Array) -> Array:
+        first = self.blocks[0].part.start
+        return x[block.part.start - first:block.part.stop - first]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a problem says of its blocks, in the order of the forward pass.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        Their places in the vector are contiguous and in order.
+    inputs : callable
+        ``rows -> (rows, ...)``: what the first block reads.
+    loss_gradient : callable
+        ``(output, rows) -> (rows, ...)``: the gradient, by the last block's output, of the mean loss of the
+        worker's whole share, so that the gradients of micro-batches add up to its gradient.
+    by_row : bool
+        Whether activations are the larger, the more examples there are.
+    """
+
+    blocks: Sequence[Block]
+    inputs: Callable[[Rows], Array]
+    loss_gradient: Callable[[Array, Rows], Array]
+    by_row: bool = True
+
+    @property
+    def costs(self) -> list[float]:
+        """Shares of a gradient's time, by block; equal ones if no block has any work."""
+        total = sum(block.work for block in self.blocks)
+        return [block.work / total if total else 1 / len(self.blocks) for block in self.blocks]
+
+    def cut(self, stages: int, how: str = "balance") -> list[int]:
+        """After how many blocks each stage but the last ends.
+
+        Parameters
+        ----------
+        stages : int
+        how : str
+            ``balance``: the slowest stage takes the least time, and of such cuts those that the fewest bytes
+            cross; ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``.
+
+        Returns
+        -------
+        list of int
+
+        Examples
+        --------
+        Three blocks that take 1, 1 and 2 s, with 8 and 4 bytes between them:
+
+        >>> blocks = [Block(name, slice(0, 0), work, size, None, None)
+        ...           for name, work, size in (("a", 1, 8), ("b", 1, 4), ("c", 2, 0))]
+        >>> chain = Chain(blocks, None, None)
+        >>> chain.cut(2), chain.cut(2, "mincut"), chain.cut(2, "1")
+        ([2], [2], [1])
+        """
+        count = len(self.blocks)
+        if not 1 <= stages <= count:
+            names = ", ".join(block.name for block in self.blocks)
+            raise ValueError(f"stages {stages}; expected 1 to {count}, a block or more for each: {names}")
+        if how == "mincut":
+            return self._cheapest(stages, 1.0) or []
+        if how == "balance":
+            sums = [0.0, *accumulate(self.costs)]
+            times = sorted({b - a for k, b in enumerate(sums) for a in sums[:k]})  # of a slowest stage
+            least = bisect_left(times, True, key=lambda most: self._fits(stages, most))
+            return self._cheapest(stages, times[least]) or []
+        try:
+            found = [int(end) for end in how.split(",")] if how else []
+        except ValueError:
+            found = [0]
+        if len(found) != stages - 1 or any(b <= a for a, b in pairwise([0, *found, count])):
+            raise ValueError(f"cut {how!r} for {stages} stages; expected balance, mincut, or the "
+                             f"{stages - 1} blocks after which to cut, ascending and within 1 to {count - 1}")
+        return found
+
+    def _fits(self, stages: int, most: float) -> bool:
+        """Whether no stage need take more than `most`, if each takes as many blocks as it can."""
+        used, filled = 1, 0.0
+        for cost in self.costs:
+            if filled + cost > most * (1 + 1e-12):
+                used, filled = used + 1, 0.0
+            filled += cost
+        return used <= stages and max(self.costs) <= most * (1 + 1e-12)
+
+    def _cheapest(self, stages: int, most: float) -> list[int] | None:
+        """The cut that the fewest bytes cross, of those equal the one with the quickest slowest stage, if no
+        stage may take more than `most`; dynamic programming over (stages, blocks)."""
+        sums, count = [0.0, *accumulate(self.costs)], len(self.blocks)
+        Best = tuple[float, float, list[int]]
+        best: dict[int, Best] = {0: (0.0, 0.0, [])}  # by number of blocks in the stages so far
+        for stage in range(stages):
+            after: dict[int, Best] = {}
+            for end in range(stage + 1, count - (stages - stage - 1) + 1):
+                crossing = self.blocks[end - 1].nbytes if end < count else 0.0
+                options = [(size + crossing, max(slowest, sums[end] - sums[k]), [*ends, end])
+                           for k, (size, slowest, ends) in best.items()
+                           if k < end and sums[end] - sums[k] <= most * (1 + 1e-12)]
+                if options:
+                    after[end] = min(options)
+            best = after
+        return best[count][2][:-1] if count in best else None
+
+
+def stages_of(chain: Chain, cut: Sequence[int], x0: Array, images: Callable[[int, int], int],
+              operations: Callable[[int, int], float] | None) -> list[Stage]:
+    """The stages between cuts.
+
+    Parameters
+    ----------
+    chain : Chain
+    cut : sequence of int
+        As `Chain.cut` returns it.
+    x0, images, operations
+        Those of the problem.
+
+    Returns
+    -------
+    list of Stage
+    """
+    costs, found = chain.costs, []
+    for first, end in pairwise([0, *cut, len(chain.blocks)]):
+        blocks = chain.blocks[first:end]
+        found.append(Stage(x0[blocks[0].part.start:blocks[-1].part.stop], sum(costs[first:end]), blocks,
+                           x0.nbytes, images, operations, None if first else chain.inputs,
+                           chain.loss_gradient if end == len(chain.blocks) else None))
+    return found
+
+
+def whole(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Chain:
+    """The chain of a problem that knows only its whole gradient: parameters travel instead of activations,
+    and the last stage, which then has all of them, computes the gradient, whose parts travel back.
+
+    Its 48 blocks are equal, or some of them empty.
+
+    Parameters
+    ----------
+    x0, gradient
+        Those of the problem.
+
+    Returns
+    -------
+    Chain
+    """
+    count = 48
+
+    def forward(x: Array, a: Array, rows: Rows) -> tuple[Array, None]:
+        return np.concatenate([a, x]), None
+
+    def backward(first: int, x: Array, kept: None, d: Array) -> tuple[Array, Array]:
+        return d[first:], d[:first]
+
+    def loss_gradient(x: Array, rows: Rows) -> Array:
+        g = gradient(x, rows.rank, rows.t)
+        return g if rows.share == 1 else g * x0.dtype.type(rows.share)
+
+    parts = [slice(x0.size * k // count, x0.size * (k + 1) // count) for k in range(count)]
+    blocks = [Block(f"block{k}", part, 1.0, x0.dtype.itemsize * part.stop, forward,
+                    partial(backward, part.start)) for k, part in enumerate(parts, 1)]
+    return Chain(blocks, lambda rows: x0[:0], loss_gradient, by_row=False)
+
+
+def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any]) -> Chain:
+    """The same blocks without contents.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+    vector : callable
+        Makes a vector of a size.
+
+    Returns
+    -------
+    Chain
+    """
+
+    def forward(size: float, x: Array, a: Array, rows: Rows) -> tuple[Array, Array]:
+        return vector(round(size * (rows.end - rows.first) / 4)), a
+
+    def backward(x: Array, a: Array, d: Array) -> tuple[Array, Array]:
+        return x, a
+
+    made = [Block(block.name, block.part, block.work, block.nbytes, partial(forward, block.nbytes), backward)
+            for block in blocks]
+    return Chain(made, lambda rows: vector(0), lambda out, rows: out)

@@ -1,0 +1,124 @@
+"""A net as a chain of blocks, each a layer of its list: layers in branches stay with their block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refsgd.problems.chain import Block, Rows
+from refsgd.problems.nn import reference
+from refsgd.problems.nn.frame import Frame
+from refsgd.problems.nn.layer import Array
+from refsgd.problems.nn.layers import softmax_cross_entropy
+from refsgd.problems.nn.memory import Field
+from refsgd.problems.nn.net import Leaf, Net
+
+if TYPE_CHECKING:
+    from refsgd.problems.nn.plan import Plan
+
+
+def blocks(net: Net, key: Callable[[Rows], int]) -> list[Block]:
+    """The layers of a net; `key` chooses what dropout drops."""
+    found, leaves, first, work, end = list[Block](), list[Leaf](), 0, 0.0, 0
+    for leaf, row in zip(net.leaves, net.describe(), strict=True):
+        leaves.append(leaf)
+        work, end = work + row.flops, end + row.parameters
+        if leaf.layer is net.layers[len(found)]:
+            passes = _Passes(net, len(found), slice(first, end), leaves, key)
+            found.append(Block(leaf.name, passes.part, work, row.activation_bytes, passes.forward,
+                               passes.backward))
+            leaves, first, work = [], end, 0.0
+    return found
+
+
+def loss_gradient(net: Net, scores: Array, labels: Array) -> Array:
+    """The gradient of the mean loss by the scores."""
+    if not len(scores):
+        return scores
+    loss, d = softmax_cross_entropy(scores, labels)
+    if not np.isfinite(loss):
+        raise FloatingPointError(f"net {net.name}: loss is {loss}")
+    return d
+
+
+@dataclass
+class _Passes:
+    """The passes of a layer, by kernels where there are any, else by its definition.
+
+    A plan holds the activations of one micro-batch, from its forward pass to its backward pass.
+    """
+
+    net: Net
+    number: int
+    part: slice
+    leaves: Sequence[Leaf]
+    key: Callable[[Rows], int]
+    idle: list[Plan] = field(default_factory=list)
+
+    def forward(self, x: Array, a: Array, rows: Rows) -> tuple[Array, Any]:
+        """The activations that leave it, and the plan or the values that hold what came."""
+        if not (len(a) and reference.has_kernels()):
+            p = self._views(x, self.key(rows))
+            out, kept = self.net.layers[self.number].forward(p, a)
+            return out, (p, kept)
+        plan = self._plan()
+        plan.reserve(len(a))
+        frame = Frame(x.ctypes.data - 4 * self.part.start, 0, key=self.key(rows))
+        for step in plan.steps:
+            step.prepare(frame)
+        plan.forward(np.ascontiguousarray(a), frame)
+        out = np.empty((len(a), *plan.output.shape), np.float32)
+        _copy(plan.output.value, out, out=True)
+        return out, (plan, frame)
+
+    def backward(self, x: Array, kept: Any, d: Array) -> tuple[Array, Array]:
+        """The gradients of its parameters and of what came."""
+        if not isinstance(kept[1], Frame):
+            p, values = kept
+            d, gradients = self.net.layers[self.number].backward(p, values, d)
+            return np.concatenate([x[:0], *_arrays(gradients)]), d
+        plan, frame = kept
+        g, b = np.zeros_like(x), len(d)
+        frame = replace(frame, x=x.ctypes.data - 4 * self.part.start, g=g.ctypes.data - 4 * self.part.start)
+        _copy(plan.output.gradient, np.ascontiguousarray(d), out=False)
+        plan.backward(b, frame)
+        for step in plan.steps:
+            step.finish(frame)
+        d = np.empty((b, *plan.input.shape), np.float32)
+        _copy(plan.input.gradient, d, out=True)
+        self.idle.append(plan)
+        return g, d
+
+    def _plan(self) -> Plan:
+        """A plan that holds no micro-batch."""
+        from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
+
+        try:
+            return self.idle.pop()
+        except IndexError:
+            last = self.leaves[-1]
+            return Plan([last.layer], last.shape, (leaf.at for leaf in self.leaves), wanted=True)
+
+    def _views(self, x: Array, key: int) -> Any:
+        """The arrays of the parameters, as the definition takes them."""
+        vector = np.empty(self.net.parameters, x.dtype)  # of which nothing else is read
+        vector[self.part] = x
+        return self.net.unflatten(vector, key)[self.number]
+
+
+def _copy(held: Field, images: Array, out: bool) -> None:
+    """Copy what a plan holds `out` to images without a border, or the other way."""
+    from refsgd.problems.nn import elementwise
+
+    rows, columns, c = held.shape
+    free = images.ctypes.data, 4 * rows * columns * c, 4 * columns * c, 0
+    source, target = (held.place, free) if out else (free, held.place)
+    elementwise.copy(len(images), rows, 1, columns * c, source, target, False)
+
+
+def _arrays(gradients: Any) -> Iterator[Array]:
+    """Gradients of a layer, or of the layers in its branches, in the order of the flat vector."""
+    return (each.ravel() for each in reference.flattened([gradients]))

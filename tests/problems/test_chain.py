@@ -1,0 +1,185 @@
+"""Problems in stages: gradients of every net, the choice of cuts, what crosses them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refsgd
+from refsgd.cluster.machine import Machine
+from refsgd.problems import classification
+from refsgd.problems.chain import Block, Chain
+from refsgd.problems.data import load
+from refsgd.problems.data.sets import Dataset
+from refsgd.problems.nn import nets, reference
+from refsgd.theory.phenomena.pipeline import bubble
+
+
+def images(shape, classes=10, count=32):
+    random = np.random.default_rng(3)
+    x = random.random((count, *shape), np.float32)
+    y = random.integers(0, classes, count)
+    return Dataset("noise", x, y, x, y, classes)
+
+
+def through(problem, stages, micro, t=0, cut="balance"):
+    """The gradient of a step by its stages, and the bytes of activations that crossed their cuts."""
+    found, total, crossed = problem.split(stages, cut), [0.0] * stages, 0
+    for rows in found[0].micro_batches(0, t, micro):
+        a, kept = None, []
+        for stage in found:
+            a, values = stage.forward(stage.x0, rows, a)
+            kept.append(values)
+            crossed += 0 if a is None else a.nbytes
+        d = None
+        for k in reversed(range(stages)):
+            g, d = found[k].backward(found[k].x0, rows, kept[k], d)
+            total[k] = total[k] + g
+        assert d is None
+    return np.concatenate(total), crossed
+
+
+#: a net, its images, and whether batch norm takes statistics of each micro-batch
+NETS = [("tiny", (8, 8, 1), False), ("mlp:16", (8, 8, 1), False), ("softmax", (8, 8, 1), False),
+        ("lenet5", (28, 28, 1), False), ("shallow", (28, 28, 1), False), ("vgg16:2", (32, 32, 3), False),
+        ("resnet18:2", (16, 16, 3), True), ("inception:4", (16, 16, 3), True),
+        pytest.param("resnet50:2", (16, 16, 3), True, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("name", "shape", "normed"), NETS)
+def test_stages_have_the_gradient_of_the_whole_net(name, shape, normed, kernels, monkeypatch):
+    """systems.md section 4, "any shipped net"; "gradient of GPipe = full batch to rounding", batch norm of
+    micro-batches excepted."""
+    problem = classification(images(shape), nets.build(name, shape), 1, 6)
+    if not kernels:
+        monkeypatch.setattr(reference, "has_kernels", lambda: False)
+    whole = problem.gradient(problem.x0, 0, 0)
+    blocks = problem.chain.blocks
+    for stages, micro in ((1, 1), (2, 1), (min(4, len(blocks)), 1 if normed else 4)):
+        g, crossed = through(problem, stages, micro)
+        assert g.dtype == np.float32
+        assert np.allclose(g, whole, rtol=0, atol=2e-5 * np.abs(whole).max())
+        cuts = problem.chain.cut(stages)
+        assert crossed == sum(6 * blocks[end - 1].nbytes for end in cuts), "skip connections are inside blocks"
+
+
+def test_a_gradient_without_the_weights_of_micro_batches_is_caught():
+    """WRONG: each micro-batch's mean counts whole."""
+    problem = classification(images((8, 8, 1)), nets.build("tiny"), 1, 6)
+    chain, whole = problem.chain, problem.gradient(problem.x0, 0, 0)
+    wrong = Chain(chain.blocks, chain.inputs, lambda out, rows: chain.loss_gradient(out, rows) / rows.share)
+    object.__setattr__(problem, "chain", wrong)
+    assert not np.allclose(through(problem, 2, 3)[0], whole, rtol=0, atol=1e-2 * np.abs(whole).max())
+
+
+def test_two_micro_batches_in_flight_keep_their_own_activations():
+    problem = classification(images((8, 8, 1)), nets.build("tiny"), 1, 6)
+    stage, = problem.split(1)
+    first, second = stage.micro_batches(0, 0, 2)
+    alone = stage.backward(stage.x0, first, stage.forward(stage.x0, first, None)[1], None)[0]
+    kept = stage.forward(stage.x0, first, None)[1]
+    stage.forward(stage.x0, second, None)
+    assert np.array_equal(stage.backward(stage.x0, first, kept, None)[0], alone)
+
+
+def chains(sizes):
+    return Chain([Block(f"b{k}", slice(0, 0), work, nbytes, None, None) for k, (work, nbytes) in enumerate(sizes)],
+                 None, None)
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
+       stages=st.integers(1, 8))
+def test_cuts_are_the_best_of_all(sizes, stages):
+    """By brute force: the fewest bytes; the quickest slowest stage, and then the fewest bytes."""
+    chain = chains(sizes)
+    if stages > len(sizes):
+        with pytest.raises(ValueError, match=f"^stages {stages}; expected 1 to {len(sizes)}, a block or more"):
+            chain.cut(stages)
+        return
+
+    def slowest(cut):
+        return max(sum(chain.costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(sizes)]))
+
+    def crossing(cut):
+        return sum(sizes[end - 1][1] for end in cut)
+
+    every = list(itertools.combinations(range(1, len(sizes)), stages - 1))
+    least, best = min(map(crossing, every)), min(map(slowest, every))
+    found = chain.cut(stages, "mincut")
+    assert crossing(found) == least
+    assert slowest(found) == pytest.approx(min(slowest(cut) for cut in every if crossing(cut) == least))
+    found = chain.cut(stages, "balance")
+    assert slowest(found) == pytest.approx(best)
+    assert crossing(found) == min(crossing(cut) for cut in every if slowest(cut) <= best * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("how", ["1", "1,1", "2,1", "0,2", "1,4", "1,x", "balanced", ""])
+def test_a_wrong_cut_is_named(how):
+    with pytest.raises(ValueError, match=f"^cut '{how}' for 3 stages; expected balance, mincut, or the 2 blocks "
+                                         "after which to cut, ascending and within 1 to 3$"):
+        chains([(1, 1)] * 4).cut(3, how)
+    assert chains([(1, 1)] * 4).cut(3, "1,3") == [1, 3]
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_bubble_of_equal_stages_is_predicted_to_the_last_digit(stages, micro):
+    """systems.md section 4, "bubble (K-1)/(m+K-1) to the last digit for equal stages"."""
+    found = refsgd.predict("gpipe", workers=stages, micro=micro, net="shapes:960", data="none", batch=8, steps=50,
+                           machine=Machine(compute="fixed(0.8)"))
+    step = (micro + stages - 1) * 0.8 / stages / micro
+    assert found["seconds_per_iteration"].kind == found["idle_ratio"].kind == "exact"
+    assert found["seconds_per_iteration"].value == pytest.approx(step, rel=1e-12)
+    assert found["idle_ratio"].value == pytest.approx(bubble(micro, stages).value, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("machine", [Machine(compute="fixed(0.02)"),
+                                     Machine(compute="fixed(0.02)", latency=0.002, bandwidth=20e6, update="fixed(0.003)"),
+                                     Machine(compute="fixed(0.02)", latency=0.001, bandwidth=2e6, speeds=(1, 0.5, 1, 2)),
+                                     Machine(compute="device(20MFLOPS,1ms)", bandwidth=5e6, hosts="2x2")])
+@pytest.mark.parametrize("options", [{"algorithm": "gpipe"}, {"algorithm": "gpipe", "micro": 1, "cut": "1,4,6"},
+                                     {"algorithm": "gpipe", "micro": 3, "cut": "mincut"},
+                                     {"algorithm": "pipedream"}, {"algorithm": "pipedream", "vertical": True}])
+def test_unequal_stages_are_predicted_exactly_at_fixed_times(options, machine):
+    """systems.md section 4: times, bytes = 2 sum of cuts, staleness K-1-k."""
+    arguments = {**options, "machine": machine, "net": "shapes:tiny", "data": "none", "steps": 9}
+    result, found = refsgd.run(**arguments, runtime="simulator"), refsgd.predict(**arguments)
+    m = result.measured
+    for key, value in (("seconds", m["seconds"]), ("idle_ratio", m["idle_ratio"]),
+                       ("bytes_sent", sum(m["bytes_sent"].values())),
+                       ("staleness_mean", m["staleness"]["mean"]), ("staleness_max", m["staleness"]["max"])):
+        assert found[key].kind == "exact" and found[key].value == pytest.approx(value, rel=1e-9), key
+    assert m["clock_gap"]["max"] <= found["clock_gap_max"].value
+    assert m["lead"]["max"] <= found["lead_max"].value
+    assert "the bubble" in found.missing["idle_by_cause"]
+
+
+@pytest.mark.parametrize("epochs", [0.2, pytest.param(5.5, marks=pytest.mark.slow)])
+def test_gpipe_trains_as_sequential_sgd_does_and_pipedream_nearly(epochs):
+    """systems.md section 4: a net in four stages on digits.  GPipe takes the same steps; PipeDream with gradients
+    of old versions stays within one point."""
+    common = {"data": "digits", "epochs": epochs, "machine": Machine(compute="fixed(0.02)"), "evaluations": 0,
+              "runtime": "simulator"}
+    alone = refsgd.run("sequential", **common)
+    piped = refsgd.run("gpipe", micro=4, **common)
+    assert abs(piped.accuracy["test"] - alone.accuracy["test"]) < 0.005
+    if epochs < 1:
+        assert np.allclose(piped.parameters, alone.parameters, rtol=0, atol=1e-5)
+    else:
+        assert abs(refsgd.run("pipedream", **common).accuracy["test"] - alone.accuracy["test"]) <= 0.01
+
+
+def test_what_a_pipeline_does_not_take_is_refused_in_one_line():
+    for options, message in (({"stages": 2}, "^stages 2 on 4 workers; expected one stage on each worker"),
+                             ({"overlap": "backward"}, "^overlap backward with gpipe: its stages exchange activations"),
+                             ({"net": "softmax"}, "^stages 4; expected 1 to 2, a block or more for each: flatten1"),
+                             ({"on_death": "shrink"}, "^on_death shrink with gpipe, where a stage's parameters die"),
+                             ({"micro": 0}, "^micro 0; expected at least 1 micro-batch$")):
+        with pytest.raises(ValueError, match=message):
+            refsgd.run("gpipe", steps=1, **options)
+    problem = classification(load("digits"), nets.build("tiny"), 4, 16)
+    with pytest.raises(ValueError, match=r"^problem for 4 workers, run with 1 \(one for all stages\)"):
+        refsgd.run("gpipe", problem, steps=1)
