@@ -304,6 +304,7 @@ def test_run_writes_picture_and_perfetto_trace(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.png", "r.json", "t.json"]
 
 
+@pytest.mark.slow
 def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--runtime", "simulator", "--epochs", "0.1"]) == 0

@@ -158,6 +158,7 @@ def test_collectives_that_release_all_at_once_keep_the_peers_in_step(n, alpha):
     assert period("root", n, alpha, w, c) == pytest.approx(1 + 2 * alpha + n * w + (n - 1) * c)
 
 
+@pytest.mark.slow  # quickly: that of BSP
 def test_an_iteration_waits_for_the_slowest_of_n():
     """E[max of 4 exponentials] = 25/12, within four standard errors; of 3 it is 11/6, of 5 137/60."""
     steps = 1200

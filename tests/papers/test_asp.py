@@ -9,13 +9,12 @@ from refsgd.cluster.machine import Machine
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Returned
-from tests.marks import mostly_slow
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("workers,pushes", mostly_slow([(4, 16_000), (2, 40_000), (4, 40_000), (8, 40_000)],
-                                                       (4, 16_000)))
+@pytest.mark.slow
+@pytest.mark.parametrize("workers,pushes", [(4, 16_000), (2, 40_000), (4, 40_000), (8, 40_000)])
 def test_staleness_is_geometric_for_equal_memoryless_workers(workers, pushes):
     """P(tau = j) = (1/n)(1 - 1/n)^j: the next update is anybody's, so each one is the reader's with
     probability 1/n.

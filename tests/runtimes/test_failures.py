@@ -26,6 +26,7 @@ from refsgd.runtimes.processes.local import RunFailed, run
 from refsgd.runtimes.simulator import Deadlock
 from refsgd.runtimes.transports import tcp
 from refsgd.runtimes.transports.waking import wait_for
+from tests.marks import mostly_slow
 from tests.runtimes.deployments import Never, bad_gradient, exchange, gradient, long_gradient, worker
 
 PACED = Machine(compute="fixed(0.02)")
@@ -74,8 +75,9 @@ def kill(node, sig=signal.SIGKILL):
     return lambda pids: os.kill(pids[node], sig)
 
 
-@pytest.mark.parametrize("machine", [PACED, Machine()], ids=["paced", "unpaced"])
-@pytest.mark.parametrize("victim", ["worker2", "server0"])
+@pytest.mark.parametrize(("victim", "machine"), mostly_slow(
+    [(victim, machine) for victim in ("worker2", "server0") for machine in (PACED, Machine())],
+    ("worker2", PACED), ("server0", Machine())))
 def test_a_killed_process_is_named_within_two_seconds(transport, victim, machine):
     """Signal, process number, what it was doing and who waited for it; never a neighbour is blamed."""
     blow = Blow(kill(victim))

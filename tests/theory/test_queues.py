@@ -100,9 +100,9 @@ def test_without_grants_it_would_be_noticed():
             path.staleness.error, seen[:, 1].std() / 3)
 
 
-@pytest.mark.parametrize("n,k,law,transfer,update",
-                         [(2, 1, "exponential(0.02)", 0.005, None), (4, 1, "gamma(0.02,3)", 0.005, 0.003),
-                                                     (5, 2, "uniform(0.01,0.03)", 0.001, 0.004)])
+@pytest.mark.parametrize("n,k,law,transfer,update", mostly_slow(
+    [(2, 1, "exponential(0.02)", 0.005, None), (4, 1, "gamma(0.02,3)", 0.005, 0.003),
+     (5, 2, "uniform(0.01,0.03)", 0.001, 0.004)], (4, 1, "gamma(0.02,3)", 0.005, 0.003)))
 def test_backup_workers(n, k, law, transfer, update):
     """End, share of computing and pushes of 12 runs within 4.5 standard errors; with one backup less
     beyond them."""
