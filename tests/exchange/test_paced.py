@@ -24,7 +24,7 @@ def run(name, runtime="simulator", codec=0.0, **how):
 @pytest.mark.alone
 @pytest.mark.parametrize(("case", "runtime"), mostly_slow(
     [(case, runtime) for case in CASES for runtime in ("processes", "tcp")],
-    ("all of it", "processes"), ("buckets", "tcp")))
+    ("buckets", "tcp")))
 def test_paced_processes_take_the_simulated_time(case, runtime):
     """Within 5 %, which is less than what another option would change; a busy machine makes Computes end late, which
     the run counts."""
