@@ -383,7 +383,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     check_options(name, function, options, ["problem", *known])
     workers, machine = training.on_machine(name)
     replicas = pipelines.replicas(function, workers)
-    batch = batches_of(training.batch, replicas, machine, together=name == "sequential")
+    together = name == "sequential" or pipelines.staged(function)
+    batch = batches_of(training.batch, replicas, machine, together)
     own = problem is not None
     problem = training.problem(problem, name, replicas, batch)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},

@@ -172,6 +172,13 @@ def test_gpipe_trains_as_sequential_sgd_does_and_pipedream_nearly(epochs):
         assert abs(refsgd.run("pipedream", **common).accuracy["test"] - alone.accuracy["test"]) <= 0.01
 
 
+def test_stages_share_one_batch():
+    """Whose parts, if parts are given, it takes together, as sequential SGD does."""
+    runs = [refsgd.run(name, batch=batch, steps=2, runtime="simulator", evaluations=0, micro=1).problem["batch"]
+            for name, batch in (("gpipe", 21), ("gpipe", "20,1"), ("gpipe", "auto:21"))]
+    assert runs == [21] * 3
+
+
 def test_what_a_pipeline_does_not_take_is_refused_in_one_line():
     for options, message in (({"stages": 2}, "^stages 2 on 4 workers; expected one stage on each worker"),
                              ({"overlap": "backward"}, "^overlap backward with gpipe: its stages exchange activations"),
