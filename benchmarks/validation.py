@@ -82,6 +82,11 @@ class Case:
                        if self.transfer else math.inf)  # type: ignore[arg-type]
 
     @property
+    def staged(self) -> bool:
+        """Whether workers are stages of one pipeline."""
+        return self.algorithm in ("gpipe", "pipedream")
+
+    @property
     def fixed(self) -> bool:
         """Whether nothing in it is random."""
         return self.law.startswith("fixed") and self.algorithm not in ("gosgd", "adpsgd", "pair-averaging")
@@ -139,13 +144,22 @@ def iteration(trace: Trace, case: Case, steps: int) -> tuple[float, float]:
     All workers are alike here, so their seconds are averaged: a mean of their rates would be 1/48 too quick
     over 48 exponential times.
     """
-    done = {w: [e for e in trace.of(Computed, w) if e.work == "gradient"] for w in trace.workers}
     low, high = 2 * steps // 5, 4 * steps // 5
+    if case.staged:
+        clocks = [[e.time for e in trace.marks("clock") if e.node == w] for w in trace.workers]
+        return float(np.mean([v[high] - v[low] for v in clocks])) / (high - low), gradient_time(trace, case)
+    done = {w: [e for e in trace.of(Computed, w) if e.work == "gradient"] for w in trace.workers}
     drawn = float(
         np.mean([e.time - e.start for events in done.values() for e in events[low + 1: high + 1]]))
     ends = [[e.time for e in trace.marks("update")]] if case.algorithm == "backup-workers" else [
         [e.time for e in v] for v in done.values()]
     return float(np.mean([v[high] - v[low] for v in ends])) / (high - low), drawn
+
+
+def gradient_time(trace: Trace, case: Case) -> float:
+    """Mean over a run of the drawn time of a gradient [s], which stages share."""
+    mean = sum(trace.busy.values()) / max(sum(trace.iterations.values()), 1)
+    return mean * case.workers if case.staged else mean
 
 
 def adjusted(values: np.ndarray, luck: np.ndarray | None = None) -> tuple[float, float]:
@@ -178,7 +192,7 @@ def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[s
         ages = [tau for _, tau in trace.staleness]
         each, luck = iteration(trace, case, steps)
         drawn["part"].append(luck)
-        drawn["run"].append(sum(trace.busy.values()) / max(sum(trace.iterations.values()), 1))
+        drawn["run"].append(gradient_time(trace, case))
         for name, value in zip(FIGURES, (each, trace.seconds, trace.idle_ratio,
                                          float(np.mean(ages)) if ages else 0.0,
                                          float(sum(trace.bytes_sent.values())))):

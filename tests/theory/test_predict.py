@@ -16,18 +16,26 @@ from refsgd.cluster.machine import Machine
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
+from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import FIGURES
 from tests.draws import few_draws
 
 ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
 MACHINE = Machine(compute="fixed(0.02)")
 PARALLEL = sorted(set(ALGORITHMS) - {"sequential"})
+STAGED = ("gpipe", "pipedream")
 machines = st.builds(
     Machine,
     compute=st.sampled_from(["fixed(0.02)", "exponential(0.02)", "gamma(0.02,4)", "straggler(0.02,0.1,5)"]),
     latency=st.sampled_from([0.0, 0.001]), bandwidth=st.sampled_from([math.inf, 4e6]),
     update=st.sampled_from([None, "fixed(0.001)"]),
     speeds=st.sampled_from([(), (1, 2)]), colocated=st.booleans())
+
+
+def batch_of(name, n, b):
+    """b examples for each worker, or for all stages together, which are equal."""
+    return {"batch": [b] + [0] * (n - 1), "pipeline": Pipeline((1 / n,) * n, (4000.0,) * (n - 1), True, (b,))
+            } if name in STAGED else {"batch": b}
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -37,13 +45,14 @@ def test_every_algorithm_has_its_figures(name, n):
     if name == "backup-workers" and n == 1:
         return
     machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e7, update=0.0005)
-    out = predict(name, machine, workers=n, servers=1, nbytes=40_000, batch=16, steps=40)
+    out = predict(name, machine, workers=n, servers=1, nbytes=40_000, steps=40, **batch_of(name, n, 16))
     for key in ALWAYS:
         p = out[key]
         assert isinstance(p, Prediction) and math.isfinite(p.value) and p.value >= 0
         assert p.formula and p.source
         json.dumps(p.to_json(), allow_nan=False)
-    assert out["images_per_second"].value == pytest.approx(n * 16 / out["seconds_per_iteration"].value)
+    images = 16 if name in STAGED else n * 16
+    assert out["images_per_second"].value == pytest.approx(images / out["seconds_per_iteration"].value)
     if "idle_by_cause" in out:
         assert sum(out["idle_by_cause"].terms.values()) == pytest.approx(out["idle_ratio"].value, abs=1e-9)
 
@@ -52,10 +61,11 @@ def test_every_algorithm_has_its_figures(name, n):
        steps=st.integers(0, 12))
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
     with few_draws():
-        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, batch=4, steps=steps)
+        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, **batch_of(name, n, 4))
     seconds, each = out["seconds"].value, out["seconds_per_iteration"].value
-    assert each >= 0.02 * (0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9)
-    assert seconds >= steps * 0.02 * (0.1 if name == "backup-workers" else 0.45 if machine.speeds else 0.9)
+    part = 1 / n if name in STAGED else 1
+    assert each >= 0.02 * part * (0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9)
+    assert seconds >= steps * 0.02 * part * (0.1 if name == "backup-workers" else 0.45 if machine.speeds else 0.9)
     if "idle_ratio" in out:
         assert 0 <= out["idle_ratio"].value < 1
     if "idle_by_cause" in out:
@@ -78,7 +88,7 @@ def test_a_mean_of_draws_is_never_called_exact(name, options):
     random, network = Machine(compute="gamma(0.02,4)"), {"latency": 0.001, "bandwidth": 4e6}
     for machine in (random, random.with_(**network), random.with_(**network, colocated=True),
                     Machine(compute="fixed(0.02)", **network)):
-        out = predict(name, machine, workers=4, nbytes=12_000, batch=4, steps=12, options=options)
+        out = predict(name, machine, workers=4, nbytes=12_000, steps=12, options=options, **batch_of(name, 4, 4))
         for key, p in out.items():
             assert p.kind in ("approximation",
                               "bound") or (p.kind == "numerical") == (

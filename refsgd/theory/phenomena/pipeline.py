@@ -57,7 +57,7 @@ class Pipeline(NamedTuple):
         return 2 * sum(self.crossing) * sum(size for t in range(steps) for _, size in self.parts(t, micro))
 
 
-DRAWN = 30_000  # events of all replicas of random times
+DRAWN = 100_000  # events of all replicas of random times
 #: a stage's script: of stage k, with its times and those of its updates
 Order = Callable[[int, Iterator[float], Iterator[float]], Script]
 
