@@ -223,7 +223,8 @@ def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, gr
     machine = machine.with_(duplex="half" if half else "full")
     options = {"graph": graph} if graph and name in ("dpsgd", "sgp", "adpsgd") else {}
     with few_draws():
-        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options)
+        out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options,
+                      **batch_of(name, n, 1))
     assert set(out) | set(out.missing) == set(FIGURES) and not set(out) & set(out.missing)
     assert all(len(reason) > 10 for reason in out.missing.values())
 
